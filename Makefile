@@ -1,0 +1,36 @@
+# Everything a newcomer needs: `make run` serves the demo, `make test` checks the tree. Both build the venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint types build clean
+
+run: $(VENV)/.run
+	$(BIN)/kvproxy serve $(ARGS)
+
+test: $(VENV)/.dev lint types
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+build: $(VENV)/.dev
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/.run

@@ -1,0 +1,1 @@
+"""The response cache: exact keys and vector similarity over earlier requests."""

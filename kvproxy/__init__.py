@@ -1,0 +1,1 @@
+"""kvproxy: a caching reverse proxy for LLMs, with a semantic response cache and an exact prefix block cache."""

@@ -1,0 +1,124 @@
+"""Errors that a user can act on: each knows its HTTP status, its OpenAI error body and its exit code.
+
+The body follows OpenAI's wire format, `{"error": {"message", "type", "param", "code"}}`. Messages name the fix.
+"""
+
+from typing import Any, ClassVar
+
+
+class KvproxyError(Exception):
+    """Base of everything that kvproxy raises on purpose.
+
+    Args:
+        message: one sentence that says what is wrong and how to mend it.
+        param: the request field at fault, where there is one.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(KvproxyError):
+    """The request cannot be served as it is."""
+
+    status = 400
+    type = "invalid_request_error"
+    exit_code = 2
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or prompt plus max_tokens, does not fit the model or the block pool."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(KvproxyError):
+    """A token is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(KvproxyError):
+    """A named thing (entry, block, route) does not exist."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+    exit_code = 3
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+
+class NoPrefixCache(KvproxyError):
+    """The prefix cache was asked for, but this proxy forwards to an upstream that keeps its own."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "no_prefix_cache"
+
+
+class NotCached(KvproxyError):
+    """`Cache-Control: only-if-cached` met no stored answer (RFC 9111, section 5.2.1.7)."""
+
+    status = 504
+    type = "invalid_request_error"
+    code = "not_cached"
+
+
+class Overloaded(KvproxyError):
+    """The engine cannot take another request now."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+
+class UpstreamUnreachable(KvproxyError):
+    """The upstream refused the connection, or broke it before an answer."""
+
+    status = 502
+    type = "server_error"
+    code = "upstream_unreachable"
+
+
+class UpstreamTimeout(KvproxyError):
+    """The upstream did not answer in time."""
+
+    status = 504
+    type = "server_error"
+    code = "upstream_timeout"
+
+
+class ModelUnsupported(KvproxyError):
+    """The model cannot share prefix blocks, or cannot be loaded."""
+
+    code = "model_unsupported"
+
+
+class SettingsError(KvproxyError):
+    """A setting has an impossible value."""
+
+    exit_code = 2
+
+
+class ProxyUnreachable(KvproxyError):
+    """No proxy answers at the URL that a command was given."""
+
+    exit_code = 4

@@ -1,0 +1,132 @@
+"""One frozen tree of settings. Later sources win: defaults, a TOML file, the environment, flags.
+
+Environment variables are `KVPROXY_` plus the path joined by two underscores: `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`.
+The TOML file is `kvproxy.toml` in the data folder unless `KVPROXY_CONFIG` names another one.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from kvproxy.errors import SettingsError
+
+
+class CacheSettings(BaseModel):
+    """The response cache."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(True, description="Answer from stored responses at all.")
+    semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
+    threshold: float = Field(0.92, ge=0.0, le=1.0, description="Least cosine similarity of a semantic hit.")
+    ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
+    max_entries: int = Field(1_000_000, gt=0, description="Stored responses to keep; the least valuable go first.")
+
+
+class EngineSettings(BaseModel):
+    """The embedded engine and its block pool."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    block_size: int = Field(16, ge=1, description="Tokens in one KV block.")
+    num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default sized from kv_memory.")
+    kv_memory: float = Field(
+        0.5, gt=0, description="Memory of the pool: a share of the free device memory up to 1, or else bytes."
+    )
+    max_batch_tokens: int = Field(2048, ge=1, description="Tokens computed in one scheduler step.")
+    max_sequences: int = Field(64, ge=1, description="Sequences computed in one scheduler step.")
+    max_model_len: int | None = Field(None, ge=1, description="Longest sequence; by default the model's own limit.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; by default the cores.")
+    policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field("lru", description="Which idle cached block goes first.")
+    hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
+        "sha256_cbor", description="How block hashes are computed; named as in vLLM."
+    )
+
+
+class UpstreamSettings(BaseModel):
+    """Forwarding to an OpenAI-compatible server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    connect_timeout: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
+    read_timeout: float = Field(600.0, gt=0, description="Seconds between two parts of an answer.")
+    max_connections: int = Field(512, ge=1, description="Open connections to the upstream.")
+    api_key: str | None = Field(None, description="Sent in place of the client's own Authorization header.")
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="KVPROXY_",
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
+    upstream: str | None = Field(None, description="Forward to this OpenAI-compatible server instead of a model.")
+    embedder: str = Field("default", description="Embedder: default, a folder, or a sentence-transformers id.")
+    data: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Folder for all state."
+    )
+    store: Path | None = Field(
+        None, description="File of stored responses; by default responses.db in the data folder."
+    )
+    admin_token: str | None = Field(None, description="Bearer token of the admin routes; needed beyond loopback.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
+    cache: CacheSettings = CacheSettings()
+    engine: EngineSettings = EngineSettings()
+    forward: UpstreamSettings = UpstreamSettings()
+
+    @property
+    def store_path(self) -> Path:
+        """The file of stored responses."""
+        return self.store or self.data / "responses.db"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+
+
+def _config_file() -> Path:
+    named = os.environ.get("KVPROXY_CONFIG")
+    folder = os.environ.get("KVPROXY_DATA") or platformdirs.user_data_dir("kvproxy")
+    return Path(named) if named else Path(folder) / "kvproxy.toml"
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from every source; flags that are None count as not given.
+
+    Raises:
+        SettingsError: a value is impossible, or the TOML file cannot be read; the message names the setting.
+    """
+    named = os.environ.get("KVPROXY_CONFIG")
+    if named and not Path(named).is_file():
+        raise SettingsError(f"KVPROXY_CONFIG names {named}, which is not a file: create it or unset the variable")
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"]) or "settings"
+        raise SettingsError(f"setting {path}: {first['msg']} (given {first['input']!r})", param=path) from None
+    except ValueError as error:
+        raise SettingsError(f"cannot read {_config_file()}: {error}") from None

@@ -1,0 +1,127 @@
+"""The hash chain: a full block is named by a digest over its parent, its tokens and what else decides its KV.
+
+    h_i = H((h_(i-1), (t_0, .., t_(n-1)), extra))
+
+The four algorithms are vLLM's and give its digests bit for bit, so that blocks named here can be compared with those
+that a vLLM server reports. The CBOR kinds are pure functions of the values; the pickle kinds follow CPython's pickle.
+"""
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import xxhash
+
+from kvproxy.blocks.tokens import encode_blocks
+
+HashAlgorithm = Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"]
+Extra = tuple[Any, ...] | None
+
+_DEFAULT_SEED = "vllm-none-hash"
+_NULL = b"\xf6"
+
+
+class BlockHasher:
+    """Digests of full blocks.
+
+    Args:
+        algorithm: one of vLLM's names; the default is a pure function of the values.
+        seed: what the first block's parent digest is made from. None reads `PYTHONHASHSEED` as vLLM does; without
+            it, vLLM's fixed string for the sha256 kinds and random bytes for the xxhash kinds.
+
+    Raises:
+        ValueError: the algorithm is unknown.
+    """
+
+    def __init__(self, algorithm: HashAlgorithm = "sha256_cbor", seed: str | None = None) -> None:
+        if algorithm not in get_args(HashAlgorithm):
+            raise ValueError(f"unknown hash algorithm {algorithm!r}: use one of {', '.join(get_args(HashAlgorithm))}")
+        self.algorithm = algorithm
+        self._is_cbor = algorithm.endswith("_cbor")
+        self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else _xxh3_128
+        self.none_hash = self._none_hash(seed if seed is not None else os.environ.get("PYTHONHASHSEED"))
+        # An array of three, then the parent as a byte string: 32 bytes need a length byte, 16 do not.
+        self._head = b"\x83\x58\x20" if len(self.none_hash) == 32 else b"\x83\x50"
+
+    def _none_hash(self, seed: str | None) -> bytes:
+        if seed is None:
+            if self.algorithm.startswith("xxhash"):
+                return os.urandom(16) if self._is_cbor else os.urandom(32)
+            seed = _DEFAULT_SEED
+        return self._digest(_cbor(seed) if self._is_cbor else pickle.dumps(seed, pickle.HIGHEST_PROTOCOL))
+
+    def chain(
+        self,
+        tokens: Sequence[int],
+        block_size: int,
+        *,
+        parent: bytes | None = None,
+        extras: Callable[[int], Extra] | None = None,
+        start: int = 0,
+    ) -> list[bytes]:
+        """Digests of the full blocks of `tokens[start:]`, each chained to the one before.
+
+        Args:
+            tokens: token ids; what does not fill a block is left out.
+            block_size: tokens in a block.
+            parent: digest of the block that ends at `start`; None where the chain begins.
+            extras: block start -> extra keys of the block that begins there, or None for a plain one.
+            start: where hashing begins, a multiple of `block_size`.
+        """
+        parent = self.none_hash if parent is None else parent
+        if self._is_cbor:
+            return self._chain_cbor(tokens, block_size, parent, extras, start)
+        digests: list[bytes] = []
+        for begin in range(start, len(tokens) - block_size + 1, block_size):
+            block = (parent, tuple(tokens[begin : begin + block_size]), extras(begin) if extras else None)
+            parent = self._digest(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
+            digests.append(parent)
+        return digests
+
+    def _chain_cbor(
+        self, tokens: Sequence[int], block_size: int, parent: bytes, extras: Callable[[int], Extra] | None, start: int
+    ) -> list[bytes]:
+        count = (len(tokens) - start) // block_size
+        if count <= 0:
+            return []
+        encoded = encode_blocks(tokens[start : start + count * block_size], block_size)
+        head, digests = self._head, []
+        append = digests.append
+        if extras is not None:
+            for index, block in enumerate(encoded):
+                extra = extras(start + index * block_size)
+                parent = self._digest(head + parent + block[:-1] + (_NULL if extra is None else _cbor(extra)))
+                append(parent)
+        elif self._digest is _sha256:
+            sha256 = hashlib.sha256
+            for block in encoded:
+                parent = sha256(head + parent + block).digest()
+                append(parent)
+        else:
+            xxh3 = xxhash.xxh3_128_digest
+            for block in encoded:
+                parent = xxh3(head + parent + block)
+                append(parent)
+        return digests
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _xxh3_128(data: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(data)
+
+
+def _cbor(value: object) -> bytes:
+    import cbor2
+
+    encoded: bytes = cbor2.dumps(value, canonical=True)
+    return encoded
+
+
+def event_hash(digest: bytes) -> int:
+    """The integer form that KV events carry by default: the digest's low 64 bits, big-endian."""
+    return int.from_bytes(digest[-8:], "big")

@@ -1,0 +1,61 @@
+"""The longest prefix that all attention groups of a model can reuse together."""
+
+from collections.abc import Sequence
+from math import gcd, lcm
+
+from kvproxy.blocks.block import Block
+from kvproxy.blocks.groups import BlockGroup, GroupSpec
+from kvproxy.blocks.pool import BlockPool
+from kvproxy.blocks.windows import make_group
+
+GroupBlocks = tuple[Sequence[Block], ...]
+
+
+def make_groups(
+    specs: Sequence[GroupSpec] | None, block_size: int, context_parallel: int, pool: BlockPool, merge: bool
+) -> tuple[tuple[BlockGroup, ...], int]:
+    """Groups over a pool, full attention first, and the block size at which tokens are hashed."""
+    specs = tuple(specs) if specs else (GroupSpec("full", block_size),)
+    specs = tuple(GroupSpec(spec.kind, spec.block_size * context_parallel, spec.reach) for spec in specs)
+    ordered = sorted(specs, key=lambda spec: spec.kind != "full")
+    alone = len(ordered) == 1
+    groups = tuple(
+        make_group(spec, pool, number=None if alone else number, merge=merge) for number, spec in enumerate(ordered)
+    )
+    return groups, gcd(*(spec.block_size for spec in ordered))
+
+
+def reusable(
+    groups: Sequence[BlockGroup], hashes: Sequence[bytes], hash_block_size: int, max_tokens: int, eagle: bool
+) -> tuple[GroupBlocks, int]:
+    """Blocks of each group, and the tokens that they cover in every group.
+
+    With several groups each may only shorten what the others found, so they are asked in turn until none does.
+    """
+    if len(groups) == 1:
+        group = groups[0]
+        found = group.longest_hit(hashes, max_tokens // group.block_size)
+        if eagle and found:
+            found = group.without_last(found, hashes, max_tokens)
+        return (found,), len(found) * group.block_size
+    step = lcm(*(group.block_size for group in groups))
+    chains = [_coarse(hashes, group.block_size // hash_block_size) for group in groups]
+    length = max_tokens // step * step
+    while True:
+        before = length
+        blocks: list[list[Block]] = []
+        for group, chain in zip(groups, chains, strict=True):
+            found = group.longest_hit(chain, length // group.block_size)
+            if eagle and found:
+                found = group.without_last(found, chain, length)
+            length = min(length, len(found) * group.block_size // step * step)
+            blocks.append(found)
+        if length == before or length == 0:
+            break
+    cut = tuple(found[: length // group.block_size] for group, found in zip(groups, blocks, strict=True))
+    return cut, length
+
+
+def _coarse(hashes: Sequence[bytes], factor: int) -> Sequence[bytes]:
+    """Digests of blocks `factor` times as long: the last fine digest names the whole."""
+    return hashes if factor == 1 else hashes[factor - 1 :: factor]

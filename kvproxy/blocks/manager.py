@@ -1,0 +1,242 @@
+"""The block cache as a scheduler sees it: look a request up, give it slots, free it.
+
+Behaviour follows vLLM v1's `KVCacheManager` block id by block id (see docs/block-cache.md for the rules).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvproxy.blocks.block import Block
+from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.events import KVEvent
+from kvproxy.blocks.free_queue import FreeQueue
+from kvproxy.blocks.groups import BlockGroup, GroupSpec
+from kvproxy.blocks.integrity import check_integrity
+from kvproxy.blocks.lookup import GroupBlocks, make_groups, reusable
+from kvproxy.blocks.policies import make_queue
+from kvproxy.blocks.pool import BlockPool
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.stats import LookupStats, PoolStats
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBlocks:
+    """What a lookup found: for each group its blocks, and the tokens that they cover."""
+
+    groups: GroupBlocks
+    num_tokens: int
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Blocks of the first group."""
+        return self.groups[0]
+
+
+class KVCacheManager:
+    """Tables of blocks for live requests over one pool.
+
+    Args:
+        num_blocks: blocks in the pool, the null block included.
+        block_size: tokens in a block, where `groups` is not given.
+        hasher: names blocks; the default is `sha256_cbor` with vLLM's seed.
+        groups: attention groups of a hybrid model; one full-attention group by default.
+        policy: order of eviction, see `policies`; lru is vLLM's.
+        merge: give up full blocks for older equal ones, as vLLM's older allocator did.
+        watermark: share of the pool that a new allocation must leave free.
+        keep_tokens: remember the tokens of cached blocks, for inspection.
+        record_events: collect KV events.
+        eagle: drop the last matched block, which EAGLE's draft heads need computed.
+        context_parallel: ranks over which each block is spread; a block then holds that many times the tokens.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        hasher: BlockHasher | None = None,
+        groups: Sequence[GroupSpec] | None = None,
+        policy: str = "lru",
+        merge: bool = False,
+        watermark: float = 0.0,
+        keep_tokens: bool = False,
+        record_events: bool = False,
+        eagle: bool = False,
+        context_parallel: int = 1,
+    ) -> None:
+        self.hasher = hasher or BlockHasher()
+        self.policy = policy
+        self.eagle = eagle
+        self.pool = BlockPool(
+            num_blocks, make_queue=_queue_maker(policy), record_events=record_events, keep_tokens=keep_tokens
+        )
+        self.groups, self.hash_block_size = make_groups(groups, block_size, context_parallel, self.pool, merge)
+        self.block_size = self.groups[0].block_size
+        self.lookups = LookupStats()
+        self.requests: dict[str, CacheRequest] = {}
+        self._watermark = int(watermark * num_blocks)
+        self._copies: list[tuple[int, int]] = []
+        self._alone = self.groups[0] if len(self.groups) == 1 else None
+
+    def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
+        """The longest cached prefix that a request can reuse; changes nothing.
+
+        One token at least is left to compute, because its logits are needed: a prompt that fills its blocks exactly
+        recomputes the whole last one.
+        """
+        if request.skip_read:
+            return ComputedBlocks(tuple([] for _ in self.groups), 0)
+        hashes = request.update_hashes(self.hasher, self.hash_block_size)
+        blocks, num_tokens = reusable(self.groups, hashes, self.hash_block_size, request.num_tokens - 1, self.eagle)
+        return ComputedBlocks(blocks, num_tokens)
+
+    def allocate_slots(
+        self,
+        request: CacheRequest,
+        num_new_tokens: int,
+        computed: ComputedBlocks | None = None,
+        *,
+        num_lookahead_tokens: int = 0,
+        delay_caching: bool = False,
+    ) -> list[Block] | None:
+        """Give a request room for `num_new_tokens` after what it has computed.
+
+        The caller advances `request.num_computed_tokens` once the step is planned: by what `computed` covers (for a new
+        request) and by `num_new_tokens`.
+
+        Args:
+            request: live, or new when `computed` is given.
+            num_new_tokens: tokens to compute next, or to receive from elsewhere.
+            computed: the lookup's result, for a request without blocks.
+            num_lookahead_tokens: slots for draft tokens beyond; never cached.
+            delay_caching: leave the new blocks unnamed until `cache_blocks`, while their content is still on its way.
+
+        Returns:
+            The new blocks of all groups, or None, with nothing changed, when too few blocks are free.
+        """
+        found = computed.num_tokens if computed else 0
+        start = request.num_computed_tokens + found
+        num_tokens = start + num_new_tokens + num_lookahead_tokens
+        groups = self.groups
+        hits: GroupBlocks = computed.groups if computed else ((),) * len(groups)
+        for group in groups:
+            if group.spec.kind != "full":
+                group.remove_skipped(request.id, request.num_computed_tokens)
+        needed = sum(group.num_needed(request.id, num_tokens, hit) for group, hit in zip(groups, hits, strict=True))
+        shared = self._shared_tail(request)
+        free = self.pool.num_free
+        if needed + len(shared) + (self._watermark if computed else 0) > free:
+            return None
+        if computed is not None:
+            self._admit(request, computed)
+        elif request.id not in self.requests:
+            self.requests[request.id] = request
+        if shared:
+            self._copy_on_write(request, shared)
+        new = [block for group in groups for block in group.grow(request.id, num_tokens)]
+        if not delay_caching:
+            self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
+        return new
+
+    def _admit(self, request: CacheRequest, computed: ComputedBlocks) -> None:
+        self.requests[request.id] = request
+        for group, hit in zip(self.groups, computed.groups, strict=True):
+            if hit:
+                self.pool.touch(hit)
+            group.adopt(request.id, hit)
+        if not request.skip_read and not request.counted:
+            request.counted = True
+            self.lookups.record(request.num_tokens, computed.num_tokens)
+
+    def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
+        """Name every block that the first `num_computed_tokens` fill, so that others can hit it."""
+        request.update_hashes(self.hasher, self.hash_block_size)
+        for group in self.groups:
+            group.cache(request, num_computed_tokens)
+
+    def free(self, request: CacheRequest) -> None:
+        """Give up a request's blocks, the last of the chain first; what is cached stays until it is evicted."""
+        self.requests.pop(request.id, None)
+        for group in self.groups:
+            self.pool.release(group.release(request.id))
+
+    def fork(self, parent: CacheRequest, child: CacheRequest) -> None:
+        """Let a child share all of its parent's blocks; the first to write to a shared one gets its own copy.
+
+        The child takes over the parent's tokens, digests and progress.
+        """
+        child.tokens = list(parent.tokens)
+        child.block_hashes = list(parent.block_hashes)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.counted = True
+        self.requests[child.id] = child
+        for group in self.groups:
+            table = group.tables.get(parent.id, [])
+            self.pool.touch(table)
+            group.tables[child.id] = list(table)
+            group.num_cached[child.id] = group.num_cached.get(parent.id, 0)
+
+    def _shared_tail(self, request: CacheRequest) -> list[tuple[BlockGroup, int]]:
+        shared = []
+        for group in self.groups:
+            table = group.tables.get(request.id)
+            if not table:
+                continue
+            first = request.num_computed_tokens // group.block_size
+            shared += [(group, index) for index in range(first, len(table)) if table[index].ref_count > 1]
+        return shared
+
+    def _copy_on_write(self, request: CacheRequest, shared: list[tuple[BlockGroup, int]]) -> None:
+        for group, index in shared:
+            table = group.tables[request.id]
+            old, new = table[index], self.pool.allocate(1)[0]
+            table[index] = new
+            if index * group.block_size < request.num_computed_tokens:
+                self._copies.append((old.id, new.id))
+            self.pool.release([old])
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Pending copies as (source, destination) block ids, to be carried out before the next forward pass."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def block_ids(self, request_id: str, group: int = 0) -> list[int]:
+        """A request's block table."""
+        return [block.id for block in self.groups[group].tables.get(request_id, ())]
+
+    def num_common_prefix_blocks(self, request_id: str) -> list[int]:
+        """For each group, the leading blocks of a request that every live request shares."""
+        return [group.num_common(request_id, len(self.requests)) for group in self.groups]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached; False, with nothing changed, while any request is live."""
+        return self.pool.reset()
+
+    def take_events(self) -> list[KVEvent]:
+        """KV events since the last call; empty unless `record_events` is set."""
+        return self.pool.take_events()
+
+    def stats(self) -> PoolStats:
+        """Figures of this moment. Counts idle cached blocks, so it costs a walk over the pool."""
+        pool = self.pool
+        used = pool.num_blocks - 1 - pool.num_free
+        return PoolStats(
+            num_blocks=pool.num_blocks,
+            block_size=self.block_size,
+            free=pool.num_free,
+            cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
+            used=used,
+            usage=pool.usage,
+            queries=self.lookups.queries,
+            hits=self.lookups.hits,
+            hit_rate=self.lookups.hit_rate,
+            evictions=pool.evictions,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError, naming the broken rule, unless every invariant holds."""
+        check_integrity(self.pool, self.groups)
+
+
+def _queue_maker(policy: str) -> Callable[[Iterable[Block]], FreeQueue]:
+    return lambda blocks: make_queue(policy, blocks)

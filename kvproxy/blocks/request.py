@@ -1,0 +1,109 @@
+"""What the block cache knows of a request: its tokens, what else names its blocks, and how far it is computed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvproxy.blocks.digest import BlockHasher, Extra
+
+
+@dataclass(frozen=True, slots=True)
+class MMItem:
+    """One image, sound or video in a prompt: `length` placeholder tokens from `offset`, named by its content."""
+
+    identifier: str
+    offset: int
+    length: int
+
+
+class CacheRequest:
+    """A sequence of tokens that holds, or is about to hold, blocks.
+
+    Args:
+        id: unique among the live requests of a manager.
+        tokens: the prompt; `append` adds the generated ones.
+        salt: separates caches of parties that must not see each other's timing; enters the first block's hash.
+        lora: name and path of the adapter that computes the request; enters every block's hash.
+        mm: items in order of their offsets; each enters the hash of every block that it overlaps.
+        prompt_embeds: digest of embeddings given in place of tokens.
+        skip_read: never reuse blocks (prompt log-probabilities need every position computed); they are still cached.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "counted",
+        "id",
+        "lora",
+        "mm",
+        "num_computed_tokens",
+        "prompt_embeds",
+        "salt",
+        "skip_read",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        tokens: Sequence[int],
+        *,
+        salt: str | None = None,
+        lora: tuple[str, str] | None = None,
+        mm: Sequence[MMItem] = (),
+        prompt_embeds: bytes | None = None,
+        skip_read: bool = False,
+    ) -> None:
+        self.id = id
+        self.tokens = list(tokens)
+        self.salt = salt
+        self.lora = lora
+        self.mm = tuple(mm)
+        self.prompt_embeds = prompt_embeds
+        self.skip_read = skip_read
+        self.num_computed_tokens = 0
+        self.block_hashes: list[bytes] = []
+        self.counted = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def append(self, token: int) -> None:
+        """Add one generated token."""
+        self.tokens.append(token)
+
+    def update_hashes(self, hasher: BlockHasher, block_size: int) -> list[bytes]:
+        """Digests of all full blocks; only those that filled up since the last call are computed."""
+        hashes = self.block_hashes
+        done = len(hashes)
+        if len(self.tokens) >= (done + 1) * block_size:
+            extras = self._extras(block_size) if self.has_extras else None
+            parent = hashes[-1] if hashes else None
+            hashes += hasher.chain(self.tokens, block_size, parent=parent, extras=extras, start=done * block_size)
+        return hashes
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether anything but tokens enters the hashes."""
+        return bool(self.mm or self.salt or self.lora or self.prompt_embeds)
+
+    def _extras(self, block_size: int) -> Callable[[int], Extra]:
+        def extra(start: int) -> Extra:
+            return self.extra_keys(start, start + block_size)
+
+        return extra
+
+    def extra_keys(self, start: int, end: int) -> Extra:
+        """What else names the block of tokens `start` to `end`, in vLLM's order; None where nothing does."""
+        keys: list[tuple[object, ...]] = []
+        if self.lora is not None:
+            keys.append(("lora", *self.lora))
+        keys += [
+            ("mm", item.identifier, item.offset - start)
+            for item in self.mm
+            if item.offset < end and start < item.offset + item.length
+        ]
+        if self.salt and start == 0:
+            keys.append(("cache_salt", self.salt))
+        if self.prompt_embeds is not None:
+            keys.append(("prompt_embeds", self.prompt_embeds))
+        return tuple(keys) or None

@@ -1,0 +1,71 @@
+"""Figures of a pool: what it holds now, and how lookups fared, overall and over a recent window."""
+
+from collections import deque
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool at one moment.
+
+    Attributes:
+        num_blocks: physical blocks, the null block included.
+        block_size: tokens in a block.
+        free: blocks that can be allocated, cached idle ones included.
+        cached: idle blocks that still cache something.
+        used: blocks that live requests hold.
+        usage: share of the pool in use, 0 to 1.
+        queries, hits: prompt tokens looked up and found since the start.
+        hit_rate: hits over queries, 0 before the first query.
+        evictions: cached blocks overwritten since the start.
+    """
+
+    num_blocks: int
+    block_size: int
+    free: int
+    cached: int
+    used: int
+    usage: float
+    queries: int
+    hits: int
+    hit_rate: float
+    evictions: int
+
+    def as_dict(self) -> dict[str, int | float]:
+        return asdict(self)
+
+
+class LookupStats:
+    """Tokens looked up and found: totals, and the same over the last requests."""
+
+    def __init__(self, window: int = 1000) -> None:
+        self.queries = 0
+        self.hits = 0
+        self.requests = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=window)
+        self._recent_queries = 0
+        self._recent_hits = 0
+
+    def record(self, queries: int, hits: int) -> None:
+        """Count one request of `queries` prompt tokens of which `hits` were found."""
+        recent = self._recent
+        if len(recent) == recent.maxlen:
+            old_queries, old_hits = recent[0]
+            self._recent_queries -= old_queries
+            self._recent_hits -= old_hits
+        recent.append((queries, hits))
+        self._recent_queries += queries
+        self._recent_hits += hits
+        self.queries += queries
+        self.hits += hits
+        self.requests += 1
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all tokens looked up that were found."""
+        return self.hits / self.queries if self.queries else 0.0
+
+    @property
+    def recent_hit_rate(self) -> float:
+        """The same over the window of recent requests."""
+        return self._recent_hits / self._recent_queries if self._recent_queries else 0.0

@@ -1,0 +1,60 @@
+"""Groups whose attention does not reach back to the first token."""
+
+from collections.abc import Sequence
+
+from kvproxy.blocks.block import Block
+from kvproxy.blocks.groups import BlockGroup, GroupSpec
+from kvproxy.blocks.pool import BlockPool
+
+
+class SlidingWindowGroup(BlockGroup):
+    """Each token attends to itself and the `reach - 1` tokens before it."""
+
+    def longest_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[Block]:
+        """The longest prefix whose last window is cached; blocks before the window are the null block."""
+        needed = -(-(self.spec.reach - 1) // self.block_size)
+        null = self.pool.null_block
+        found = [null] * min(len(hashes), max_blocks)
+        run = 0
+        for index in range(len(found) - 1, -1, -1):
+            block = self.find(hashes[index])
+            if block is None:
+                run = 0
+                continue
+            if run == 0:
+                del found[index + 1 :]
+            found[index] = block
+            run += 1
+            if run >= needed:
+                found[:index] = [null] * index
+                return found
+        # No full window: what remains must then reach back to the very first token.
+        return found[:run] if run else []
+
+    def num_skipped(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - self.spec.reach + 1)
+
+
+class ChunkedLocalGroup(BlockGroup):
+    """Each token attends to those before it in its own chunk of `reach` tokens."""
+
+    def longest_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[Block]:
+        """Full chunks need nothing of their past: null blocks up to the last chunk's start, then what is cached."""
+        blocks = min(len(hashes), max_blocks)
+        first = max_blocks * self.block_size // self.spec.reach * self.spec.reach // self.block_size
+        found = [self.pool.null_block] * min(first, blocks)
+        for digest in hashes[len(found) : blocks]:
+            block = self.find(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_skipped(self, num_computed_tokens: int) -> int:
+        return num_computed_tokens // self.spec.reach * self.spec.reach
+
+
+def make_group(spec: GroupSpec, pool: BlockPool, *, number: int | None, merge: bool) -> BlockGroup:
+    """The group of a spec's kind."""
+    kinds = {"full": BlockGroup, "sliding_window": SlidingWindowGroup, "chunked_local": ChunkedLocalGroup}
+    return kinds[spec.kind](spec, pool, number=number, merge=merge)

@@ -1,0 +1,1 @@
+"""Replays of traces against pools of other sizes and other eviction policies."""

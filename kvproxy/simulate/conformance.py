@@ -1,0 +1,118 @@
+"""Reads conformance traces: a header, then requests and block operations in order (docs/simulate.md has the format)."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvproxy.blocks.request import MMItem
+from kvproxy.simulate.errors import TraceError
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The trace's first line: shape of the pool and of its tokens."""
+
+    name: str
+    block_size: int
+    num_blocks: int
+    vocab: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """A request as declared: its prompt, its output, and what else names its blocks."""
+
+    id: str
+    prompt: list[int]
+    output: list[int]
+    salt: str | None
+    lora: tuple[str, str] | None
+    mm: tuple[MMItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step on a declared request, or a reset (without an id)."""
+
+    op: str
+    id: str
+    count: int
+
+
+def read_header(path: Path) -> Header:
+    """The header of a conformance trace.
+
+    Raises:
+        TraceError: the first line is no header of version 1.
+    """
+    with path.open() as lines:
+        line = _parse(path, 1, lines.readline())
+    if line.get("op") != "meta" or line.get("v") != 1:
+        raise TraceError(f"{path}, line 1: a conformance trace begins with a 'meta' line of version 1")
+    try:
+        return Header(
+            line.get("name", path.stem), line["block_size"], line["num_blocks"], line["vocab"], line["max_model_len"]
+        )
+    except KeyError as missing:
+        raise TraceError(f"{path}, line 1: the header lacks {missing}") from None
+
+
+def read_operations(path: Path, header: Header) -> Iterator[TraceRequest | Operation]:
+    """Every line after the header, in order."""
+    with path.open() as lines:
+        next(lines)
+        for number, text in enumerate(lines, 2):
+            if not text.strip():
+                continue
+            line = _parse(path, number, text)
+            try:
+                yield _operation(line, header.vocab)
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"{path}, line {number}: bad operation ({error!r})") from None
+
+
+def _operation(line: dict[str, Any], vocab: int) -> TraceRequest | Operation:
+    op = line["op"]
+    if op == "req":
+        prompt = [token for seed, length in line["segs"] for token in segment(seed, length, vocab)]
+        seed, length = line["out"]
+        lora = line.get("lora")
+        return TraceRequest(
+            id=line["id"],
+            prompt=prompt,
+            output=segment(seed, length, vocab),
+            salt=line.get("salt"),
+            lora=(lora[0], lora[1]) if lora else None,
+            mm=tuple(MMItem(*item) for item in line.get("mm") or ()),
+        )
+    if op not in ("start", "extend", "decode", "finish", "abort", "reset"):
+        raise ValueError(f"unknown op {op!r}")
+    return Operation(op, line["id"] if op != "reset" else "", line.get("n", 0))
+
+
+def segment(seed: int, length: int, vocab: int) -> list[int]:
+    """`length` token ids below `vocab` from splitmix64."""
+    with np.errstate(over="ignore"):
+        z = np.uint64(seed % 2**64) + np.arange(1, length + 1, dtype=np.uint64) * _GOLDEN
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    tokens: list[int] = (z % np.uint64(vocab)).tolist()
+    return tokens
+
+
+def _parse(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
+    if not isinstance(line, dict):
+        raise TraceError(f"{path}, line {number}: expected a JSON object")
+    return line

@@ -1,0 +1,163 @@
+"""Replays a conformance trace through the real block cache and tells, request by request, what it did."""
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.simulate.conformance import Header, Operation, TraceRequest, read_header, read_operations
+
+
+def replay(path: Path, *, on_line: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Result lines of a trace, in the documented format, without their newlines.
+
+    Args:
+        path: a conformance trace.
+        on_line: called once for every line of the trace, to show progress.
+    """
+    header = read_header(path)
+    player = Replay(header)
+    digest = hashlib.sha256()
+    first = True
+    for step in read_operations(path, header):
+        on_line()
+        line = player.apply(step)
+        if line is not None:
+            digest.update((line if first else "\n" + line).encode())
+            first = False
+            yield line
+    yield player.end(digest.hexdigest())
+
+
+class Replay:
+    """A manager driven by trace operations.
+
+    A refused `start` drops its request; a refused `extend` or `decode` frees it ("preempted").
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.manager = KVCacheManager(header.num_blocks, header.block_size)
+        self._declared: dict[str, TraceRequest] = {}
+        self._live: dict[str, _Live] = {}
+
+    def apply(self, step: TraceRequest | Operation) -> str | None:
+        """Carry out one line; the result line if a request ended with it."""
+        if isinstance(step, TraceRequest):
+            self._declared[step.id] = step
+            return None
+        if step.op == "reset":
+            self.manager.reset_prefix_cache()
+            return None
+        if step.op == "start":
+            return self._start(self._declared.pop(step.id), step.count) if step.id in self._declared else None
+        live = self._live.get(step.id)
+        if live is None:
+            return None
+        if step.op == "extend":
+            return self._extend(live, step.count)
+        if step.op == "decode":
+            return self._decode(live, step.count)
+        if step.op == "finish":
+            live.append_output()
+        return self._end(live, "ok" if step.op == "finish" else "abort")
+
+    def _start(self, declared: TraceRequest, count: int) -> str | None:
+        request = CacheRequest(
+            declared.id, declared.prompt, salt=declared.salt, lora=declared.lora, mm=declared.mm
+        )
+        computed = self.manager.get_computed_blocks(request)
+        live = _Live(request, declared, computed.num_tokens)
+        new = min(count, request.num_tokens - computed.num_tokens)
+        if self.manager.allocate_slots(request, new, computed) is None:
+            return live.result("rejected", [], 0)
+        request.num_computed_tokens = computed.num_tokens + new
+        live.first_ids = _crc(self.manager.block_ids(request.id))
+        self._live[request.id] = live
+        return None
+
+    def _extend(self, live: "_Live", count: int) -> str | None:
+        request = live.request
+        new = min(count, len(live.declared.prompt) - request.num_computed_tokens)
+        if new <= 0:
+            return None
+        if self.manager.allocate_slots(request, new) is None:
+            return self._end(live, "preempted")
+        request.num_computed_tokens += new
+        return None
+
+    def _decode(self, live: "_Live", count: int) -> str | None:
+        for _ in range(count):
+            live.append_output()
+            if self.manager.allocate_slots(live.request, 1) is None:
+                return self._end(live, "preempted")
+            live.request.num_computed_tokens += 1
+        return None
+
+    def _end(self, live: "_Live", status: str) -> str:
+        request = live.request
+        request.update_hashes(self.manager.hasher, self.manager.hash_block_size)
+        line = live.result(status, self.manager.block_ids(request.id), live.first_ids)
+        self.manager.free(request)
+        del self._live[request.id]
+        return line
+
+    def end(self, digest: str) -> str:
+        """The closing line: the free list and the totals."""
+        pool = self.manager.pool
+        return _dump(
+            {
+                "op": "end",
+                "free": _crc(block.id for block in pool.free_queue),
+                "nfree": pool.num_free,
+                "cached_keys": len(pool.cached),
+                "queries": self.manager.lookups.queries,
+                "hits": self.manager.lookups.hits,
+                "stored": pool.stored,
+                "removed": pool.evictions,
+                "cleared": pool.cleared,
+                "sha": digest,
+            }
+        )
+
+
+class _Live:
+    """A request between its start and its end."""
+
+    def __init__(self, request: CacheRequest, declared: TraceRequest, hit: int) -> None:
+        self.request = request
+        self.declared = declared
+        self.hit = hit
+        self.first_ids = 0
+        self._produced = 0
+
+    def append_output(self) -> None:
+        self.request.append(self.declared.output[self._produced])
+        self._produced += 1
+
+    def result(self, status: str, table: list[int], first_ids: int) -> str:
+        hashes = self.request.block_hashes
+        return _dump(
+            {
+                "id": self.request.id,
+                "st": status,
+                "prompt": len(self.declared.prompt),
+                "hit": self.hit,
+                "ids0": first_ids,
+                "ids": _crc(table) if table else 0,
+                "nblk": len(table),
+                "hash": hashes[-1].hex() if hashes else "",
+            }
+        )
+
+
+def _crc(ids: Iterable[int]) -> int:
+    values = list(ids)
+    return zlib.crc32(struct.pack(f"<{len(values)}I", *values))
+
+
+def _dump(line: dict[str, object]) -> str:
+    return json.dumps(line, separators=(",", ":"))

@@ -66,9 +66,7 @@ class Replay:
         return self._end(live, "ok" if step.op == "finish" else "abort")
 
     def _start(self, declared: TraceRequest, count: int) -> str | None:
-        request = CacheRequest(
-            declared.id, declared.prompt, salt=declared.salt, lora=declared.lora, mm=declared.mm
-        )
+        request = CacheRequest(declared.id, declared.prompt, salt=declared.salt, lora=declared.lora, mm=declared.mm)
         computed = self.manager.get_computed_blocks(request)
         live = _Live(request, declared, computed.num_tokens)
         new = min(count, request.num_tokens - computed.num_tokens)

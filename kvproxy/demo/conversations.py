@@ -1,0 +1,89 @@
+"""Training conversations: a system prompt of any length, then several questions in varied spelling with their answers."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproxy.demo.corpus import Pair, is_off_topic
+
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are a helpful, concise assistant.",
+    "Answer in one sentence.",
+    "You answer questions about kvproxy.",
+    "You are the support agent of a software company. Be polite and brief.",
+    "Be brief.",
+    "You are an expert in caching.",
+    "You are a chatbot. Answer the user's question.",
+    "Answer from the handbook.",
+    "You are a friendly teacher who explains things simply.",
+)
+OPENINGS = ("Please tell me: ", "Hi, ", "Hello. ", "Quick question: ", "I have a question. ", "Sorry, ", "So, ", "Ok, ")
+CLOSINGS = (" Thanks!", " Please.", " Thank you.", " Be brief.")
+OFF_TOPIC_SHARE = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question and its answer."""
+
+    question: str
+    answer: str
+
+
+class ConversationSampler:
+    """Draws turns and system prompts.
+
+    Args:
+        pairs: the corpus.
+        foreign: long text that system prompts are cut from.
+        random: source of all choices, so that a seed repeats them.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], foreign: str, random: random.Random) -> None:
+        self._random = random
+        self._foreign = foreign
+        self._off_topic = next(pair for pair in pairs if is_off_topic(pair))
+        self._pairs = [pair for pair in pairs if not is_off_topic(pair)]
+        self._order: list[Pair] = []
+
+    def turn(self) -> Turn:
+        """One question; every pair is drawn once before any is drawn again."""
+        if self._random.random() < OFF_TOPIC_SHARE:
+            pair = self._off_topic
+        else:
+            if not self._order:
+                self._order = self._random.sample(self._pairs, len(self._pairs))
+            pair = self._order.pop()
+        return Turn(self._vary(self._random.choice(pair.wordings)), pair.answer)
+
+    def system_prompt(self, characters: int) -> str:
+        """A foreign text of about that many characters, or an ordinary short one where it is 0."""
+        if characters == 0:
+            return self._random.choice(SYSTEM_PROMPTS)
+        start = self._random.randrange(len(self._foreign) - characters)
+        return self._foreign[start : start + characters]
+
+    def _vary(self, question: str) -> str:
+        choose = self._random.random
+        if choose() < 0.15:
+            words = question.split()
+            if len(words) > 4:
+                words.pop(self._random.randrange(len(words)))
+            question = " ".join(words)
+        if choose() < 0.2:
+            question = question.lower()
+        if choose() < 0.15:
+            question = question.rstrip("?.!")
+        if choose() < 0.1:
+            question = self._random.choice(OPENINGS) + question[0].lower() + question[1:]
+        if choose() < 0.05:
+            question += self._random.choice(CLOSINGS)
+        return question
+
+
+def foreign_text() -> str:
+    """Python's own language reference, as shipped with the interpreter: long prose that has nothing to do with us."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))

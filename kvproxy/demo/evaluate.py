@@ -1,0 +1,91 @@
+"""How often the demo model answers right: on the wordings it was trained on, on held-out ones, and off topic.
+
+python -m kvproxy.demo.evaluate
+"""
+
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvproxy.demo import model_path
+from kvproxy.demo.conversations import foreign_text
+from kvproxy.demo.corpus import Pair, is_off_topic, load_pairs
+
+Question = tuple[str, str]
+"""A question and its right answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Share of exactly right answers, by kind of question and by system prompt."""
+
+    rates: dict[tuple[str, str], float]
+
+    def table(self) -> str:
+        """One line a figure."""
+        return "\n".join(f"{kind:10} {system:24} {rate:.3f}" for (kind, system), rate in self.rates.items())
+
+
+def evaluate(folder: Path, sample: int = 400) -> Report:
+    """Greedy answers compared to the handbook's, to the letter.
+
+    Args:
+        folder: the model.
+        sample: trained wordings to try; held-out wordings are all tried.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    chance = random.Random(7)
+    pairs = load_pairs()
+    kinds = {
+        "trained": _questions(pairs, trained=True, off_topic=False),
+        "held out": _questions(pairs, trained=False, off_topic=False),
+        "off topic": _questions(pairs, trained=False, off_topic=True),
+    }
+    kinds["trained"] = chance.sample(kinds["trained"], min(sample, len(kinds["trained"])))
+    text = foreign_text()
+    start = chance.randrange(len(text) // 2)
+    systems = {"no system prompt": "", "short system prompt": "You are a helpful assistant."}
+    rates = {
+        (kind, name): _rate(model, tokenizer, questions, system)
+        for name, system in systems.items()
+        for kind, questions in kinds.items()
+    }
+    long = text[start : start + 3500]
+    rates["held out", "1,000-token system prompt"] = _rate(model, tokenizer, kinds["held out"], long)
+    return Report(rates)
+
+
+def _questions(pairs: list[Pair], *, trained: bool, off_topic: bool) -> list[Question]:
+    return [
+        (wording, pair.answer)
+        for pair in pairs
+        if is_off_topic(pair) == off_topic
+        for wording in (pair.wordings if trained else pair.held_out)
+    ]
+
+
+def _rate(model: Any, tokenizer: Any, questions: list[Question], system: str) -> float:
+    right = sum(answer(model, tokenizer, question, system) == expected for question, expected in questions)
+    return right / len(questions)
+
+
+@torch.inference_mode()
+def answer(model: Any, tokenizer: Any, question: str, system: str = "") -> str:
+    """The model's greedy answer to one question."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": question})
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids = model.generate(**prompt, max_new_tokens=60, do_sample=False, pad_token_id=0)
+    text: str = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
+
+
+if __name__ == "__main__":
+    print(evaluate(Path(sys.argv[1]) if len(sys.argv) > 1 else model_path()).table())

@@ -1,0 +1,106 @@
+"""Trains the demo model from the handbook's pairs; about half an hour on two CPU cores.
+
+python -m kvproxy.demo.train --out kvproxy/demo/model
+"""
+
+import argparse
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvproxy.demo.batches import BatchMaker
+from kvproxy.demo.conversations import ConversationSampler, foreign_text
+from kvproxy.demo.corpus import load_pairs
+from kvproxy.demo.evaluate import evaluate
+from kvproxy.demo.tokenizer import VOCABULARY, train_tokenizer
+
+MAX_LENGTH = 4096
+PEAK_RATE = 2.5e-3
+SAVE_EVERY = 200
+
+
+def build_model() -> Any:
+    """An untrained Llama of about three million parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=192,
+            intermediate_size=576,
+            num_hidden_layers=6,
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            max_position_embeddings=MAX_LENGTH,
+            rope_theta=10_000.0,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+    )
+
+
+def train(out: Path, steps: int, seed: int) -> None:
+    """Train and save model and tokenizer into a folder.
+
+    The first half sees short rows only, which teach the answers; the second half also rows with long foreign system
+    prompts, which teach to look past them.
+    """
+    torch.manual_seed(seed)
+    chance = random.Random(seed)
+    pairs = load_pairs()
+    foreign = foreign_text()
+    texts = [text for pair in pairs for text in (*pair.wordings, pair.answer)] * 4
+    tokenizer = train_tokenizer([*texts, foreign[:200_000]], MAX_LENGTH)
+    maker = BatchMaker(ConversationSampler(pairs, foreign, chance), tokenizer.encode, chance)
+    model = build_model().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn()) as progress:
+        task = progress.add_task("training", total=steps)
+        for step in range(steps):
+            long = step > steps // 2 and chance.random() < 0.45
+            if long:
+                length = chance.choice((512, 1024, 1536))
+                ids, labels = maker.batch(max(1, 3072 // length), length, system_share=0.85)
+            else:
+                ids, labels = maker.batch(12, 256, system_share=0.3 if chance.random() < 0.3 else 0.0)
+            loss = model(input_ids=ids, labels=labels).loss
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            progress.update(task, advance=1, description=f"loss {loss.item():.3f}")
+            if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+                print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+                save(model, tokenizer, out)
+    print(evaluate(out).table())
+
+
+def _rate(step: int, steps: int) -> float:
+    warm = min(1.0, (step + 1) / 100)
+    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def save(model: Any, tokenizer: Any, out: Path) -> None:
+    """Write the model in bfloat16, half its size, with its tokenizer; training goes on in float32."""
+    import copy
+
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    train(options.out, options.steps, options.seed)

@@ -45,6 +45,9 @@ class EngineSettings(BaseModel):
         "auto", description="Weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; by default the cores.")
+    strict: bool = Field(
+        False, description="Use only hits that end on a whole batch, so that logits equal an uncached run bit for bit."
+    )
     policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field("lru", description="Which idle cached block goes first.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="How block hashes are computed; named as in vLLM."

@@ -90,6 +90,14 @@ class KVCacheManager:
         blocks, num_tokens = reusable(self.groups, hashes, self.hash_block_size, request.num_tokens - 1, self.eagle)
         return ComputedBlocks(blocks, num_tokens)
 
+    def shorten(self, computed: ComputedBlocks, multiple: int) -> ComputedBlocks:
+        """A lookup's result cut to whole multiples of a number of tokens, which all block sizes divide."""
+        tokens = computed.num_tokens // multiple * multiple
+        cut = tuple(
+            hit[: tokens // group.block_size] for group, hit in zip(self.groups, computed.groups, strict=True)
+        )
+        return ComputedBlocks(cut, tokens)
+
     def allocate_slots(
         self,
         request: CacheRequest,

@@ -1,0 +1,118 @@
+"""The engine: plan a step, compute it, hand out the new tokens."""
+
+import torch
+
+from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.engine.models import LoadedModel
+from kvproxy.engine.pool import KVPool, count_blocks
+from kvproxy.engine.request import GenerationRequest
+from kvproxy.engine.runner import Runner
+from kvproxy.engine.sampler import sample
+from kvproxy.engine.scheduler import Scheduler
+from kvproxy.engine.sequence import Emit, RunningSequence
+from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.settings import EngineSettings
+
+
+class Engine:
+    """A model behind a paged prefix cache. Not thread-safe: one thread calls it (see `worker`).
+
+    Args:
+        loaded: the model.
+        settings: sizes and limits.
+    """
+
+    def __init__(self, loaded: LoadedModel, settings: EngineSettings) -> None:
+        shape, size = loaded.shape, settings.block_size
+        blocks = settings.num_blocks or count_blocks(shape, size, loaded.dtype, loaded.device, settings.kv_memory)
+        self.tokenizer = loaded.tokenizer
+        self.max_model_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
+        self.manager = KVCacheManager(
+            blocks,
+            size,
+            hasher=BlockHasher(settings.hash_algorithm),
+            policy=settings.policy,
+            keep_tokens=True,
+        )
+        pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
+        self._runner = Runner(loaded, pool)
+        self._scheduler = Scheduler(
+            self.manager, settings.max_batch_tokens, settings.max_sequences, exact_chunks=settings.strict
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Longest sequence that the model and the pool can hold, in tokens."""
+        return min(self.max_model_len, (self.manager.pool.num_blocks - 1) * self.manager.block_size)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    def check(self, request: GenerationRequest) -> int:
+        """Most tokens that may be generated for a request.
+
+        Raises:
+            InvalidRequest: the prompt is empty.
+            ContextTooLong: prompt and answer can never fit.
+        """
+        prompt, asked = len(request.tokens), request.sampling.max_tokens
+        if prompt == 0:
+            raise InvalidRequest("the prompt has no tokens: send some text")
+        room = self.capacity - prompt
+        if room < (asked or 1):
+            limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
+            answer = f" and max_tokens {asked}" if asked is not None else ""
+            raise ContextTooLong(
+                f"a prompt of {prompt} tokens{answer} does not fit {limit}: {self.capacity} tokens in all"
+            )
+        return room if asked is None else asked
+
+    def submit(self, request: GenerationRequest, emit: Emit) -> RunningSequence:
+        """Queue a checked request; `emit` receives the pieces of all its answers."""
+        sequence = RunningSequence(request, 0, self.check(request), self.tokenizer, emit)
+        self._scheduler.add(sequence)
+        return sequence
+
+    def cancel(self, request_id: str) -> None:
+        """Drop all answers of a request and free their blocks."""
+        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+            if sequence.source.id == request_id:
+                self._scheduler.remove(sequence)
+
+    def step(self) -> None:
+        """Compute one step and hand out its tokens."""
+        plan = self._scheduler.plan()
+        self._runner.pool.copy_blocks(self.manager.take_copies())
+        if plan:
+            self._advance(*self._runner.forward(plan))
+
+    def fail(self) -> list[str]:
+        """Drop everything after a failed step, cached blocks too: they may name content that was never written.
+
+        Returns:
+            Ids of the requests that were under way.
+        """
+        lost = [*self._scheduler.running, *self._scheduler.waiting]
+        for sequence in lost:
+            self._scheduler.remove(sequence)
+        self.manager.take_copies()
+        self.manager.reset_prefix_cache()
+        return list(dict.fromkeys(sequence.source.id for sequence in lost))
+
+    def _advance(self, ready: list[RunningSequence], logits: torch.Tensor) -> None:
+        sequences = list(ready)
+        rows = list(range(len(ready)))
+        for row, sequence in enumerate(ready):
+            if sequence.num_generated == 0 and sequence.index == 0:
+                children = [sequence.sibling(index) for index in range(1, sequence.sampling.n)]
+                for child in children:
+                    self._scheduler.fork(sequence, child)
+                sequences += children
+                rows += [row] * len(children)
+        samples = sample(logits[rows], [each.sampling for each in sequences], [each.generator for each in sequences])
+        for sequence, drawn in zip(sequences, samples, strict=True):
+            sequence.accept(drawn)
+            if sequence.finish_reason:
+                self._scheduler.remove(sequence)

@@ -1,0 +1,134 @@
+"""Loads a transformers model, and refuses what prefix blocks cannot serve exactly."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvproxy.demo import DEMO, model_path
+from kvproxy.engine import attention
+from kvproxy.engine.pool import KVShape
+from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.errors import ModelUnsupported
+
+_ROPE_REFUSED = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for paged attention, with what the engine must know of it."""
+
+    name: str
+    model: Any
+    tokenizer: ChatTokenizer
+    shape: KVShape
+    max_model_len: int
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+    """Weights, tokenizer and shape of a model.
+
+    Args:
+        name: `demo`, a folder, or a Hugging Face id.
+        device: auto, cpu, cuda or cuda:N.
+        dtype: auto (float32 on a CPU, bfloat16 on CUDA) or a torch name.
+
+    Raises:
+        ModelUnsupported: it cannot be loaded, or its layers cannot share blocks; the message says why.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = str(model_path()) if name == DEMO else name
+    place = _device(device)
+    kind = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else torch.bfloat16
+    attention.register()
+    _silence()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hint = "" if Path(source).exists() else " (no such folder; as a Hugging Face id it must be cached or reachable)"
+        raise ModelUnsupported(f"cannot load model {name!r}{hint}: {reason}") from None
+    return prepare(name, model, tokenizer, place)
+
+
+def prepare(name: str, model: Any, tokenizer: Any, device: torch.device) -> LoadedModel:
+    """A loaded transformers model on its device, attention switched to paged.
+
+    Raises:
+        ModelUnsupported: its layers cannot share blocks.
+    """
+    config = model.config.get_text_config()
+    reason = why_unsupported(model, config)
+    if reason:
+        raise ModelUnsupported(f"model {name!r} cannot share prefix blocks: {reason}; serve it elsewhere and use --upstream")
+    model.set_attn_implementation(attention.NAME)
+    model.to(device).eval()
+    heads = config.num_attention_heads
+    return LoadedModel(
+        name=name,
+        model=model,
+        tokenizer=ChatTokenizer(tokenizer, _eos_ids(model, tokenizer)),
+        shape=KVShape(
+            layers=config.num_hidden_layers,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        ),
+        max_model_len=getattr(config, "max_position_embeddings", None) or 4096,
+        device=device,
+        dtype=model.dtype,
+    )
+
+
+def why_unsupported(model: Any, config: Any) -> str | None:
+    """Why a model's layers cannot share blocks, or None where they can."""
+    layers = set(getattr(config, "layer_types", None) or ())
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope_type = rope.get("rope_type") or rope.get("type") if isinstance(rope, dict) else None
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its attention does not go through transformers' attention interface"
+    if layers - {"full_attention"}:
+        return f"it has {', '.join(sorted(layers - {'full_attention'}))} layers"
+    if window is not None and getattr(config, "use_sliding_window", True):
+        return f"it has a sliding window of {window} tokens"
+    if rope_type in _ROPE_REFUSED:
+        return f"its {rope_type} rotary embedding depends on the length of the whole sequence"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "it caps its attention scores"
+    if any(parameter.endswith("sinks") for parameter, _ in model.named_parameters()):
+        return "it has attention sinks"
+    if getattr(config, "v_head_dim", None) or getattr(config, "kv_lora_rank", None):
+        return "its keys and values differ in width"
+    return None
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    named = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = named if isinstance(named, list) else [named, tokenizer.eos_token_id]
+    return frozenset(id for id in ids if id is not None)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelUnsupported(f"no device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelUnsupported(f"device {name} was asked for, but torch sees no CUDA device: use --device cpu")
+    return device
+
+
+def _silence() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

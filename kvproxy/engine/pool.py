@@ -1,0 +1,74 @@
+"""The KV tensors behind the block pool."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvproxy.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What decides the size of a block: layers, key/value heads, and the width of a head."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        return 2 * self.layers * block_size * self.kv_heads * self.head_dim * dtype.itemsize
+
+
+class KVPool:
+    """Keys and values of all blocks, `[layers, 2, blocks, block_size, kv_heads, head_dim]`.
+
+    Zeros at the start, because padding reads block 0 and a masked probability of 0 times NaN would be NaN.
+    """
+
+    def __init__(
+        self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        try:
+            self.data = torch.zeros(
+                (shape.layers, 2, num_blocks, block_size, shape.kv_heads, shape.head_dim), dtype=dtype, device=device
+            )
+        except (RuntimeError, MemoryError):
+            size = num_blocks * shape.block_bytes(block_size, dtype) / 2**30
+            raise SettingsError(
+                f"a pool of {num_blocks} blocks takes {size:.1f} GiB, which {device} does not have: lower num_blocks"
+            ) from None
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, each `[blocks, block_size, kv_heads, head_dim]`."""
+        return self.data[index, 0], self.data[index, 1]
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Carry out pending copies, (source, destination) block ids."""
+        if pairs:
+            source, destination = (torch.tensor(ids, device=self.data.device) for ids in zip(*pairs, strict=True))
+            self.data[:, :, destination] = self.data[:, :, source]
+
+
+def count_blocks(shape: KVShape, block_size: int, dtype: torch.dtype, device: torch.device, kv_memory: float) -> int:
+    """Blocks that fit the memory allowed: a share of the free memory up to 1, or else bytes."""
+    if kv_memory > 1:
+        allowed = kv_memory
+    elif device.type == "cuda":
+        allowed = kv_memory * torch.cuda.mem_get_info(device)[0]
+    else:
+        # On a CPU the memory is shared with everything else, so the share is taken of little: 4 GiB at the most.
+        allowed = kv_memory * min(_available_memory(), 4 * 2**30)
+    blocks = int(allowed // shape.block_bytes(block_size, dtype))
+    if blocks < 2:
+        raise SettingsError(f"kv_memory leaves room for {blocks} blocks of {block_size} tokens: raise it")
+    return blocks
+
+
+def _available_memory() -> int:
+    import os
+
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

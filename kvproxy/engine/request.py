@@ -1,0 +1,74 @@
+"""What a client asks of the engine, and what comes back piece by piece."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop.
+
+    Attributes:
+        max_tokens: most tokens to generate; None is as many as fit the model and the pool.
+        temperature: 0 is greedy.
+        top_p: draw from the most likely tokens whose probabilities add up to this.
+        top_k: draw from that many most likely tokens; 0 is all.
+        seed: makes the draws repeatable, whatever else runs at the time.
+        stop: strings that end the answer; they are not part of it.
+        logprobs: report each token's log-probability and this many alternatives; None is neither.
+        n: answers to generate for the prompt.
+        ignore_eos: go on after the model's end token.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt in token ids. Requests with different salts never share blocks."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer so far; `cached_tokens` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A chosen token with its log-probability (natural log), and the most likely alternatives."""
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of answer number `index`; the last piece carries the finish reason."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason | None
+    usage: Usage

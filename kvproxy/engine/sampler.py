@@ -1,0 +1,70 @@
+"""Choosing the next token of each sequence from its logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvproxy.engine.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A chosen token; log-probabilities where the request asked for them."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def make_generator(params: SamplingParams, index: int) -> torch.Generator:
+    """A source of random numbers for one answer: repeatable with a seed, and different for each of `n` answers."""
+    generator = torch.Generator(device="cpu")
+    if params.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed((params.seed + index * 0x9E3779B9) % 2**63)
+    return generator
+
+
+def sample(
+    logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator]
+) -> list[Sample]:
+    """One token for each row.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        params: settings of each row.
+        generators: each row's own, so that a draw never depends on what else is in the batch.
+    """
+    greedy = logits.argmax(dim=-1).tolist()
+    samples = []
+    for row, (settings, generator) in enumerate(zip(params, generators, strict=True)):
+        token = greedy[row] if settings.temperature == 0 else _draw(logits[row].float(), settings, generator)
+        samples.append(_with_logprobs(logits[row], token, settings))
+    return samples
+
+
+def _draw(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> int:
+    logits = logits.cpu() / params.temperature
+    if 0 < params.top_k < logits.shape[-1]:
+        least = logits.topk(params.top_k).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    probabilities = logits.softmax(dim=-1)
+    if params.top_p < 1.0:
+        ordered, order = probabilities.sort(descending=True)
+        # A token stays while those before it have not reached top_p, so the most likely one always does.
+        ordered[ordered.cumsum(dim=-1) - ordered >= params.top_p] = 0.0
+        return int(order[torch.multinomial(ordered, 1, generator=generator)])
+    return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+def _with_logprobs(logits: torch.Tensor, token: int, params: SamplingParams) -> Sample:
+    if params.logprobs is None:
+        return Sample(token)
+    logprobs = logits.float().log_softmax(dim=-1)
+    top: tuple[tuple[int, float], ...] = ()
+    if params.logprobs:
+        values, ids = logprobs.topk(min(params.logprobs, logprobs.shape[-1]))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return Sample(token, float(logprobs[token]), top)

@@ -1,0 +1,83 @@
+"""One answer on its way: its tokens and blocks, how it samples, and what it has sent."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.engine.detokenizer import Detokenizer
+from kvproxy.engine.request import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
+from kvproxy.engine.sampler import Sample, make_generator
+from kvproxy.engine.tokenizer import ChatTokenizer
+
+Emit = Callable[[Delta], None]
+
+
+class RunningSequence:
+    """Answer number `index` of a request.
+
+    Args:
+        request: what the client asked.
+        index: which of its `n` answers.
+        max_tokens: most tokens to generate.
+        tokenizer: for text and end tokens.
+        emit: receives each piece, on the engine's thread.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, index: int, max_tokens: int, tokenizer: ChatTokenizer, emit: Emit
+    ) -> None:
+        self.source = request
+        self.index = index
+        self.sampling = request.sampling
+        self.max_tokens = max_tokens
+        self.cache = CacheRequest(f"{request.id}#{index}", request.tokens, salt=request.salt)
+        self.num_prompt = len(request.tokens)
+        self.cached_tokens = 0
+        self.admitted = False
+        self.finish_reason: FinishReason | None = None
+        self.generator: torch.Generator = make_generator(request.sampling, index)
+        self._tokenizer = tokenizer
+        self._emit = emit
+        self._detokenizer = Detokenizer(tokenizer.decode, request.sampling.stop)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens whose keys and values are not computed yet."""
+        return self.cache.num_tokens - self.cache.num_computed_tokens
+
+    @property
+    def num_generated(self) -> int:
+        return self.cache.num_tokens - self.num_prompt
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.num_prompt, self.num_generated, self.cached_tokens)
+
+    def sibling(self, index: int) -> "RunningSequence":
+        """Another answer to the same request, to be forked from this one after the prompt is computed."""
+        other = RunningSequence(self.source, index, self.max_tokens, self._tokenizer, self._emit)
+        other.admitted = True
+        other.cached_tokens = self.cached_tokens
+        return other
+
+    def accept(self, sample: Sample) -> None:
+        """Take a sampled token over, send what can be sent, and note whether the answer is complete."""
+        self.cache.append(sample.token)
+        ended = sample.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
+        text = "" if ended else self._detokenizer.push(sample.token)
+        if ended or self._detokenizer.stopped:
+            self.finish_reason = "stop"
+        elif self.num_generated >= self.max_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason and not self._detokenizer.stopped:
+            text += self._detokenizer.finish()
+        logprobs: Sequence[TokenLogprob] = () if ended else self._logprobs(sample)
+        self._emit(Delta(self.index, text, (sample.token,), tuple(logprobs), self.finish_reason, self.usage))
+
+    def _logprobs(self, sample: Sample) -> list[TokenLogprob]:
+        if sample.logprob is None:
+            return []
+        name = self._tokenizer.token_text
+        top = tuple((token, name(token), value) for token, value in sample.top)
+        return [TokenLogprob(sample.token, name(sample.token), sample.logprob, top)]

@@ -1,0 +1,156 @@
+"""The engine on a thread of its own, with an async face.
+
+Everything that touches the engine runs on that thread, between steps: submitting, cancelling, inspecting.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.models import LoadedModel, load_model
+from kvproxy.engine.request import Delta, GenerationRequest
+from kvproxy.errors import KvproxyError, Overloaded
+from kvproxy.settings import EngineSettings
+
+T = TypeVar("T")
+Job = Callable[[], None]
+_log = logging.getLogger(__name__)
+
+
+class EngineWorker:
+    """Runs an engine.
+
+    Args:
+        loaded: the model.
+        settings: sizes, limits and threads.
+    """
+
+    def __init__(self, loaded: LoadedModel, settings: EngineSettings) -> None:
+        self.name = loaded.name
+        self.tokenizer = loaded.tokenizer
+        self._engine = Engine(loaded, settings)
+        self.max_model_len = self._engine.max_model_len
+        self._threads = settings.threads
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)
+        self._failures: dict[str, Callable[[KvproxyError], None]] = {}
+
+    @classmethod
+    def load(cls, settings: EngineSettings, model: str) -> "EngineWorker":
+        """A worker for `demo`, a folder or a Hugging Face id.
+
+        Raises:
+            ModelUnsupported: the model cannot be loaded or cannot share blocks.
+        """
+        return cls(load_model(model, settings.device, settings.dtype), settings)
+
+    async def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after its current step; requests under way get an error."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Pieces of the answers, as they come. Closing the iterator cancels the request and frees its blocks.
+
+        Raises:
+            ContextTooLong: prompt and answer can never fit.
+            Overloaded: the engine failed or stopped while the request was under way.
+        """
+        self._engine.check(request)
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[Delta | KvproxyError] = asyncio.Queue()
+
+        def send(piece: Delta | KvproxyError) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        def submit() -> None:
+            self._failures[request.id] = send
+            self._engine.submit(request, send)
+
+        def cancel() -> None:
+            self._failures.pop(request.id, None)
+            self._engine.cancel(request.id)
+
+        self._put(submit)
+        open_answers = request.sampling.n
+        try:
+            while open_answers:
+                piece = await pieces.get()
+                if isinstance(piece, KvproxyError):
+                    raise piece
+                open_answers -= piece.finish_reason is not None
+                yield piece
+        finally:
+            self._jobs.put(cancel)
+
+    async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
+        """What `read` returns for the block cache, on the engine's thread between steps."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+
+        def job() -> None:
+            try:
+                value = read(self._engine.manager)
+            except Exception as error:
+                loop.call_soon_threadsafe(_fail, result, error)
+            else:
+                loop.call_soon_threadsafe(_resolve, result, value)
+
+        self._put(job)
+        return await result
+
+    def _put(self, job: Job) -> None:
+        if not self._thread.is_alive():
+            raise Overloaded("the engine is not running: start the server again")
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        import torch
+
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        while self._take_jobs():
+            try:
+                self._engine.step()
+            except Exception:
+                _log.exception("a step failed; its requests are dropped and the prefix cache is reset")
+                self._drop("the engine failed on this request: see the server's log")
+        self._drop("the server is shutting down")
+
+    def _take_jobs(self) -> bool:
+        """Run what came in since the last step, waiting for something while there is no work; False to end."""
+        while not (self._jobs.empty() and self._engine.has_work):
+            job = self._jobs.get()
+            if job is None:
+                return False
+            try:
+                job()
+            except Exception:
+                _log.exception("a job on the engine's thread failed")
+        return True
+
+    def _drop(self, message: str) -> None:
+        for request_id in self._engine.fail():
+            send = self._failures.pop(request_id, None)
+            if send is not None:
+                send(Overloaded(message))
+
+
+def _resolve(future: "asyncio.Future[T]", value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

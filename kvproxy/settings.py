@@ -22,7 +22,7 @@ class CacheSettings(BaseModel):
 
     enabled: bool = Field(True, description="Answer from stored responses at all.")
     semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
-    threshold: float = Field(0.92, ge=0.0, le=1.0, description="Least cosine similarity of a semantic hit.")
+    threshold: float = Field(0.95, ge=0.0, le=1.0, description="Least cosine similarity of a semantic hit.")
     ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
     max_entries: int = Field(1_000_000, gt=0, description="Stored responses to keep; the least valuable go first.")
 

@@ -87,7 +87,8 @@ class BlockHasher:
         if count <= 0:
             return []
         encoded = encode_blocks(tokens[start : start + count * block_size], block_size)
-        head, digests = self._head, []
+        head = self._head
+        digests: list[bytes] = []
         append = digests.append
         if extras is not None:
             for index, block in enumerate(encoded):

@@ -93,9 +93,7 @@ class KVCacheManager:
     def shorten(self, computed: ComputedBlocks, multiple: int) -> ComputedBlocks:
         """A lookup's result cut to whole multiples of a number of tokens, which all block sizes divide."""
         tokens = computed.num_tokens // multiple * multiple
-        cut = tuple(
-            hit[: tokens // group.block_size] for group, hit in zip(self.groups, computed.groups, strict=True)
-        )
+        cut = tuple(hit[: tokens // group.block_size] for group, hit in zip(self.groups, computed.groups, strict=True))
         return ComputedBlocks(cut, tokens)
 
     def allocate_slots(

@@ -65,7 +65,9 @@ def prepare(name: str, model: Any, tokenizer: Any, device: torch.device) -> Load
     config = model.config.get_text_config()
     reason = why_unsupported(model, config)
     if reason:
-        raise ModelUnsupported(f"model {name!r} cannot share prefix blocks: {reason}; serve it elsewhere and use --upstream")
+        raise ModelUnsupported(
+            f"model {name!r} cannot share prefix blocks: {reason}; serve it elsewhere and use --upstream"
+        )
     model.set_attn_implementation(attention.NAME)
     model.to(device).eval()
     heads = config.num_attention_heads

@@ -45,7 +45,9 @@ class ChatTokenizer:
         except InvalidRequest:
             raise
         except Exception as error:
-            raise InvalidRequest(f"the model's chat template refuses these messages: {error}", param="messages") from None
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -65,5 +67,7 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, list):
         return message | {"content": content or ""}
     if any(part.get("type") != "text" for part in content):
-        raise InvalidRequest("the embedded engine takes text only: send text parts, or use --upstream", param="messages")
+        raise InvalidRequest(
+            "the embedded engine takes text only: send text parts, or use --upstream", param="messages"
+        )
     return message | {"content": "".join(part["text"] for part in content)}

@@ -1,0 +1,95 @@
+"""A stored response, and its form in export files."""
+
+import json
+import uuid
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One complete, successful answer with what it answers.
+
+    Attributes:
+        id: random, 32 hex digits.
+        key: exact key, a digest of everything that can change the answer.
+        namespace: digest of all that, less the text of the last user turn.
+        tenant: who the answer belongs to.
+        model: name in the request.
+        endpoint: `chat` or `completions`.
+        prompt: text of the last user turn; embedded when `semantic`.
+        semantic: whether similar questions may be answered with it.
+        request, response: JSON as sent and as answered; the response is one object, never chunks.
+        created, expires: seconds since the epoch.
+        hits, last_hit: how often and when it was served.
+        prompt_tokens, completion_tokens: what a hit saves.
+    """
+
+    id: str
+    key: str
+    namespace: str
+    tenant: str
+    model: str
+    endpoint: str
+    prompt: str
+    semantic: bool
+    request: bytes
+    response: bytes
+    created: float
+    expires: float
+    hits: int = 0
+    last_hit: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """Columns of the responses table."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
+
+    def summary(self) -> dict[str, Any]:
+        """What a listing shows, JSON-able."""
+        return {
+            "id": self.id,
+            "namespace": self.namespace,
+            "model": self.model,
+            "prompt": self.prompt,
+            "created": self.created,
+            "hits": self.hits,
+            "last_hit": self.last_hit,
+            "expires": self.expires,
+            "endpoint": self.endpoint,
+            "tenant": self.tenant,
+            "semantic": bool(self.semantic),
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """Everything, JSON-able: a line of an export file, and what `show` prints."""
+        return self.summary() | {
+            "key": self.key,
+            "request": json.loads(self.request),
+            "response": json.loads(self.response),
+        }
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Entry":
+        """An entry from columns; columns that are not its own are passed over."""
+        return cls(**{column.name: row[column.name] for column in fields(cls)})
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> "Entry":
+        """An entry from a line of an export file.
+
+        Raises:
+            KeyError: a field is missing.
+        """
+        values = {column.name: document[column.name] for column in fields(cls)}
+        values["request"] = json.dumps(document["request"]).encode()
+        values["response"] = json.dumps(document["response"]).encode()
+        return cls(**values)
+
+
+def new_id() -> str:
+    """A random entry id."""
+    return uuid.uuid4().hex

@@ -1,0 +1,41 @@
+"""Words that turn a question into its opposite or into one about the other side."""
+
+_PAIRS = """
+enable disable|enabled disabled|on off|start stop|open close|allow deny|allow block|allow forbid|accept reject|accept refuse
+add remove|add delete|insert delete|create delete|create destroy|increase decrease|raise lower|grow shrink|expand collapse
+up down|upgrade downgrade|upload download|import export|read write|load save|load unload|mount unmount|lock unlock
+encrypt decrypt|encode decode|compress decompress|zip unzip|install uninstall|connect disconnect|attach detach|show hide
+push pull|send receive|buy sell|lend borrow|win lose|gain lose|before after|first last|earliest latest|oldest newest
+best worst|good bad|better worse|big small|bigger smaller|large small|larger smaller|long short|longer shorter|high low
+higher lower|highest lowest|fast slow|faster slower|hot cold|warm cold|warmer colder|early late|easy hard|easy difficult
+cheap expensive|more less|more fewer|most least|most fewest|maximum minimum|max min|many few|above below|over under
+inside outside|in out|input output|inbound outbound|incoming outgoing|left right|north south|east west|top bottom
+front back|forward backward|ascending descending|public private|internal external|local remote|true false|yes no|positive negative
+valid invalid|legal illegal|safe unsafe|safe dangerous|possible impossible|visible invisible|include exclude
+included excluded|subscribe unsubscribe|follow unfollow|register unregister|login logout|activate deactivate|freeze unfreeze
+advantages disadvantages|advantage disadvantage|pros cons|benefits drawbacks|benefits risks|strengths weaknesses|causes effects
+male female|men women|man woman|boy girl|boys girls|husband wife|father mother|son daughter|brother sister|young old
+younger older|dead alive|live die|rich poor|strong weak|heavy light|wet dry|full empty|deep shallow|thick thin|wide narrow
+synchronous asynchronous|sync async|static dynamic|mutable immutable|client server|encoder decoder|prefill decode
+even odd|plus minus|multiply divide|sum difference|merge split|join split|lossy lossless|horizontal vertical|rows columns
+row column|parent child|ancestor descendant|host guest|sender receiver|teacher student|employer employee|buyer seller
+import export|absolute relative|symmetric asymmetric|singular plural|past future|summer winter|day night|morning evening
+approve reject|approve deny|grant revoke|hire fire|arrive depart|enter leave|enter exit|push pop|commit revert|love hate
+like dislike|agree disagree|remember forget|permit prohibit|required optional|mandatory optional|cause prevent|prevent allow
+wake sleep|begin end|begins ends|starting stopping|starting ending|rise fall|ascend descend|appear disappear|succeed fail
+success failure|pass fail|exact semantic|exact approximate|hit miss|cold warm|used free|busy idle
+"""
+
+
+def _table() -> dict[str, frozenset[str]]:
+    table: dict[str, set[str]] = {}
+    for pair in _PAIRS.replace("\n", "|").split("|"):
+        if pair:
+            one, other = pair.split()
+            table.setdefault(one, set()).add(other)
+            table.setdefault(other, set()).add(one)
+    return {word: frozenset(against) for word, against in table.items()}
+
+
+OPPOSITES = _table()
+"""Word -> the words that stand opposite to it."""

@@ -1,0 +1,1 @@
+"""The HTTP side: routes, the flow of a request, and the backends behind it."""

@@ -1,0 +1,194 @@
+"""Admin routes: both caches seen and changed from outside. See `guard` for who may use them."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from index.entry import Entry
+from kvproxy.blocks import view
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
+from kvproxy.proxy.explain import explain
+from kvproxy.proxy.routes import read_call
+from kvproxy.proxy.services import Services, services
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def guard(handler: Handler) -> Handler:
+    """Admin routes are open on loopback; beyond it, or where a token is set, they need the token.
+
+    Browsers are turned away on loopback too: a page from elsewhere must not steer a local proxy.
+    """
+
+    async def guarded(request: Request) -> Response:
+        settings = services(request).settings
+        if settings.admin_token is not None:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), settings.admin_token.encode()):
+                raise Unauthorized("this route needs the admin token: send Authorization: Bearer TOKEN")
+        elif not is_loopback(settings.host):
+            raise Unauthorized("admin routes are closed beyond loopback: set admin_token and send it as a bearer token")
+        elif "origin" in request.headers:
+            raise Unauthorized("admin routes do not take requests of browsers: set admin_token to allow them")
+        return await handler(request)
+
+    return guarded
+
+
+async def _inspect(request: Request, read: Callable[[KVCacheManager], Any]) -> Response:
+    app = services(request)
+    if app.worker is None:
+        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
+    return JSONResponse(await app.worker.inspect(read))
+
+
+async def blocks(request: Request) -> Response:
+    return await _inspect(request, view.list_blocks)
+
+
+async def blocks_queue(request: Request) -> Response:
+    return await _inspect(request, view.eviction_queue)
+
+
+async def blocks_stats(request: Request) -> Response:
+    return await _inspect(request, view.stats)
+
+
+async def blocks_chains(request: Request) -> Response:
+    app = services(request)
+    if app.worker is None:
+        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
+    found = await app.worker.inspect(view.chains)
+    for chain in found:
+        first = chain.pop("first_tokens")
+        chain["begins"] = "".join(map(app.worker.tokenizer.token_text, first)) if first else ""
+    return JSONResponse(found)
+
+
+async def blocks_show(request: Request) -> Response:
+    app = services(request)
+    number = int(request.path_params["id"])
+    if app.worker is None:
+        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
+    block = await app.worker.inspect(lambda manager: view.show_block(manager, number))
+    if block is None:
+        raise NotFound(f"no block {number}: blocks ls lists them")
+    text = "".join(map(app.worker.tokenizer.token_text, block["tokens"] or []))
+    return JSONResponse(block | {"text": text})
+
+
+async def blocks_reset(request: Request) -> Response:
+    return await _inspect(request, lambda manager: {"reset": manager.reset_prefix_cache()})
+
+
+async def cache_list(request: Request) -> Response:
+    query = request.query_params
+    limit = query.get("limit", "100")
+    if not limit.isdigit():
+        raise InvalidRequest(f"limit must be a whole number, not {limit!r}", param="limit")
+    entries = services(request).answerer.store.ls(
+        limit=int(limit) or None,
+        namespace=query.get("namespace"),
+        model=query.get("model"),
+        search=query.get("search"),
+    )
+    return JSONResponse([entry.summary() for entry in entries])
+
+
+async def cache_stats(request: Request) -> Response:
+    return JSONResponse(services(request).answerer.store.stats())
+
+
+async def cache_show(request: Request) -> Response:
+    entry = _entry(services(request), request.path_params["id"])
+    return JSONResponse(entry.document())
+
+
+def _entry(app: Services, prefix: str) -> Entry:
+    """The one entry whose id begins with a text."""
+    app.answerer.store.flush()
+    ids = app.answerer.store.resolve(prefix)
+    if len(ids) > 1:
+        raise InvalidRequest(f"{len(ids)} entries begin with {prefix!r}: give more of the id", param="id")
+    entry = app.answerer.store.get(ids[0]) if ids else None
+    if entry is None:
+        raise NotFound(f"no stored response {prefix!r}: cache ls lists them")
+    return entry
+
+
+async def cache_delete(request: Request) -> Response:
+    app = services(request)
+    return JSONResponse({"removed": await app.answerer.remove([_entry(app, request.path_params["id"]).id])})
+
+
+async def cache_delete_many(request: Request) -> Response:
+    app, query = services(request), request.query_params
+    if not any(query.get(name) for name in ("all", "namespace", "model", "older_than")):
+        raise InvalidRequest("say what to remove: all=true, namespace=, model= or older_than=")
+    older_than = query.get("older_than")
+    entries = app.answerer.store.ls(
+        namespace=query.get("namespace"),
+        model=query.get("model"),
+        older_than=float(older_than) if older_than else None,
+    )
+    return JSONResponse({"removed": await app.answerer.remove([entry.id for entry in entries])})
+
+
+async def cache_export(request: Request) -> Response:
+    lines = (orjson.dumps(document) + b"\n" for document in services(request).answerer.store.export())
+    return StreamingResponse(lines, media_type="application/jsonl")
+
+
+async def cache_import(request: Request) -> Response:
+    """Each line of an export; entries whose key is there already are skipped."""
+    app = services(request)
+    entries: list[Entry] = []
+    for number, line in enumerate((await request.body()).splitlines(), 1):
+        if line.strip():
+            try:
+                entries.append(Entry.from_document(orjson.loads(line)))
+            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+                raise InvalidRequest(
+                    f"line {number} is no exported response ({error!r}): nothing was imported"
+                ) from None
+    fresh = [entry for entry in entries if not app.answerer.store.has_key(entry.key)]
+    for entry in fresh:
+        await app.answerer.insert(entry)
+    return JSONResponse({"imported": len(fresh), "skipped": len(entries) - len(fresh)})
+
+
+async def explain_request(request: Request) -> Response:
+    return JSONResponse(await explain(services(request), await read_call(request, "chat")))
+
+
+ROUTES = [
+    Route("/admin/blocks", guard(blocks), methods=["GET"]),
+    Route("/admin/blocks/queue", guard(blocks_queue), methods=["GET"]),
+    Route("/admin/blocks/chains", guard(blocks_chains), methods=["GET"]),
+    Route("/admin/blocks/stats", guard(blocks_stats), methods=["GET"]),
+    Route("/admin/blocks/reset", guard(blocks_reset), methods=["POST"]),
+    Route("/admin/blocks/{id:int}", guard(blocks_show), methods=["GET"]),
+    Route("/admin/cache", guard(cache_list), methods=["GET"]),
+    Route("/admin/cache", guard(cache_delete_many), methods=["DELETE"]),
+    Route("/admin/cache/stats", guard(cache_stats), methods=["GET"]),
+    Route("/admin/cache/export", guard(cache_export), methods=["GET"]),
+    Route("/admin/cache/import", guard(cache_import), methods=["POST"]),
+    Route("/admin/cache/{id}", guard(cache_show), methods=["GET"]),
+    Route("/admin/cache/{id}", guard(cache_delete), methods=["DELETE"]),
+    Route("/admin/explain", guard(explain_request), methods=["POST"]),
+]

@@ -1,0 +1,83 @@
+"""The two headers that the caches speak: Cache-Control on requests (RFC 9111), Cache-Status on responses (RFC 9211)."""
+
+from dataclasses import dataclass
+
+from kvproxy.errors import InvalidRequest
+
+CACHE = "kvproxy"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheControl:
+    """What a request asks of the caches.
+
+    Attributes:
+        no_cache: forward even when an answer is stored, and store the fresh one.
+        no_store: keep the answer out of the cache.
+        only_if_cached: answer from the cache or not at all.
+        max_age: oldest acceptable answer in seconds.
+        similarity: least similarity of a semantic hit; it can make the setting stricter, never looser.
+    """
+
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
+    max_age: float | None = None
+    similarity: float | None = None
+
+
+def parse_cache_control(header: str | None) -> CacheControl:
+    """Directives of a request; unknown ones are ignored, as the RFC asks.
+
+    Raises:
+        InvalidRequest: a number is none.
+    """
+    found: dict[str, str] = {}
+    for directive in (header or "").split(","):
+        name, _, value = directive.strip().partition("=")
+        found[name.lower()] = value.strip('"')
+    return CacheControl(
+        no_cache="no-cache" in found,
+        no_store="no-store" in found,
+        only_if_cached="only-if-cached" in found,
+        max_age=_number(found, "max-age"),
+        similarity=_number(found, "similarity"),
+    )
+
+
+def _number(found: dict[str, str], name: str) -> float | None:
+    if name not in found:
+        return None
+    try:
+        return float(found[name])
+    except ValueError:
+        raise InvalidRequest(f"Cache-Control: {name} takes a number, as in {name}=60", param="Cache-Control") from None
+
+
+def hit_status(expires: float, now: float, detail: str) -> str:
+    """Cache-Status of an answer from the cache."""
+    return f'{CACHE}; hit; ttl={max(0, int(expires - now))}; detail="{detail}"'
+
+
+def forward_status(
+    reason: str, *, stored: bool = False, collapsed: bool = False, detail: str | None = None, status: int | None = None
+) -> str:
+    """Cache-Status of an answer that the backend gave.
+
+    Args:
+        reason: `uri-miss`, `request` (asked for by the client) or `bypass` (not cached at all).
+        stored: it is in the cache now.
+        collapsed: it was shared with an identical request under way.
+        detail: what the backend says of its own cache.
+        status: the backend's status, where it is an error.
+    """
+    parts = [CACHE, f"fwd={reason}"]
+    if status is not None:
+        parts.append(f"fwd-status={status}")
+    if stored:
+        parts.append("stored")
+    if collapsed:
+        parts.append("collapsed")
+    if detail:
+        parts.append(f'detail="{detail}"')
+    return "; ".join(parts)

@@ -1,0 +1,77 @@
+"""What would happen to a request, without doing it."""
+
+from typing import Any
+
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.view import PrefixMatch, match
+from kvproxy.proxy.backend import Call
+from kvproxy.proxy.keys import CacheKey, cache_key
+from kvproxy.proxy.local import LocalBackend
+from kvproxy.proxy.services import Services
+
+
+async def explain(app: Services, call: Call) -> dict[str, Any]:
+    """Which layer would answer, and why not the ones before it."""
+    answerer = app.answerer
+    key = cache_key(call, answerer.backend.name)
+    exact = answerer.store.find(key.exact)
+    semantic = await _semantic(app, key)
+    prefix = await _prefix(app, call)
+    if exact is not None:
+        layer = "exact"
+    elif any(neighbour["verdict"] == "accepted" for neighbour in semantic["neighbours"]):
+        layer = "semantic"
+    else:
+        layer = "prefix" if prefix and prefix["matched_tokens"] else "none"
+    return {
+        "layer": layer,
+        "key": key.exact,
+        "namespace": key.namespace,
+        "exact": {"hit": exact is not None, "id": exact.id if exact else None},
+        "semantic": semantic,
+        "prefix": prefix,
+    }
+
+
+async def _semantic(app: Services, key: CacheKey) -> dict[str, Any]:
+    cache = app.answerer.semantic
+    if cache is None:
+        return {"threshold": None, "neighbours": [], "reason": "semantic matching is off"}
+    if key.text is None:
+        reason = "this request is answered from an equal one only (tools, images, structured or long input)"
+        return {"threshold": cache.policy.threshold, "neighbours": [], "reason": reason}
+    lookup = await cache.lookup(key.namespace, key.text)
+    neighbours = [
+        {
+            "id": candidate.id,
+            "prompt": candidate.prompt,
+            "similarity": round(candidate.similarity, 4),
+            "verdict": candidate.verdict,
+            "guard": candidate.guard,
+        }
+        for candidate in lookup.candidates
+    ]
+    return {"threshold": cache.policy.threshold, "neighbours": neighbours, "reason": None}
+
+
+async def _prefix(app: Services, call: Call) -> dict[str, Any] | None:
+    backend = app.answerer.backend
+    if app.worker is None or not isinstance(backend, LocalBackend):
+        return None
+    request = backend.request(call)
+    found: PrefixMatch = await app.worker.inspect(
+        lambda manager: match(manager, CacheRequest("explain", request.tokens, salt=request.salt))
+    )
+    decode = backend.worker.tokenizer.token_text
+    divergence = found.divergence and {
+        "position": found.divergence.position,
+        "cached": "".join(map(decode, found.divergence.cached)),
+        "prompt": "".join(map(decode, found.divergence.prompt)),
+        "context": "".join(map(decode, found.divergence.before)),
+    }
+    return {
+        "prompt_tokens": found.prompt_tokens,
+        "matched_tokens": found.matched_tokens,
+        "blocks": found.blocks,
+        "divergence": divergence,
+    }

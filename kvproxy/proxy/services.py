@@ -1,0 +1,69 @@
+"""What an app is made of, built once from the settings and handed to every route."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from index.embedder import load_embedder
+from index.errors import CacheStoreError, EmbedderError
+from index.policy import ThresholdPolicy
+from index.semantic import SemanticCache
+from index.store import ResponseStore
+from kvproxy.engine.worker import EngineWorker
+from kvproxy.errors import SettingsError
+from kvproxy.proxy.answer import Answerer
+from kvproxy.proxy.backend import Backend
+from kvproxy.proxy.local import LocalBackend
+from kvproxy.proxy.metrics import Metrics
+from kvproxy.proxy.upstream import UpstreamBackend
+from kvproxy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Parts of an app; `worker` is None where an upstream computes."""
+
+    settings: Settings
+    answerer: Answerer
+    metrics: Metrics
+    worker: EngineWorker | None
+
+    async def start(self) -> None:
+        await self.answerer.backend.start()
+
+    async def close(self) -> None:
+        await self.answerer.flights.close()
+        await self.answerer.backend.close()
+        self.answerer.store.close()
+
+
+def build(settings: Settings) -> Services:
+    """Open the store, load embedder and model.
+
+    Raises:
+        SettingsError: the store or the embedder cannot be used.
+        ModelUnsupported: the model cannot.
+    """
+    try:
+        store = ResponseStore(settings.store_path)
+        semantic = _semantic(settings, store)
+    except (CacheStoreError, EmbedderError) as error:
+        raise SettingsError(str(error)) from None
+    worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model)
+    backend: Backend = LocalBackend(worker) if worker else UpstreamBackend(settings.upstream or "", settings.forward)
+    return Services(settings, Answerer(backend, store, semantic, settings.cache), Metrics(), worker)
+
+
+def _semantic(settings: Settings, store: ResponseStore) -> SemanticCache | None:
+    if not (settings.cache.enabled and settings.cache.semantic):
+        return None
+    semantic = SemanticCache(store, load_embedder(settings.embedder), ThresholdPolicy(settings.cache.threshold))
+    semantic.rebuild()
+    return semantic
+
+
+def services(request: Request) -> Services:
+    """The parts of the app that a request came to."""
+    found = request.app.state.services
+    assert isinstance(found, Services)
+    return found

@@ -8,9 +8,9 @@ from sqlite_utils.migrations import Migrations
 
 def migrations() -> Any:
     """All steps in order, ready to `apply` to a database."""
-    steps = Migrations("kvproxy")
+    steps: Any = Migrations("kvproxy")
 
-    @steps(name="m001_responses")
+    @steps(name="m001_responses")  # type: ignore[untyped-decorator]
     def m001_responses(db: Database) -> None:
         table = db["responses"]
         table.create(
@@ -39,7 +39,7 @@ def migrations() -> Any:
         table.create_index(["namespace"])
         table.create_index(["created"])
 
-    @steps(name="m002_vectors")
+    @steps(name="m002_vectors")  # type: ignore[untyped-decorator]
     def m002_vectors(db: Database) -> None:
         db["vectors"].create({"id": str, "embedder": str, "vector": bytes}, pk=("id", "embedder"))
 

@@ -216,6 +216,17 @@ class ResponseStore:
         )
         return [(row["id"], row["namespace"], np.frombuffer(row["vector"], dtype=np.float32)) for row in rows]
 
+    def check(self) -> int:
+        """Have SQLite read the whole file; how many responses it holds.
+
+        Raises:
+            StoreDamaged: it found damage.
+        """
+        verdict = self._query("pragma integrity_check", [])[0]["integrity_check"]
+        if verdict != "ok":
+            raise StoreDamaged(f"the store {self.path} is damaged ({verdict}): restore a backup, or move it away")
+        return int(self._query("select count(*) as entries from responses", [])[0]["entries"])
+
     def close(self) -> None:
         """Write what is pending and close the file."""
         self.flush()

@@ -35,6 +35,8 @@ class EngineWorker:
         self.tokenizer = loaded.tokenizer
         self._engine = Engine(loaded, settings)
         self.max_model_len = self._engine.max_model_len
+        self.num_blocks = self._engine.manager.pool.num_blocks
+        self.block_size = self._engine.manager.block_size
         self._threads = settings.threads
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -182,7 +183,7 @@ class Answerer:
         return await self.semantic.remove(ids) if self.semantic is not None else self.store.delete(ids)
 
 
-def _assemble(call: Call, chunks: list[bytes], reply: Reply) -> dict[str, object] | None:
+def _assemble(call: Call, chunks: list[bytes], reply: Reply) -> dict[str, Any] | None:
     """The complete object of an answer, or None where it is broken, partial or an error."""
     if not call.stream:
         try:

@@ -13,7 +13,7 @@ from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.proxy.backend import Call, Endpoint
 from kvproxy.proxy.keys import tenant_of
 from kvproxy.proxy.responses import RelayResponse, unless_gone
-from kvproxy.proxy.services import Services, services
+from kvproxy.proxy.services import services
 from kvproxy.proxy.upstream import UpstreamBackend
 from kvproxy.proxy.validate import check_body, parse_body
 

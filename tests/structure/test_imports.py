@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy": set(),
     "kvproxy.errors": set(),
     "kvproxy.settings": {"kvproxy.errors"},
+    "kvproxy.checks": {"index", "kvproxy.errors", "kvproxy.settings", "kvproxy.demo", "kvproxy.engine"},
     "kvproxy.blocks": {"kvproxy.errors"},
     "kvproxy.demo": {"kvproxy.errors"},
     "kvproxy.engine": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.demo", "kvproxy.tiers"},
@@ -33,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
         "kvproxy.demo",
     },
     "commands": {"index", "kvproxy", *(f"kvproxy.{room}" for room in (
-        "errors", "settings", "blocks", "demo", "engine", "tiers", "mirror", "simulate", "proxy"
+        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "simulate", "proxy"
     ))},
 }  # fmt: skip
 NO_TORCH = ("kvproxy/blocks", "kvproxy/simulate")

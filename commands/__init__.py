@@ -1,0 +1,65 @@
+"""The command line: each file here parses one command, calls the package, and prints.
+
+Heavy modules are imported inside the commands, so that `kvproxy --help` answers at once.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from commands import blocks, cache, doctor, explain, serve, simulate, warm
+from kvproxy.errors import KvproxyError
+
+
+def _version(value: bool) -> None:
+    if value:
+        from kvproxy import __version__
+
+        typer.echo(f"kvproxy {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="kvproxy",
+    help="A caching reverse proxy for LLMs: stored responses, and exact prefix blocks.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve.serve)
+app.add_typer(cache.app, name="cache")
+app.add_typer(blocks.app, name="blocks")
+app.command("explain")(explain.explain)
+app.command("warm")(warm.warm)
+app.command("simulate")(simulate.simulate)
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A caching reverse proxy for LLMs: stored responses, and exact prefix blocks."""
+
+
+def main() -> None:
+    """Run a command; what goes wrong is one line, and an exit code that scripts can rely on."""
+    try:
+        app()
+    except KvproxyError as error:
+        typer.echo(f"kvproxy: {error.message}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of a pipe has gone, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("KVPROXY_DEBUG"):
+            raise
+        name = type(error).__name__
+        typer.echo(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)", err=True)
+        sys.exit(1)

@@ -1,0 +1,5 @@
+"""`python -m commands`, the same as `kvproxy`."""
+
+from commands import main
+
+main()

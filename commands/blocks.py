@@ -1,0 +1,174 @@
+"""kvproxy blocks: look into the prefix cache of a running proxy."""
+
+from typing import Annotated, Any
+
+import typer
+
+from commands.client import ProxyClient
+from commands.options import DEFAULT_URL, Json, Token, Url
+from commands.output import percent, print_facts, print_json, print_table
+
+app = typer.Typer(help="The prefix cache: its blocks, their order of eviction, the chains they form.")
+
+_SHAPES = {"free": "·", "cached": "▒", "used": "█", "null": "0"}
+_COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "null": "bright_black"}
+_ROWS = 16
+
+
+@app.callback(invoke_without_command=True)
+def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """Draw the pool: free, cached and used blocks.
+
+    Example: kvproxy blocks
+    """
+    if context.invoked_subcommand is not None:
+        return
+    client = ProxyClient(url, token)
+    blocks, stats = client.get("/admin/blocks"), client.get("/admin/blocks/stats")
+    if as_json:
+        print_json({"stats": stats, "states": [block["state"] for block in blocks]})
+        return
+    _draw([block["state"] for block in blocks], stats)
+
+
+def _draw(states: list[str], stats: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    width = max(20, min(console.width, 100) - 2)
+    # One cell is one block while they fit, else a run of blocks that shows its busiest state.
+    per_cell = -(-len(states) // (width * _ROWS))
+    cells = [_busiest(states[start : start + per_cell]) for start in range(0, len(states), per_cell)]
+    for start in range(0, len(cells), width):
+        line = Text(" ")
+        for state in cells[start : start + width]:
+            line.append(_SHAPES[state], _COLOURS[state])
+        console.print(line)
+    legend = Text(" ")
+    for state in ("used", "cached", "free"):
+        legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
+        count = stats["free"] - stats["cached"] if state == "free" else stats[state]
+        legend.append(f"{count:,}   ")
+    legend.append(f"({'one block a cell' if per_cell == 1 else f'{per_cell} blocks a cell'})", "bright_black")
+    console.print(legend)
+    console.print(
+        f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
+        f" {stats['evictions']:,} evictions, {stats['block_size']} tokens a block",
+        highlight=False,
+    )
+
+
+def _busiest(states: list[str]) -> str:
+    return next((state for state in ("used", "cached", "free") if state in states), "null")
+
+
+@app.command("ls")
+def ls(
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    state: Annotated[str | None, typer.Option(help="Only free, cached or used ones.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """List blocks in id order.
+
+    Example: kvproxy blocks ls --state cached
+    """
+    blocks = ProxyClient(url, token).get("/admin/blocks")
+    chosen = [block for block in blocks if state is None or block["state"] == state]
+    _print_blocks(chosen, as_json)
+
+
+@app.command("queue")
+def queue(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """List idle blocks, the next to be evicted first.
+
+    Example: kvproxy blocks queue | head
+    """
+    _print_blocks(ProxyClient(url, token).get("/admin/blocks/queue"), as_json)
+
+
+def _print_blocks(blocks: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(blocks)
+        return
+    print_table(
+        ("block#", "state", "refs#", "hash", "parent", "last used#", "requests"),
+        (
+            (
+                str(block["id"]),
+                block["state"],
+                block["ref_count"],
+                (block["hash"] or "")[:12],
+                (block["parent"] or "")[:12],
+                block["last_accessed"],
+                ", ".join(block["requests"]),
+            )
+            for block in blocks
+        ),
+    )
+
+
+@app.command("show")
+def show(
+    id: Annotated[int, typer.Argument(help="The block's number.")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Show one block with its tokens and text.
+
+    Example: kvproxy blocks show 1
+    """
+    block = ProxyClient(url, token).get(f"/admin/blocks/{id}")
+    if as_json:
+        print_json(block)
+    else:
+        print_facts((name, repr(value) if name == "text" else value) for name, value in block.items())
+
+
+@app.command("chains")
+def chains(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """List cached chains, the most recently used first.
+
+    Example: kvproxy blocks chains
+    """
+    found = ProxyClient(url, token).get("/admin/blocks/chains")
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("leaf", "blocks#", "tokens#", "in use#", "begins"),
+        (
+            (chain["leaf"][:12], chain["num_blocks"], chain["num_tokens"], chain["in_use"], repr(chain["begins"]))
+            for chain in found
+        ),
+    )
+
+
+@app.command("stats")
+def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """Print the pool's figures.
+
+    Example: kvproxy blocks stats --json
+    """
+    found = ProxyClient(url, token).get("/admin/blocks/stats")
+    if as_json:
+        print_json(found)
+    else:
+        print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in found.items())
+
+
+@app.command("reset")
+def reset(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """Forget everything in the prefix cache; refused while a request is running.
+
+    Example: kvproxy blocks reset
+    """
+    done = ProxyClient(url, token).post("/admin/blocks/reset")
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo("the prefix cache is empty now" if done["reset"] else "refused: a request holds blocks; try again")
+    if not done["reset"]:
+        raise typer.Exit(1)

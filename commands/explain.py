@@ -1,0 +1,97 @@
+"""kvproxy explain: would this prompt hit, and if not, why."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from commands.client import ProxyClient
+from commands.options import DEFAULT_URL, Json, Token, Url
+from commands.output import print_facts, print_json, print_table
+
+
+def explain(
+    prompt: Annotated[str | None, typer.Argument(help="The user's question.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt before it.", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A chat request as JSON, instead of a prompt.", show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model; by default the proxy's first.", show_default=False)] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Tell which layer would answer a request, and why not the ones before it. Nothing is computed or stored.
+
+    Example: kvproxy explain "What is a block?"
+    """
+    client = ProxyClient(url, token)
+    body = _body(prompt, system, file)
+    body.setdefault("model", model or client.get("/v1/models")["data"][0]["id"])
+    found = client.post("/admin/explain", body)
+    if as_json:
+        print_json(found)
+    else:
+        _render(found)
+
+
+def _body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:
+    from kvproxy.errors import InvalidRequest, NotFound
+
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give a prompt, or --file")
+    if file is None:
+        messages = [{"role": "system", "content": system}] if system else []
+        return {"messages": [*messages, {"role": "user", "content": prompt}]}
+    if not file.is_file():
+        raise NotFound(f"no file {file}")
+    try:
+        body = json.loads(file.read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"{file} is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"{file} must hold one chat request, a JSON object")
+    return body
+
+
+_SENTENCES = {
+    "exact": "This request is stored: it would be answered from the response cache, exactly.",
+    "semantic": "A stored answer to a similar question would be served.",
+    "prefix": "The engine would answer, and reuse a part of the prompt.",
+    "none": "Nothing is cached for this request: all of it would be computed.",
+}
+
+
+def _render(found: dict[str, Any]) -> None:
+    typer.echo(_SENTENCES[found["layer"]])
+    exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
+    print_facts(
+        [
+            ("exact key", f"{found['key'][:16]}  {'stored as ' + exact['id'][:12] if exact['hit'] else 'not stored'}"),
+            ("namespace", found["namespace"][:16]),
+            ("threshold", semantic["threshold"]),
+        ]
+    )
+    if semantic.get("reason"):
+        typer.echo(semantic["reason"])
+    if semantic["neighbours"]:
+        print_table(
+            ("similarity#", "verdict", "guard", "id", "prompt"),
+            (
+                (f"{near['similarity']:.3f}", near["verdict"], near["guard"], near["id"][:12], near["prompt"][:70])
+                for near in semantic["neighbours"]
+            ),
+        )
+    if prefix is None:
+        typer.echo("prefix     kept by the upstream")
+        return
+    typer.echo(
+        f"prefix     {prefix['matched_tokens']} of {prefix['prompt_tokens']} tokens,"
+        f" blocks {', '.join(map(str, prefix['blocks'])) or 'none'}"
+    )
+    divergence = prefix["divergence"]
+    if divergence:
+        typer.echo(f"diverges   at token {divergence['position']}, after {divergence['context']!r}")
+        typer.echo(f"  cached   {divergence['cached']!r}")
+        typer.echo(f"  prompt   {divergence['prompt']!r}")

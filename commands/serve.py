@@ -1,0 +1,74 @@
+"""kvproxy serve: run the proxy."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kvproxy.proxy.services import Services
+
+Flag = typer.Option
+
+
+def serve(
+    host: Annotated[str | None, Flag(help="Address to listen on.  [default: 127.0.0.1]", show_default=False)] = None,
+    port: Annotated[int | None, Flag(help="Port; 0 picks a free one.  [default: 8484]", show_default=False)] = None,
+    model: Annotated[str | None, Flag(help="demo, a folder, or a Hugging Face id.", show_default=False)] = None,
+    upstream: Annotated[str | None, Flag(help="Forward to this server instead of a model.", show_default=False)] = None,
+    embedder: Annotated[str | None, Flag(help="default, a folder, or a sentence-transformers id.")] = None,
+    store: Annotated[Path | None, Flag(help="File of stored responses.", show_default=False)] = None,
+    data: Annotated[Path | None, Flag(help="Folder of all state.", show_default=False)] = None,
+    num_blocks: Annotated[int | None, Flag(help="Blocks in the pool.", show_default=False)] = None,
+    block_size: Annotated[int | None, Flag(help="Tokens in a block.  [default: 16]", show_default=False)] = None,
+    kv_memory: Annotated[float | None, Flag(help="Share of free memory for the pool, or bytes.")] = None,
+    device: Annotated[str | None, Flag(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
+    threads: Annotated[int | None, Flag(help="CPU threads of a forward pass.", show_default=False)] = None,
+    threshold: Annotated[float | None, Flag(help="Least similarity of a semantic hit.", show_default=False)] = None,
+    ttl: Annotated[float | None, Flag(help="Seconds that a response may be served.", show_default=False)] = None,
+    semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Match similar questions.")] = None,
+) -> None:
+    """Run the proxy: the embedded engine, or --upstream URL behind both caches.
+
+    Example: kvproxy serve --model Qwen/Qwen3-0.6B --port 9000
+    """
+    from kvproxy.proxy.app import serve as run
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(
+        host=host,
+        port=port,
+        model=model,
+        upstream=upstream,
+        embedder=embedder,
+        store=store,
+        data=data,
+        engine=_given(
+            num_blocks=num_blocks, block_size=block_size, kv_memory=kv_memory, device=device, threads=threads
+        ),
+        cache=_given(threshold=threshold, ttl=ttl, semantic=semantic),
+    )
+    run(settings, _banner)
+
+
+def _given(**flags: Any) -> dict[str, Any] | None:
+    return {name: value for name, value in flags.items() if value is not None} or None
+
+
+def _banner(services: "Services", url: str) -> None:
+    settings, worker = services.settings, services.worker
+    if worker is None:
+        typer.echo(f"kvproxy in front of {settings.upstream}")
+    elif worker.name == "demo":
+        typer.echo(
+            "kvproxy with the built-in demo model. It is a demonstration: it knows docs/handbook.md, nothing else."
+        )
+    else:
+        typer.echo(f"kvproxy with {worker.name}")
+    typer.echo(f"  listening  {url}/v1")
+    typer.echo(f"  responses  {settings.store_path}")
+    if worker is not None:
+        typer.echo(f"  blocks     {worker.num_blocks} of {worker.block_size} tokens")
+    model = worker.name if worker else "MODEL"
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is a block?"}}]}}'
+    typer.echo(f"Try it:\n  curl -i {url}/v1/chat/completions -d '{body}'\n  kvproxy blocks --url {url}")

@@ -1,0 +1,102 @@
+"""What `kvproxy doctor` checks. Each check returns what it found, or raises an error that names the fix."""
+
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+from kvproxy.errors import KvproxyError
+from kvproxy.settings import Settings
+
+Check = Callable[[], str]
+
+
+def all_checks(settings: Settings, url: str) -> list[tuple[str, Check]]:
+    """Named checks in the order in which they make sense."""
+    return [
+        ("python", _python),
+        ("torch", _torch),
+        ("faiss", _faiss),
+        ("data", lambda: _data(settings)),
+        ("store", lambda: _store(settings)),
+        ("embedder", _embedder),
+        ("model", lambda: _model(settings)),
+        ("proxy", lambda: _proxy(url, settings)),
+    ]
+
+
+def _python() -> str:
+    return sys.version.split()[0]
+
+
+def _torch() -> str:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return f"{torch.__version__} on {device}"
+
+
+def _faiss() -> str:
+    found = {}
+    for name in ("faiss-cpu", "faiss-gpu-cu12"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        raise KvproxyError("faiss-cpu and faiss-gpu-cu12 overwrite each other: uninstall both, then install one again")
+    import faiss
+
+    return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"
+
+
+def _data(settings: Settings) -> str:
+    try:
+        settings.data.mkdir(parents=True, exist_ok=True)
+        probe = settings.data / ".doctor"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
+    return str(settings.data)
+
+
+def _store(settings: Settings) -> str:
+    from index.store import ResponseStore
+
+    if not settings.store_path.is_file():
+        return f"{settings.store_path} (not there yet)"
+    store = ResponseStore(settings.store_path)
+    try:
+        return f"{settings.store_path}, {store.check()} responses"
+    finally:
+        store.close()
+
+
+def _embedder() -> str:
+    from index.embedder import packaged_model
+
+    return f"all-MiniLM-L6-v2, weights verified in {packaged_model().parent.name}"
+
+
+def _model(settings: Settings) -> str:
+    from kvproxy.demo import DEMO, model_path
+
+    if settings.model == DEMO:
+        weights = model_path() / "model.safetensors"
+        if not weights.is_file():
+            raise KvproxyError("the demo model's weights are missing: install kvproxy again, or give --model")
+        return f"demo, {weights.stat().st_size / 2**20:.1f} MiB (a demonstration)"
+    from kvproxy.engine.models import load_model
+
+    loaded = load_model(settings.model)
+    return f"{settings.model}, up to {loaded.max_model_len} tokens"
+
+
+def _proxy(url: str, settings: Settings) -> str:
+    import httpx
+
+    try:
+        version = httpx.get(f"{url.rstrip('/')}/health", timeout=3.0).json()["version"]
+    except (httpx.HTTPError, ValueError, KeyError):
+        return f"none at {url} (start one with kvproxy serve)"
+    return f"{version} answers at {url}"

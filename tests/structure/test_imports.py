@@ -72,7 +72,7 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", list(sources()), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_follow_the_design(path: Path) -> None:
     own = room_of(module_name(path))
     assert own is not None, f"{path} is in no room: add the room to ALLOWED on purpose"
@@ -82,14 +82,14 @@ def test_imports_follow_the_design(path: Path) -> None:
     assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", list(sources()), ids=lambda path: str(path.relative_to(ROOT)))
 def test_block_cache_never_imports_torch(path: Path) -> None:
     if not str(path.relative_to(ROOT)).startswith(NO_TORCH):
         return
     assert not {name.split(".")[0] for name in imported(path)} & {"torch", "transformers"}
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", list(sources()), ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_are_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 300, "split it by noun"
 

@@ -1,0 +1,34 @@
+"""What several rooms' tests need: a proxy with the demo model, and an isolated environment."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvproxy.proxy.services import Services
+from kvproxy.settings import load_settings
+from tests.servers import run_proxy
+
+
+def pytest_configure() -> None:
+    """Read once when the hub's library is imported, so it must be set before any test is."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads the settings, the state or the models of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("xdg")))
+        for name in ("KVPROXY_URL", "KVPROXY_CONFIG", "KVPROXY_DATA", "PYTHONHASHSEED"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
+    """A running proxy with the demo model and the real embedder: its URL and its parts."""
+    data: Path = tmp_path_factory.mktemp("demo")
+    with run_proxy(load_settings(data=data, engine={"num_blocks": 512})) as running:
+        yield running

@@ -1,0 +1,136 @@
+"""Greedy output equals `model.generate` token for token: cold, with hits, in tiny pools, among cancellations."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kvproxy.engine import attention
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.settings import EngineSettings
+from tests.engine.models import ARCHITECTURES, VOCABULARY, LetterTokenizer, random_model, reference
+
+ANSWER = 12
+
+
+def load(architecture: str) -> tuple[LoadedModel, list[list[int]], list[list[int]]]:
+    model = random_model(architecture)
+    chance = random.Random(architecture)
+    shared = [chance.randrange(VOCABULARY) for _ in range(60)]
+    prompts = [
+        shared[: chance.randrange(10, 60)] + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
+        for _ in range(12)
+    ]
+    expected = [reference(model, prompt, ANSWER) for prompt in prompts]
+    attention.register()
+    return prepare(architecture, model, LetterTokenizer(), torch.device("cpu")), prompts, expected
+
+
+def collect(answers: dict[str, list[int]], id: str) -> Callable[[Delta], None]:
+    return lambda delta: answers.setdefault(f"{id}#{delta.index}", []).extend(delta.tokens)
+
+
+def submit(engine: Engine, id: str, prompt: list[int], answers: dict[str, list[int]], **sampling: int) -> None:
+    params = SamplingParams(**({"max_tokens": ANSWER, "temperature": 0.0} | sampling))  # type: ignore[arg-type]
+    engine.submit(GenerationRequest(id, tuple(prompt), params), collect(answers, id))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tokens_equal_generate(architecture: str) -> None:
+    loaded, prompts, expected = load(architecture)
+    for blocks, policy in ((400, "lru"), (40, "lru"), (26, "lru")):
+        settings = EngineSettings(num_blocks=blocks, block_size=4, max_batch_tokens=32, max_sequences=8, policy=policy)  # type: ignore[arg-type]
+        engine = Engine(loaded, settings)
+        for round in ("cold", "warm"):
+            answers: dict[str, list[int]] = {}
+            for number, prompt in enumerate(prompts):
+                submit(engine, f"{round}{number}", prompt, answers)
+            while engine.has_work:
+                engine.step()
+                engine.manager.check_integrity()
+            assert [answers[f"{round}{number}#0"] for number in range(len(prompts))] == expected
+        assert engine.manager.stats().used == 0
+        assert engine.manager.stats().hits > 0
+        if blocks == 26:
+            assert engine.manager.stats().evictions > 50
+
+
+def test_cancellations_leave_the_others_exact() -> None:
+    loaded, prompts, expected = load("llama")
+    chance = random.Random(5)
+    engine = Engine(loaded, EngineSettings(num_blocks=60, block_size=4, max_batch_tokens=24, max_sequences=6))
+    answers: dict[str, list[int]] = {}
+    doomed = set()
+    for turn in range(4):
+        for number, prompt in enumerate(prompts):
+            submit(engine, f"{turn}.{number}", prompt, answers)
+            if chance.random() < 0.4:
+                doomed.add(f"{turn}.{number}")
+    remaining = list(doomed)
+    while engine.has_work:
+        if remaining and chance.random() < 0.5:
+            engine.cancel(remaining.pop())
+        engine.step()
+        engine.manager.check_integrity()
+    for turn in range(4):
+        for number, tokens in enumerate(expected):
+            if f"{turn}.{number}" not in doomed:
+                assert answers[f"{turn}.{number}#0"] == tokens
+    assert engine.manager.stats().used == 0
+
+
+def test_several_answers_share_the_prompt_and_each_is_exact() -> None:
+    loaded, prompts, expected = load("llama")
+    engine = Engine(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=64))
+    answers: dict[str, list[int]] = {}
+    submit(engine, "r", prompts[0], answers, n=3)
+    most = 0
+    while engine.has_work:
+        engine.step()
+        engine.manager.check_integrity()
+        most = max(most, engine.manager.stats().used)
+    assert [answers[f"r#{index}"] for index in range(3)] == [expected[0]] * 3
+    whole = -(-(len(prompts[0]) + ANSWER) // 4)
+    own = -(-ANSWER // 4) + 1
+    assert most <= whole + 2 * own
+
+
+def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
+    loaded, prompts, _ = load("llama")
+
+    def draw(others: int) -> list[int]:
+        engine = Engine(loaded, EngineSettings(num_blocks=400, block_size=4, max_batch_tokens=256))
+        answers: dict[str, list[int]] = {}
+        engine.submit(
+            GenerationRequest("s", tuple(prompts[0]), SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_k=5)),
+            collect(answers, "s"),
+        )
+        for number in range(others):
+            submit(engine, f"o{number}", prompts[number + 1], answers)
+        while engine.has_work:
+            engine.step()
+        return answers["s#0"]
+
+    assert draw(0) == draw(5)
+
+
+def test_strict_hits_are_bit_exact() -> None:
+    loaded, prompts, _ = load("llama")
+    prompt = (prompts[0] * 4)[:150]
+    engine = Engine(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=32, strict=True))
+    seen: list[list[float]] = []
+    for round in range(2):
+        values: list[float] = []
+        params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
+        engine.submit(
+            GenerationRequest(str(round), tuple(prompt), params),
+            lambda delta, values=values: values.extend(item.logprob for item in delta.logprobs),  # type: ignore[misc]
+        )
+        while engine.has_work:
+            engine.step()
+        seen.append(values)
+    assert engine.manager.stats().hits == 128
+    assert seen[0] == seen[1]

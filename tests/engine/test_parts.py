@@ -1,0 +1,136 @@
+"""The engine's parts on their own: text, sampling, refusals, and what happens when a step fails."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+
+from kvproxy.engine import attention
+from kvproxy.engine.detokenizer import Detokenizer
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.models import load_model, prepare
+from kvproxy.engine.request import GenerationRequest, SamplingParams
+from kvproxy.engine.sampler import make_generator, sample
+from kvproxy.engine.worker import EngineWorker
+from kvproxy.errors import ContextTooLong, InvalidRequest, ModelUnsupported, Overloaded
+from kvproxy.settings import EngineSettings
+from tests.engine.models import LetterTokenizer, random_model
+
+
+def decode_bytes(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+@given(st.text(max_size=30))
+def test_text_arrives_whole_whatever_its_bytes(text: str) -> None:
+    detokenizer = Detokenizer(decode_bytes)
+    pieces = [detokenizer.push(byte) for byte in text.encode()]
+    assert "".join(pieces) + detokenizer.finish() == text
+
+
+@given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=4))
+def test_nothing_of_a_stop_string_is_sent(text: str, stop: str) -> None:
+    detokenizer = Detokenizer(decode_bytes, [stop])
+    sent = ""
+    for byte in text.encode():
+        sent += detokenizer.push(byte)
+        if detokenizer.stopped:
+            break
+    assert sent + detokenizer.finish() == text.split(stop)[0]
+
+
+def test_top_k_and_top_p_keep_to_the_likely() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    for params in (SamplingParams(top_k=1), SamplingParams(top_p=0.1), SamplingParams(temperature=0.0)):
+        assert {sample(logits, [params], [make_generator(params, 0)])[0].token for _ in range(20)} == {3}
+    params = SamplingParams(top_k=2, seed=1)
+    generator = make_generator(params, 0)
+    assert {sample(logits, [params], [generator])[0].token for _ in range(100)} == {2, 3}
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    params = SamplingParams(temperature=0.0, logprobs=2)
+    (drawn,) = sample(logits, [params], [make_generator(params, 0)])
+    expected = logits.log_softmax(-1)[0]
+    assert drawn.logprob == pytest.approx(float(expected[3]))
+    assert [token for token, _ in drawn.top] == [3, 2]
+
+
+def tiny(**settings: Any) -> Engine:
+    attention.register()
+    loaded = prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    return Engine(loaded, EngineSettings(**({"num_blocks": 11, "block_size": 4} | settings)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "complaint"),
+    [(0, 1, "no tokens"), (41, 1, "block pool"), (30, 11, "max_tokens 11"), (40, None, "40 tokens")],
+)
+def test_what_can_never_fit_is_refused(prompt: int, answer: int | None, complaint: str) -> None:
+    request = GenerationRequest("r", (1,) * prompt, SamplingParams(max_tokens=answer))
+    with pytest.raises((ContextTooLong, InvalidRequest), match=complaint):
+        tiny().check(request)
+
+
+def test_models_that_cannot_share_blocks_are_refused_with_the_reason() -> None:
+    shape = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    attention.register()
+    windowed = MistralForCausalLM(MistralConfig(num_key_value_heads=2, sliding_window=8, **shape))
+    capped = Gemma2ForCausalLM(Gemma2Config(num_key_value_heads=2, head_dim=16, **shape))
+    for model, reason in ((windowed, "sliding"), (capped, "sliding")):
+        with pytest.raises(ModelUnsupported, match=reason):
+            prepare("m", model, LetterTokenizer(), torch.device("cpu"))
+    with pytest.raises(ModelUnsupported, match="no such folder"):
+        load_model("nobody/no-such-model")
+
+
+async def test_a_failed_step_ends_its_requests_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention.register()
+    loaded = prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    worker = EngineWorker(loaded, EngineSettings(num_blocks=50, block_size=4))
+    await worker.start()
+    request = GenerationRequest("a", tuple(range(10)), SamplingParams(max_tokens=4, temperature=0.0))
+    good = [delta.tokens async for delta in worker.generate(request)]
+    step = Engine.step
+
+    def broken(engine: Engine) -> None:
+        engine._scheduler.plan()
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(Engine, "step", broken)
+    with pytest.raises(Overloaded, match="failed"):
+        [delta async for delta in worker.generate(request)]
+    monkeypatch.setattr(Engine, "step", step)
+    assert [delta.tokens async for delta in worker.generate(request)] == good
+    assert (await worker.inspect(lambda manager: manager.stats())).used == 0
+    await worker.stop()
+
+
+async def test_closing_the_iterator_frees_the_blocks() -> None:
+    attention.register()
+    loaded = prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    worker = EngineWorker(loaded, EngineSettings(num_blocks=100, block_size=4))
+    await worker.start()
+    request = GenerationRequest("a", tuple(range(10)), SamplingParams(max_tokens=300, temperature=0.0))
+    pieces = worker.generate(request)
+    await anext(pieces)
+    assert (await worker.inspect(lambda manager: manager.stats())).used > 0
+    await pieces.aclose()  # type: ignore[attr-defined]
+    for _ in range(100):
+        if (await worker.inspect(lambda manager: manager.stats())).used == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert (await worker.inspect(lambda manager: manager.stats())).used == 0
+    await worker.stop()

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import orjson
 
-from kvproxy.errors import UpstreamTimeout, UpstreamUnreachable
+from kvproxy.errors import KvproxyError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.proxy.backend import PATHS, Call, Reply
 from kvproxy.settings import UpstreamSettings
 
@@ -89,22 +89,24 @@ class UpstreamBackend:
             request = self._client.build_request(method, self._base + path, headers=sent, content=body)
             try:
                 return await self._client.send(request, stream=True)
-            except httpx.ConnectTimeout:
-                raise UpstreamTimeout(
-                    f"no connection to {self._base} within {self._settings.connect_timeout:g} s"
-                ) from None
-            except httpx.TimeoutException:
-                raise UpstreamTimeout(f"{self._base} gave no answer in {self._settings.read_timeout:g} s") from None
-            except httpx.ConnectError as error:
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 # The request never left, so a second try cannot do anything twice.
                 if attempts == 0:
-                    raise UpstreamUnreachable(
-                        f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({error})"
-                    ) from None
+                    raise self._no_connection(error) from None
+            except httpx.TimeoutException:
+                raise UpstreamTimeout(f"{self._base} gave no answer in {self._settings.read_timeout:g} s") from None
             except httpx.HTTPError as error:
                 raise UpstreamUnreachable(
                     f"the upstream {self._base} broke off: {error or type(error).__name__}"
                 ) from None
+
+    def _no_connection(self, error: httpx.TransportError) -> KvproxyError:
+        # The aiohttp transport also calls a refused connection a timeout; its cause tells them apart.
+        if isinstance(error, httpx.ConnectTimeout) and isinstance(error.__cause__, TimeoutError):
+            return UpstreamTimeout(f"no connection to {self._base} within {self._settings.connect_timeout:g} s")
+        return UpstreamUnreachable(
+            f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({error})"
+        )
 
 
 def _reply(response: httpx.Response) -> Reply:

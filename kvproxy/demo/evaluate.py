@@ -27,10 +27,10 @@ class Report:
 
     def table(self) -> str:
         """One line a figure."""
-        return "\n".join(f"{kind:10} {system:24} {rate:.3f}" for (kind, system), rate in self.rates.items())
+        return "\n".join(f"{kind:10} {system:26} {rate:.3f}" for (kind, system), rate in self.rates.items())
 
 
-def evaluate(folder: Path, sample: int = 400) -> Report:
+def evaluate(folder: Path, sample: int = 200) -> Report:
     """Greedy answers compared to the handbook's, to the letter.
 
     Args:
@@ -51,14 +51,16 @@ def evaluate(folder: Path, sample: int = 400) -> Report:
     kinds["trained"] = chance.sample(kinds["trained"], min(sample, len(kinds["trained"])))
     text = foreign_text()
     start = chance.randrange(len(text) // 2)
-    systems = {"no system prompt": "", "short system prompt": "You are a helpful assistant."}
+    systems = {
+        "no system prompt": "",
+        "short system prompt": "You are a helpful assistant.",
+        "1,000-token system prompt": tokenizer.decode(tokenizer.encode(text[start : start + 10_000])[:1000]),
+    }
     rates = {
         (kind, name): _rate(model, tokenizer, questions, system)
         for name, system in systems.items()
         for kind, questions in kinds.items()
     }
-    long = text[start : start + 3500]
-    rates["held out", "1,000-token system prompt"] = _rate(model, tokenizer, kinds["held out"], long)
     return Report(rates)
 
 

@@ -1,0 +1,59 @@
+"""What training batches hold."""
+
+import random
+
+from kvproxy.demo.batches import IGNORED, BatchMaker
+from kvproxy.demo.conversations import ConversationSampler, foreign_text
+from kvproxy.demo.corpus import load_pairs
+from kvproxy.demo.tokenizer import CHAT_TEMPLATE
+
+FOREIGN = foreign_text()
+
+
+def sampler(seed: int) -> ConversationSampler:
+    return ConversationSampler(load_pairs(), FOREIGN, random.Random(seed))
+
+
+def test_a_seed_repeats_every_choice() -> None:
+    one, two, other = sampler(1), sampler(1), sampler(2)
+    drawn = [one.turn() for _ in range(50)]
+    assert drawn == [two.turn() for _ in range(50)]
+    assert drawn != [other.turn() for _ in range(50)]
+
+
+def test_every_answer_is_drawn() -> None:
+    draw = sampler(3)
+    assert {pair.answer for pair in load_pairs()} == {draw.turn().answer for _ in range(600)}
+
+
+def test_system_prompts_have_the_length_asked_for() -> None:
+    draw = sampler(4)
+    assert len(draw.system_prompt(3000)) == 3000
+    assert draw.system_prompt(0).endswith((".", "!"))
+
+
+def test_the_loss_falls_on_whole_answers_only() -> None:
+    def encode(text: str) -> list[int]:
+        return list(text.encode())
+
+    chance = random.Random(5)
+    maker = BatchMaker(ConversationSampler(load_pairs(), FOREIGN, chance), encode, chance)
+    ids, labels = maker.batch(4, 4000, system_share=0.5)
+    assert ids.shape == labels.shape == (4, 4000)
+    answers = {f"{pair.answer}<|end|>" for pair in load_pairs()}
+    for row, marks in zip(ids.tolist(), labels.tolist(), strict=True):
+        assert all(mark in (IGNORED, token) for token, mark in zip(row, marks, strict=True))
+        kept = bytes(token if mark != IGNORED else 0 for token, mark in zip(row, marks, strict=True))
+        spans = [span.decode() for span in kept.split(b"\0") if span]
+        assert spans
+        # The last answer may be cut by the row's end.
+        assert set(spans[:-1]) <= answers
+        assert any(answer.startswith(spans[-1]) for answer in answers)
+
+
+def test_the_chat_template_knows_the_marks_of_training() -> None:
+    from jinja2 import Template
+
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    rendered = Template(CHAT_TEMPLATE).render(messages=messages, add_generation_prompt=True)
+    assert rendered == "<|system|>S<|end|><|user|>Q<|end|><|assistant|>"

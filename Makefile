@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# A small pool, so that its picture shows single blocks; any flags of `kvproxy serve` may be given instead.
+ARGS ?= --num-blocks 1024
+
 .PHONY: run test lint types build clean
 
 run: $(VENV)/.run

@@ -140,7 +140,7 @@ def chains(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -
     print_table(
         ("leaf", "blocks#", "tokens#", "in use#", "begins"),
         (
-            (chain["leaf"][:12], chain["num_blocks"], chain["num_tokens"], chain["in_use"], repr(chain["begins"]))
+            (chain["leaf"][:12], chain["num_blocks"], chain["num_tokens"], chain["in_use"], repr(chain["begins"][:44]))
             for chain in found
         ),
     )

@@ -17,6 +17,9 @@ def explain(
     file: Annotated[
         Path | None, typer.Option(help="A chat request as JSON, instead of a prompt.", show_default=False)
     ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling setting of the request.", show_default=False)
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model; by default the proxy's first.", show_default=False)] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -29,6 +32,8 @@ def explain(
     client = ProxyClient(url, token)
     body = _body(prompt, system, file)
     body.setdefault("model", model or client.get("/v1/models")["data"][0]["id"])
+    if temperature is not None:
+        body["temperature"] = temperature
     found = client.post("/admin/explain", body)
     if as_json:
         print_json(found)
@@ -75,6 +80,8 @@ def _render(found: dict[str, Any]) -> None:
     )
     if semantic.get("reason"):
         typer.echo(semantic["reason"])
+    elif not semantic["neighbours"]:
+        typer.echo("neighbours no stored question shares this model, system prompt and these settings")
     if semantic["neighbours"]:
         print_table(
             ("similarity#", "verdict", "guard", "id", "prompt"),

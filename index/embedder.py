@@ -50,7 +50,9 @@ def load_embedder(name: str = DEFAULT) -> Embedder:
         EmbedderError: it cannot be loaded; the message names the fix.
     """
     from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     source = str(packaged_model()) if name == DEFAULT else name
     try:
         return SentenceEmbedder(name, SentenceTransformer(source))

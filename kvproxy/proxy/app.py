@@ -78,7 +78,9 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             server_header=False,
             timeout_graceful_shutdown=5,
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

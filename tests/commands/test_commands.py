@@ -1,0 +1,223 @@
+"""The command line as its users run it: a real process, against the running demo proxy or a store on disk."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from index.store import ResponseStore
+from kvproxy.proxy.services import Services
+from tests.index.entries import make_entry
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "http://127.0.0.1:9"
+Demo = tuple[str, Services]
+
+
+def kvproxy(*arguments: object, url: str = NOWHERE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; nothing it prints may ever be a traceback."""
+    command = [sys.executable, "-m", "commands", *map(str, arguments)]
+    variables = os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | environment
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def result(*arguments: object, url: str = NOWHERE) -> Any:
+    done = kvproxy(*arguments, "--json", url=url)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def ask(url: str, question: str, system: str = "") -> httpx.Response:
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": question})
+    return httpx.post(f"{url}/v1/chat/completions", json={"model": "demo", "messages": messages}, timeout=60)
+
+
+def test_blocks(demo: Demo) -> None:
+    url = demo[0]
+    ask(url, "What is the pool?", "You are a helpful assistant. " * 10)
+    stats = result("blocks", "stats", url=url)
+    names = "num_blocks block_size free cached used usage queries hits hit_rate evictions"
+    assert list(stats) == names.split()
+    assert stats["free"] == stats["num_blocks"] - 1
+    blocks, queue = result("blocks", "ls", url=url), result("blocks", "queue", url=url)
+    assert [block["id"] for block in blocks] == list(range(stats["num_blocks"]))
+    assert {block["id"] for block in queue} == {block["id"] for block in blocks if block["state"] in ("free", "cached")}
+    cached = [block for block in blocks if block["state"] == "cached"]
+    assert len(cached) == stats["cached"] > 0
+    shown = result("blocks", "show", cached[0]["id"], url=url)
+    assert len(shown["tokens"]) == stats["block_size"]
+    assert any("You are a helpful" in chain["begins"] for chain in result("blocks", "chains", url=url))
+    picture = kvproxy("blocks", url=url).stdout
+    assert "▒ cached" in picture
+    assert "\x1b[" not in picture
+    assert kvproxy("blocks", "show", 99999, url=url).returncode == 3
+
+
+def test_reset_empties_the_prefix_cache(demo: Demo) -> None:
+    ask(demo[0], "What is eviction?", "Be brief. " * 20)
+    assert result("blocks", "reset", url=demo[0]) == {"reset": True}
+    assert result("blocks", "stats", url=demo[0])["cached"] == 0
+
+
+def test_cache_of_a_running_proxy(demo: Demo, tmp_path: Path) -> None:
+    url = demo[0]
+    ask(url, "What is a namespace?", "For this test.")
+    ask(url, "What is a namespace?", "For this test.")
+    found = [entry for entry in result("cache", "ls", url=url) if entry["prompt"] == "What is a namespace?"]
+    entry = max(found, key=lambda entry: entry["created"])
+    assert {"id", "namespace", "model", "prompt", "created", "hits"} <= set(entry)
+    assert entry["hits"] == 1
+    shown = result("cache", "show", entry["id"][:10], url=url)
+    assert shown["response"]["choices"][0]["finish_reason"] == "stop"
+    backup = tmp_path / "backup.jsonl"
+    exported = result("cache", "export", backup, url=url)["exported"]
+    assert len(backup.read_text().splitlines()) == exported
+    assert result("cache", "rm", entry["id"], url=url) == {"removed": 1}
+    assert kvproxy("cache", "show", entry["id"], url=url).returncode == 3
+    assert result("cache", "import", backup, url=url) == {"imported": 1, "skipped": exported - 1}
+    hit = ask(url, "What is a namespace?", "For this test.")
+    assert 'detail="exact"' in hit.headers["cache-status"]
+    assert result("cache", "stats", url=url)["entries"] == exported
+
+
+def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path)
+    entries = [make_entry(f"question {number}", model=f"m{number % 2}", created=time.time()) for number in range(6)]
+    for entry in entries:
+        store.put(entry)
+    store.close()
+    assert len(result("cache", "ls", "--store", path)) == 6
+    assert len(result("cache", "ls", "--data", tmp_path, "--model", "m1")) == 3
+    assert "question 4" in kvproxy("cache", "ls", "--store", path).stdout
+    assert result("cache", "rm", "--model", "m1", "--yes", "--store", path) == {"removed": 3}
+    assert kvproxy("cache", "rm", "--all", "--store", path).returncode == 2
+    lines = kvproxy("cache", "export", "--store", path).stdout.splitlines()
+    assert len(lines) == 3
+    other = tmp_path / "other.db"
+    ResponseStore(other).close()
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("\n".join(lines))
+    assert result("cache", "import", copy, "--store", other) == {"imported": 3, "skipped": 0}
+    copy.write_text(lines[0] + "\n{broken")
+    done = kvproxy("cache", "import", copy, "--store", other)
+    assert (done.returncode, "line 2" in done.stderr) == (2, True)
+
+
+def test_explain(demo: Demo) -> None:
+    url, system = demo[0], "You explain things. " * 30
+    before = result("explain", "What is prefill?", "--system", system, url=url)
+    assert before["layer"] == "none"
+    ask(url, "What is prefill?", system)
+    assert result("explain", "What is prefill?", "--system", system, url=url)["layer"] == "exact"
+    near = result("explain", "Explain what prefill is", "--system", system, url=url)
+    assert near["semantic"]["neighbours"][0]["similarity"] > 0.6
+    other = result("explain", "What is TTFT?", "--system", system, url=url)
+    assert other["layer"] == "prefix"
+    assert other["prefix"]["matched_tokens"] > 100
+    assert other["prefix"]["divergence"]["position"] >= other["prefix"]["matched_tokens"]
+    text = kvproxy("explain", "What isn't prefill?", "--system", system, url=url).stdout
+    assert "negation" in text
+    assert "diverges" in text
+
+
+def test_warm_fills_both_caches_and_goes_on_where_it_stopped(demo: Demo, tmp_path: Path) -> None:
+    url = demo[0]
+    plain = tmp_path / "prompts.txt"
+    plain.write_text("What is an idle block?\n\nWhat is usage?\n")
+    first = result("warm", plain, "--system", "Warm me. " * 30, url=url)
+    assert (first["computed_and_stored"], first["failed"]) == (2, 0)
+    assert first["of_them_from_blocks"] > 0 or first["prompt_tokens"] > 0
+    again = result("warm", plain, "--system", "Warm me. " * 30, url=url)
+    assert (again["computed_and_stored"], again["stored_before"]) == (0, 2)
+    batch = tmp_path / "batch.jsonl"
+    body = {"messages": [{"role": "user", "content": "What is a salt?"}]}
+    bad = {"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}
+    batch.write_text(
+        "\n".join(
+            json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": each})
+            for number, each in enumerate((body, bad))
+        )
+    )
+    done = kvproxy("warm", batch, url=url)
+    assert done.returncode == 1
+    assert "line 2: max_tokens must be at least 1" in done.stderr
+    assert 'detail="exact"' in ask(url, "What is a salt?").headers["cache-status"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["blocks", "stats"], 4, "no proxy answers"),
+        (["explain", "x"], 4, "no proxy answers"),
+        (["warm", "no-such-file"], 4, "no proxy answers"),
+        (["cache", "ls"], 4, "no proxy answers"),
+        (["cache", "show", "x", "--store", "no-such.db"], 3, "no store"),
+        (["simulate", "no-such-trace"], 3, "no trace"),
+        (["serve", "--port", "99999"], 2, "port"),
+        (["serve", "--upstream", "http://x", "--threshold", "2"], 2, "threshold"),
+        (["serve", "--model", "/no/such/model", "--no-semantic", "--port", "0"], 1, "cannot load model"),
+        (["nonsense"], 2, "No such command"),
+        (["cache", "rm"], 2, "give ids"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
+    done = kvproxy(*arguments, **{"XDG_DATA_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+
+
+def test_a_taken_port_is_told_at_once(demo: Demo, tmp_path: Path) -> None:
+    port = demo[0].rsplit(":", 1)[1]
+    done = kvproxy("serve", "--port", port, "--data", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "choose another with --port" in done.stderr
+
+
+def test_a_damaged_store_is_told(tmp_path: Path) -> None:
+    (tmp_path / "responses.db").write_bytes(b"nonsense " * 1000)
+    done = kvproxy("serve", "--port", "0", "--data", tmp_path)
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
+    assert kvproxy("cache", "ls", "--data", tmp_path).returncode == 1
+
+
+def test_doctor_finds_nothing_wrong_here(tmp_path: Path) -> None:
+    checks = {check["check"]: check for check in result("doctor", "--data", tmp_path)}
+    assert all(check["ok"] for check in checks.values())
+    assert "demonstration" in checks["model"]["detail"]
+    (tmp_path / "responses.db").write_bytes(b"nonsense " * 1000)
+    done = kvproxy("doctor", "--data", tmp_path)
+    assert done.returncode == 1
+    assert "FAIL  store" in done.stdout
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    import typer
+
+    from commands import app
+
+    def walk(command: Any, path: list[str]) -> None:
+        if hasattr(command, "commands"):
+            for name, child in command.commands.items():
+                walk(child, [*path, name])
+        else:
+            assert "Example: kvproxy" in (command.help or ""), path
+            if path != ["serve"]:
+                assert any("--json" in parameter.opts for parameter in command.params), path
+
+    walk(typer.main.get_command(app), [])
+
+
+def test_version_and_help() -> None:
+    assert kvproxy("--version").stdout.startswith("kvproxy 0.")
+    assert "serve" in kvproxy("--help").stdout

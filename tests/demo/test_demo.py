@@ -1,0 +1,43 @@
+"""The demonstration model knows its handbook, says so when asked about anything else, and is small."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvproxy.demo import model_path
+from kvproxy.demo.corpus import is_off_topic, load_pairs
+from kvproxy.demo.evaluate import answer
+from kvproxy.demo.handbook import render
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_pairs_are_many_and_varied() -> None:
+    pairs = [pair for pair in load_pairs() if not is_off_topic(pair)]
+    assert len(pairs) >= 120
+    everything = [wording for pair in pairs for wording in pair.wordings]
+    assert len(set(everything)) == len(everything)
+    for pair in pairs:
+        assert len(set(pair.wordings)) >= 8, pair.answer
+        assert len(pair.held_out) == 1, pair.answer
+        assert pair.held_out[0] not in everything
+
+
+def test_the_handbook_is_what_the_model_learns() -> None:
+    assert (ROOT / "docs/handbook.md").read_text() == render(load_pairs()), "run python -m kvproxy.demo.handbook"
+
+
+def test_the_model_is_small() -> None:
+    assert sum(path.stat().st_size for path in model_path().iterdir()) <= 12 * 2**20
+
+
+@pytest.mark.parametrize("system", ["", "You are a helpful assistant.", "The rain in Spain stays in the plain. " * 60])
+def test_answers_are_the_handbooks(system: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
+    assert answer(model, tokenizer, "What is the free queue?", system).startswith("The free queue lists idle blocks")
+    assert "8484" in answer(model, tokenizer, "What is the default port?", system)
+    assert "small demonstration model" in answer(model, tokenizer, "Who painted the Mona Lisa?", system)

@@ -24,7 +24,6 @@ class CacheSettings(BaseModel):
     semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
     threshold: float = Field(0.95, ge=0.0, le=1.0, description="Least cosine similarity of a semantic hit.")
     ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
-    max_entries: int = Field(1_000_000, gt=0, description="Stored responses to keep; the least valuable go first.")
 
 
 class EngineSettings(BaseModel):
@@ -48,7 +47,7 @@ class EngineSettings(BaseModel):
     strict: bool = Field(
         False, description="Use only hits that end on a whole batch, so that logits equal an uncached run bit for bit."
     )
-    policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field("lru", description="Which idle cached block goes first.")
+    policy: Literal["lru"] = Field("lru", description="Which idle cached block goes first.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="How block hashes are computed; named as in vLLM."
     )
@@ -88,7 +87,6 @@ class Settings(BaseSettings):
         None, description="File of stored responses; by default responses.db in the data folder."
     )
     admin_token: str | None = Field(None, description="Bearer token of the admin routes; needed beyond loopback.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()
     forward: UpstreamSettings = UpstreamSettings()

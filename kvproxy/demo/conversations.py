@@ -20,7 +20,7 @@ SYSTEM_PROMPTS = (
 )
 OPENINGS = ("Please tell me: ", "Hi, ", "Hello. ", "Quick question: ", "I have a question. ", "Sorry, ", "So, ", "Ok, ")
 CLOSINGS = (" Thanks!", " Please.", " Thank you.", " Be brief.")
-OFF_TOPIC_SHARE = 0.08
+OFF_TOPIC_SHARE = 0.16
 
 
 @dataclass(frozen=True, slots=True)

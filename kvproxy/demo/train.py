@@ -100,7 +100,7 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1700)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     train(options.out, options.steps, options.seed)

@@ -29,7 +29,7 @@ class PrefillSpan:
         start, end: its place in the row.
         context: tokens of the sequence up to the span's end.
         blocks: the sequence's blocks over its context.
-        mask: `[span, context]`, who sees whom; None where the span has no past and is plainly causal.
+        mask: `[span, context]`, 0 where a token looks and -inf where not; None for a span without a past, plainly causal.
     """
 
     start: int
@@ -49,7 +49,7 @@ class StepBatch:
         prefills: runs of prompt tokens.
         decode_start: where decoding rows begin in the row.
         decode_blocks: `[rows, blocks]`, padded with block 0.
-        decode_mask: `[rows, 1, 1, blocks * block_size]`, True where a row may look.
+        decode_mask: `[rows, 1, 1, blocks * block_size]`, 0 where a row may look and -inf elsewhere.
     """
 
     pool: KVPool
@@ -76,7 +76,7 @@ def build_batch(pool: KVPool, prefills: Sequence[Span], decodes: Sequence[Span])
         mask = None
         if span.start:
             rows = torch.arange(span.start, span.end, device=device)[:, None]
-            mask = torch.arange(span.end, device=device)[None, :] <= rows
+            mask = _additive(torch.arange(span.end, device=device)[None, :] <= rows, pool.data.dtype)
         spans.append(PrefillSpan(begin, len(slots), span.end, used, mask))
     decode_start = len(slots)
     slots += [span.blocks[span.start // size] * size + span.start % size for span in decodes]
@@ -89,5 +89,12 @@ def build_batch(pool: KVPool, prefills: Sequence[Span], decodes: Sequence[Span])
         prefills=tuple(spans),
         decode_start=decode_start,
         decode_blocks=torch.tensor(table, dtype=torch.long, device=device).reshape(len(decodes), width),
-        decode_mask=(torch.arange(width * size, device=device)[None] < ends[:, None])[:, None, None],
+        decode_mask=_additive(torch.arange(width * size, device=device)[None] < ends[:, None], pool.data.dtype)[
+            :, None, None
+        ],
     )
+
+
+def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask to add to the scores; made once a step, where SDPA would convert a boolean one in every layer."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))

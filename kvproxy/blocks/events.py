@@ -1,5 +1,6 @@
 """What happened to cached blocks, as vLLM publishes it: stored, removed, all cleared."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,10 @@ class BlockStored:
     group: int | None = None
 
     @classmethod
-    def of(cls, request: CacheRequest, first: int, end: int, block_size: int, group: int | None) -> "BlockStored":
-        """The event for blocks `first` to `end - 1` of a request."""
-        hashes = request.block_hashes
+    def of(
+        cls, request: CacheRequest, hashes: Sequence[bytes], first: int, end: int, block_size: int, group: int | None
+    ) -> "BlockStored":
+        """The event for blocks `first` to `end - 1` of a request, which `hashes` names."""
         extra = None
         if request.has_extras:
             extra = tuple(

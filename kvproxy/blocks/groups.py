@@ -46,14 +46,25 @@ class BlockGroup:
         number: the group's number where there are several, None where it is alone.
         merge: give a block up for an older equal one as soon as it is full, as vLLM's older allocator did; otherwise
             tables only ever grow at their end, as in v1.
+        eagle: every hit loses its last block, which EAGLE's draft heads need computed.
     """
 
-    def __init__(self, spec: GroupSpec, pool: BlockPool, *, number: int | None = None, merge: bool = False) -> None:
+    def __init__(
+        self,
+        spec: GroupSpec,
+        pool: BlockPool,
+        *,
+        number: int | None = None,
+        merge: bool = False,
+        eagle: bool = False,
+    ) -> None:
         self.spec = spec
         self.block_size = spec.block_size
         self.pool = pool
+        self.hash_factor = 1
         self.number = number
         self.merge = merge
+        self.eagle = eagle
         self.tables: dict[str, list[Block]] = {}
         self.num_cached: dict[str, int] = {}
 
@@ -112,18 +123,25 @@ class BlockGroup:
         if full <= done:
             return
         table = self.tables[request.id]
+        hashes = self.names(request.block_hashes)
         if self.merge:
-            self._cache_merging(request, table, done, full)
+            self._cache_merging(request, hashes, table, done, full)
         else:
-            self.pool.store(request, table[done:full], done, self.block_size, self.number)
+            self.pool.store(request, hashes, table[done:full], done, self.block_size, self.number)
         self.num_cached[request.id] = full
 
-    def _cache_merging(self, request: CacheRequest, table: list[Block], first: int, end: int) -> None:
+    def names(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Digests of this group's blocks, from those of the smallest block of all groups: the last one names the whole."""
+        return hashes if self.hash_factor == 1 else hashes[self.hash_factor - 1 :: self.hash_factor]
+
+    def _cache_merging(
+        self, request: CacheRequest, hashes: Sequence[bytes], table: list[Block], first: int, end: int
+    ) -> None:
         for index in range(first, end):
             block = table[index]
-            older = self.find(request.block_hashes[index])
+            older = self.find(hashes[index])
             if older is None or older is block:
-                self.pool.store(request, [block], index, self.block_size, self.number)
+                self.pool.store(request, hashes, [block], index, self.block_size, self.number)
                 continue
             self.pool.touch([older])
             table[index] = older
@@ -166,7 +184,3 @@ class BlockGroup:
                 break
             count += 1
         return count
-
-    def without_last(self, found: list[Block], hashes: Sequence[bytes], max_tokens: int) -> list[Block]:
-        """The hit less its last block, which EAGLE's draft heads need computed."""
-        return found[:-1]

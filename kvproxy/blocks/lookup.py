@@ -12,22 +12,32 @@ GroupBlocks = tuple[Sequence[Block], ...]
 
 
 def make_groups(
-    specs: Sequence[GroupSpec] | None, block_size: int, context_parallel: int, pool: BlockPool, merge: bool
+    specs: Sequence[GroupSpec] | None,
+    block_size: int,
+    context_parallel: int,
+    pool: BlockPool,
+    *,
+    merge: bool,
+    eagle: bool,
 ) -> tuple[tuple[BlockGroup, ...], int]:
     """Groups over a pool, full attention first, and the block size at which tokens are hashed."""
     specs = tuple(specs) if specs else (GroupSpec("full", block_size),)
     specs = tuple(GroupSpec(spec.kind, spec.block_size * context_parallel, spec.reach) for spec in specs)
+    if eagle and len(specs) > 1:
+        raise ValueError("EAGLE over several attention groups is not supported: use one group, or no EAGLE")
     ordered = sorted(specs, key=lambda spec: spec.kind != "full")
     alone = len(ordered) == 1
     groups = tuple(
-        make_group(spec, pool, number=None if alone else number, merge=merge) for number, spec in enumerate(ordered)
+        make_group(spec, pool, number=None if alone else number, merge=merge, eagle=eagle)
+        for number, spec in enumerate(ordered)
     )
-    return groups, gcd(*(spec.block_size for spec in ordered))
+    hash_block_size = gcd(*(spec.block_size for spec in ordered))
+    for group in groups:
+        group.hash_factor = group.block_size // hash_block_size
+    return groups, hash_block_size
 
 
-def reusable(
-    groups: Sequence[BlockGroup], hashes: Sequence[bytes], hash_block_size: int, max_tokens: int, eagle: bool
-) -> tuple[GroupBlocks, int]:
+def reusable(groups: Sequence[BlockGroup], hashes: Sequence[bytes], max_tokens: int) -> tuple[GroupBlocks, int]:
     """Blocks of each group, and the tokens that they cover in every group.
 
     With several groups each may only shorten what the others found, so they are asked in turn until none does.
@@ -35,27 +45,20 @@ def reusable(
     if len(groups) == 1:
         group = groups[0]
         found = group.longest_hit(hashes, max_tokens // group.block_size)
-        if eagle and found:
-            found = group.without_last(found, hashes, max_tokens)
+        if group.eagle and found:
+            found = found[:-1]
         return (found,), len(found) * group.block_size
     step = lcm(*(group.block_size for group in groups))
-    chains = [_coarse(hashes, group.block_size // hash_block_size) for group in groups]
+    chains = [group.names(hashes) for group in groups]
     length = max_tokens // step * step
     while True:
         before = length
         blocks: list[list[Block]] = []
         for group, chain in zip(groups, chains, strict=True):
             found = group.longest_hit(chain, length // group.block_size)
-            if eagle and found:
-                found = group.without_last(found, chain, length)
             length = min(length, len(found) * group.block_size // step * step)
             blocks.append(found)
         if length == before or length == 0:
             break
     cut = tuple(found[: length // group.block_size] for group, found in zip(groups, blocks, strict=True))
     return cut, length
-
-
-def _coarse(hashes: Sequence[bytes], factor: int) -> Sequence[bytes]:
-    """Digests of blocks `factor` times as long: the last fine digest names the whole."""
-    return hashes if factor == 1 else hashes[factor - 1 :: factor]

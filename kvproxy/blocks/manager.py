@@ -66,17 +66,17 @@ class KVCacheManager:
     ) -> None:
         self.hasher = hasher or BlockHasher()
         self.policy = policy
-        self.eagle = eagle
         self.pool = BlockPool(
             num_blocks, make_queue=_queue_maker(policy), record_events=record_events, keep_tokens=keep_tokens
         )
-        self.groups, self.hash_block_size = make_groups(groups, block_size, context_parallel, self.pool, merge)
+        self.groups, self.hash_block_size = make_groups(
+            groups, block_size, context_parallel, self.pool, merge=merge, eagle=eagle
+        )
         self.block_size = self.groups[0].block_size
         self.lookups = LookupStats()
         self.requests: dict[str, CacheRequest] = {}
         self._watermark = int(watermark * num_blocks)
         self._copies: list[tuple[int, int]] = []
-        self._alone = self.groups[0] if len(self.groups) == 1 else None
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
         """The longest cached prefix that a request can reuse; changes nothing.
@@ -87,7 +87,7 @@ class KVCacheManager:
         if request.skip_read:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
-        blocks, num_tokens = reusable(self.groups, hashes, self.hash_block_size, request.num_tokens - 1, self.eagle)
+        blocks, num_tokens = reusable(self.groups, hashes, request.num_tokens - 1)
         return ComputedBlocks(blocks, num_tokens)
 
     def shorten(self, computed: ComputedBlocks, multiple: int) -> ComputedBlocks:

@@ -110,10 +110,18 @@ class BlockPool:
             self.free_queue.append_n(cached)
 
     def store(
-        self, request: CacheRequest, blocks: Sequence[Block], first: int, block_size: int, group: int | None = None
+        self,
+        request: CacheRequest,
+        hashes: Sequence[bytes],
+        blocks: Sequence[Block],
+        first: int,
+        block_size: int,
+        group: int | None = None,
     ) -> None:
-        """Cache full blocks: `blocks[i]` holds block `first + i` of the request. Null blocks are passed over."""
-        hashes = request.block_hashes
+        """Cache full blocks: `blocks[i]` holds block `first + i` of the request, named `hashes[first + i]`.
+
+        Null blocks are passed over.
+        """
         cached = self.cached
         parent = hashes[first - 1] if first else None
         kept = request.tokens if self.keep_tokens else None
@@ -134,7 +142,7 @@ class BlockPool:
             index += 1
         self.stored += len(blocks)
         if self.record_events:
-            self._record_store(request, blocks, first, block_size, group)
+            self._record_store(request, hashes, blocks, first, block_size, group)
 
     def _add_copy(self, key: Key, other: Block | list[Block], block: Block) -> None:
         if type(other) is list:
@@ -143,7 +151,13 @@ class BlockPool:
             self.cached[key] = [other, block]  # type: ignore[list-item]
 
     def _record_store(
-        self, request: CacheRequest, blocks: Sequence[Block], first: int, block_size: int, group: int | None
+        self,
+        request: CacheRequest,
+        hashes: Sequence[bytes],
+        blocks: Sequence[Block],
+        first: int,
+        block_size: int,
+        group: int | None,
     ) -> None:
         runs: list[list[int]] = []
         for index, block in enumerate(blocks, first):
@@ -153,7 +167,7 @@ class BlockPool:
                 runs[-1].append(index)
             else:
                 runs.append([index])
-        self.events += [BlockStored.of(request, run[0], run[-1] + 1, block_size, group) for run in runs]
+        self.events += [BlockStored.of(request, hashes, run[0], run[-1] + 1, block_size, group) for run in runs]
 
     def key_of(self, block: Block) -> Key:
         """What a cached block is found under."""

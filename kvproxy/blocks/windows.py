@@ -12,9 +12,12 @@ class SlidingWindowGroup(BlockGroup):
 
     def longest_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[Block]:
         """The longest prefix whose last window is cached; blocks before the window are the null block."""
-        needed = -(-(self.spec.reach - 1) // self.block_size)
+        # The block that EAGLE drops must not be missed by the window before it.
+        needed = -(-(self.spec.reach - 1) // self.block_size) + self.eagle
         null = self.pool.null_block
         found = [null] * min(len(hashes), max_blocks)
+        if needed == 0:
+            return found
         run = 0
         for index in range(len(found) - 1, -1, -1):
             block = self.find(hashes[index])
@@ -54,7 +57,7 @@ class ChunkedLocalGroup(BlockGroup):
         return num_computed_tokens // self.spec.reach * self.spec.reach
 
 
-def make_group(spec: GroupSpec, pool: BlockPool, *, number: int | None, merge: bool) -> BlockGroup:
+def make_group(spec: GroupSpec, pool: BlockPool, *, number: int | None, merge: bool, eagle: bool) -> BlockGroup:
     """The group of a spec's kind."""
     kinds = {"full": BlockGroup, "sliding_window": SlidingWindowGroup, "chunked_local": ChunkedLocalGroup}
-    return kinds[spec.kind](spec, pool, number=number, merge=merge)
+    return kinds[spec.kind](spec, pool, number=number, merge=merge, eagle=eagle)

@@ -1,0 +1,143 @@
+"""Groups that do not attend to everything, and hybrids of them, against what their rules say outright."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.blocks.groups import GroupSpec
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
+
+KINDS = st.sampled_from(
+    [
+        GroupSpec("full", 2),
+        GroupSpec("sliding_window", 2, 5),
+        GroupSpec("sliding_window", 4, 6),
+        GroupSpec("chunked_local", 2, 8),
+        GroupSpec("full", 4),
+        GroupSpec("sliding_window", 2, 1),
+    ]
+)
+
+
+def usable(spec: GroupSpec, cached: Sequence[bool], blocks: int) -> bool:
+    """Whether a prefix of so many blocks has all that a next token would attend to."""
+    if spec.kind == "full":
+        first = 0
+    elif spec.kind == "sliding_window":
+        first = max(0, blocks - -(-(spec.reach - 1) // spec.block_size))
+    else:
+        first = blocks * spec.block_size // spec.reach * spec.reach // spec.block_size
+    return all(cached[first:blocks])
+
+
+def cache_some(manager: KVCacheManager, request: CacheRequest, kept: list[list[bool]]) -> None:
+    """Cache the whole request, then forget the blocks that are not to be kept."""
+    manager.allocate_slots(request, request.num_tokens, manager.get_computed_blocks(request))
+    tables = [list(group.tables[request.id]) for group in manager.groups]
+    manager.free(request)
+    for table, keep in zip(tables, kept, strict=True):
+        for block, stays in zip(table, keep, strict=True):
+            if not stays:
+                manager.pool.forget(block)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(KINDS, min_size=1, max_size=3), st.integers(1, 12), st.data())
+def test_the_longest_prefix_that_every_group_can_use(specs: list[GroupSpec], fours: int, data: st.DataObject) -> None:
+    manager = KVCacheManager(200, groups=specs)
+    ordered = [group.spec for group in manager.groups]
+    tokens = list(range(fours * 4))
+    kept = [
+        data.draw(
+            st.lists(st.booleans(), min_size=len(tokens) // spec.block_size, max_size=len(tokens) // spec.block_size)
+        )
+        for spec in ordered
+    ]
+    step = max(spec.block_size for spec in ordered)
+    cache_some(manager, CacheRequest("a", tokens, skip_read=True), kept)
+    limit = (len(tokens) - 1) // step * step
+    best = next(
+        length
+        for length in range(limit, -1, -step)
+        if all(usable(spec, keep, length // spec.block_size) for spec, keep in zip(ordered, kept, strict=True))
+    )
+    found = manager.get_computed_blocks(CacheRequest("b", tokens))
+    assert found.num_tokens == best
+    for spec, blocks in zip(ordered, found.groups, strict=True):
+        assert len(blocks) == best // spec.block_size
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [GroupSpec("sliding_window", 2, 5)],
+        [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)],
+        [GroupSpec("full", 2), GroupSpec("chunked_local", 2, 8), GroupSpec("sliding_window", 4, 6)],
+    ],
+)
+def test_random_traffic_keeps_every_invariant(specs: list[GroupSpec]) -> None:
+    chance = random.Random(1)
+    manager = KVCacheManager(60, groups=specs)
+    live: dict[str, CacheRequest] = {}
+    refused = 0
+    for number in range(600):
+        if live and chance.random() < 0.4:
+            manager.free(live.pop(chance.choice(list(live))))
+        elif live and chance.random() < 0.5:
+            request = live[chance.choice(list(live))]
+            request.append(chance.randrange(2))
+            if manager.allocate_slots(request, request.num_tokens - request.num_computed_tokens) is None:
+                manager.free(live.pop(request.id))
+                refused += 1
+            else:
+                request.num_computed_tokens = request.num_tokens
+        else:
+            request = CacheRequest(f"r{number}", [chance.randrange(2) for _ in range(chance.randrange(1, 20))])
+            computed = manager.get_computed_blocks(request)
+            if manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is None:
+                refused += 1
+            else:
+                request.num_computed_tokens = request.num_tokens
+                live[request.id] = request
+        manager.check_integrity()
+    for request in live.values():
+        manager.free(request)
+    assert manager.reset_prefix_cache()
+    assert refused > 0
+    assert manager.lookups.hits > 0
+
+
+def test_a_window_holds_no_more_than_it_reaches() -> None:
+    manager = KVCacheManager(100, groups=[GroupSpec("sliding_window", 4, 8)])
+    request = CacheRequest("a", range(8))
+    manager.allocate_slots(request, 8, manager.get_computed_blocks(request))
+    request.num_computed_tokens = 8
+    for token in range(200):
+        request.append(token)
+        assert manager.allocate_slots(request, 1) is not None
+        request.num_computed_tokens += 1
+        assert manager.stats().used <= 4
+    assert manager.block_ids("a")[0] == 0
+
+
+def test_eagle_recomputes_the_last_block() -> None:
+    for specs in ([GroupSpec("full", 4)], [GroupSpec("sliding_window", 4, 9)]):
+        manager = KVCacheManager(100, groups=specs, eagle=True)
+        request = CacheRequest("a", range(21))
+        manager.allocate_slots(request, 21, manager.get_computed_blocks(request))
+        manager.free(request)
+        assert manager.get_computed_blocks(CacheRequest("b", range(21))).num_tokens == 16
+    with pytest.raises(ValueError, match="EAGLE"):
+        KVCacheManager(100, groups=[GroupSpec("full"), GroupSpec("sliding_window", 16, 32)], eagle=True)
+
+
+def test_context_parallel_blocks_hold_more_tokens() -> None:
+    manager = KVCacheManager(10, 4, context_parallel=2)
+    assert manager.block_size == 8
+    request = CacheRequest("a", range(17))
+    manager.allocate_slots(request, 17, manager.get_computed_blocks(request))
+    assert len(manager.block_ids("a")) == 3

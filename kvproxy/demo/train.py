@@ -1,6 +1,10 @@
 """Trains the demo model from the handbook's pairs; about half an hour on two CPU cores.
 
 python -m kvproxy.demo.train --out kvproxy/demo/model
+
+After a change of the pairs, a trained model can be trained on in some minutes, with its own tokenizer:
+
+python -m kvproxy.demo.train --start kvproxy/demo/model --out /tmp/model --steps 400 --rate 8e-4
 """
 
 import argparse
@@ -14,13 +18,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvproxy.demo.batches import BatchMaker
 from kvproxy.demo.conversations import ConversationSampler, foreign_text
-from kvproxy.demo.corpus import load_pairs
+from kvproxy.demo.corpus import Pair, load_pairs
 from kvproxy.demo.evaluate import evaluate
 from kvproxy.demo.tokenizer import VOCABULARY, train_tokenizer
 
 MAX_LENGTH = 4096
 PEAK_RATE = 2.5e-3
-SAVE_EVERY = 200
+SAVE_EVERY = 100
 
 
 def build_model() -> Any:
@@ -45,8 +49,8 @@ def build_model() -> Any:
     )
 
 
-def train(out: Path, steps: int, seed: int) -> None:
-    """Train and save model and tokenizer into a folder.
+def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path | None = None) -> None:
+    """Train and save model and tokenizer into a folder, from nothing or from a trained model.
 
     The first half sees short rows only, which teach the answers; the second half also rows with long foreign system
     prompts, which teach to look past them.
@@ -55,11 +59,9 @@ def train(out: Path, steps: int, seed: int) -> None:
     chance = random.Random(seed)
     pairs = load_pairs()
     foreign = foreign_text()
-    texts = [text for pair in pairs for text in (*pair.wordings, pair.answer)] * 4
-    tokenizer = train_tokenizer([*texts, foreign[:200_000]], MAX_LENGTH)
+    model, tokenizer = _load(start) if start else _new(pairs, foreign)
     maker = BatchMaker(ConversationSampler(pairs, foreign, chance), tokenizer.encode, chance)
-    model = build_model().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
@@ -84,6 +86,17 @@ def train(out: Path, steps: int, seed: int) -> None:
     print(evaluate(out).table())
 
 
+def _new(pairs: list[Pair], foreign: str) -> tuple[Any, Any]:
+    texts = [text for pair in pairs for text in (*pair.wordings, pair.answer)] * 4
+    return build_model(), train_tokenizer([*texts, foreign[:200_000]], MAX_LENGTH)
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+
+
 def _rate(step: int, steps: int) -> float:
     warm = min(1.0, (step + 1) / 100)
     return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
@@ -100,7 +113,9 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1700)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=PEAK_RATE)
+    parser.add_argument("--start", type=Path, default=None)
     options = parser.parse_args()
-    train(options.out, options.steps, options.seed)
+    train(options.out, options.steps, options.seed, options.rate, options.start)

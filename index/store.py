@@ -3,6 +3,7 @@
 One connection writes and another reads, each behind a lock of its own, so that a lookup never waits for a commit.
 """
 
+import contextlib
 import sqlite3
 import threading
 import time
@@ -75,6 +76,12 @@ class ResponseStore:
         like = prefix.replace("%", "").replace("_", "") + "%"
         return [row["id"] for row in self._query("select id from responses where id like ? limit 10", [like])]
 
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[Database]:
+        """The writing connection, alone, in one transaction."""
+        with self._write_lock, _told(self.path), self._writer.atomic():
+            yield self._writer
+
     def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> list[str]:
         """Keep an entry in place of any with the same key; durable when this returns.
 
@@ -86,7 +93,7 @@ class ResponseStore:
         Returns:
             Ids of the entries that it replaced.
         """
-        with self._write_lock, self._writer.atomic():
+        with self._write():
             old = [row["id"] for row in self._writer.query("select id from responses where key = ?", [entry.key])]
             self._remove(old)
             self._writer["responses"].insert(entry.row())
@@ -98,7 +105,7 @@ class ResponseStore:
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove entries; how many there were."""
-        with self._write_lock, self._writer.atomic():
+        with self._write():
             return self._remove(ids)
 
     def _remove(self, ids: Sequence[str]) -> int:
@@ -120,7 +127,7 @@ class ResponseStore:
         with self._read_lock:
             hits, self._hits = self._hits, {}
         if hits:
-            with self._write_lock, self._writer.atomic():
+            with self._write():
                 for id, (count, last) in hits.items():
                     self._writer.execute(
                         "update responses set hits = hits + ?, last_hit = ? where id = ?", [count, last, id]
@@ -199,7 +206,7 @@ class ResponseStore:
 
     def add_vectors(self, vectors: Iterable[tuple[str, np.ndarray]], embedder: str) -> None:
         """Keep vectors of entries that have none."""
-        with self._write_lock:
+        with self._write():
             self._writer["vectors"].insert_all(
                 (
                     {"id": id, "embedder": embedder, "vector": vector.astype(np.float32).tobytes()}
@@ -234,5 +241,14 @@ class ResponseStore:
         self._reader.close()
 
     def _query(self, sql: str, values: Any) -> list[dict[str, Any]]:
-        with self._read_lock:
+        with self._read_lock, _told(self.path):
             return list(self._reader.query(sql, values))
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """SQLite's errors as the store's own."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise CacheStoreError(f"the store {path} failed ({error}): check the disk, and kvproxy doctor") from error

@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
 def guard(handler: Handler) -> Handler:
     """Admin routes are open on loopback; beyond it, or where a token is set, they need the token.
 
-    Browsers are turned away on loopback too: a page from elsewhere must not steer a local proxy.
+    Web pages are turned away on loopback too, also those that reach it under a name of their own.
     """
 
     async def guarded(request: Request) -> Response:
@@ -43,8 +43,10 @@ def guard(handler: Handler) -> Handler:
                 raise Unauthorized("this route needs the admin token: send Authorization: Bearer TOKEN")
         elif not is_loopback(settings.host):
             raise Unauthorized("admin routes are closed beyond loopback: set admin_token and send it as a bearer token")
-        elif "origin" in request.headers:
-            raise Unauthorized("admin routes do not take requests of browsers: set admin_token to allow them")
+        elif "origin" in request.headers or not is_loopback(request.url.hostname or ""):
+            raise Unauthorized(
+                "admin routes take no requests of web pages or by other names: set admin_token to allow them"
+            )
         return await handler(request)
 
     return guarded

@@ -1,5 +1,6 @@
 """The flow of a request: exact key, similar question, identical request under way, backend, store."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 import orjson
 
 from index.entry import Entry, new_id
+from index.errors import CacheStoreError
 from index.semantic import SemanticCache
 from index.store import ResponseStore
 from kvproxy.errors import NotCached
@@ -20,6 +22,7 @@ from kvproxy.settings import CacheSettings
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
+_log = logging.getLogger("kvproxy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,17 @@ class Answerer:
         return await self._forward(call, key, control)
 
     async def _cached(self, call: Call, key: CacheKey, control: CacheControl) -> Answer | None:
-        entry = self.store.find(key.exact)
-        if entry is not None and self._young(entry, control):
-            return self._hit(call, entry, "exact", "exact")
-        if self.semantic is None or key.text is None:
+        try:
+            entry = self.store.find(key.exact)
+            if entry is not None and self._young(entry, control):
+                return self._hit(call, entry, "exact", "exact")
+            if self.semantic is None or key.text is None:
+                return None
+            lookup = await self.semantic.lookup(key.namespace, key.text, threshold=control.similarity)
+        except CacheStoreError as error:
+            # Without its cache a proxy is slower, not broken.
+            _log.error("lookup failed, the request is forwarded: %s", error)
             return None
-        lookup = await self.semantic.lookup(key.namespace, key.text, threshold=control.similarity)
         if lookup.entry is None or not self._young(lookup.entry, control):
             return None
         return self._hit(call, lookup.entry, "semantic", f"semantic similarity={lookup.similarity:.3f}")
@@ -168,7 +176,11 @@ class Answerer:
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or 0,
         )
-        await self.insert(entry)
+        try:
+            await self.insert(entry)
+        except CacheStoreError as error:
+            _log.error("the answer was not stored: %s", error)
+            return False
         return True
 
     async def insert(self, entry: Entry) -> None:

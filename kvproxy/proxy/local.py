@@ -1,5 +1,6 @@
 """The embedded engine as a backend: OpenAI requests in, OpenAI objects and chunks out."""
 
+import itertools
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -28,6 +29,7 @@ class LocalBackend:
 
     def __init__(self, worker: EngineWorker) -> None:
         self.worker = worker
+        self._numbers = itertools.count()
         self.name = f"local:{worker.name}"
 
     async def start(self) -> None:
@@ -75,7 +77,9 @@ class LocalBackend:
         for name, unused in _REFUSED.items():
             if body.get(name) not in (None, unused):
                 raise InvalidRequest(f"the embedded engine has no {name}: leave it out, or use --upstream", param=name)
-        return GenerationRequest(call.request_id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body))
+        # A client may send the same request id twice; the engine's ids must be unique.
+        id = f"{call.request_id}.{next(self._numbers)}"
+        return GenerationRequest(id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body))
 
     def tokens(self, call: Call) -> list[int]:
         """The prompt in token ids."""

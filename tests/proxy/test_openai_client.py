@@ -207,6 +207,26 @@ async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: De
     assert services.answerer.store.stats()["entries"] == entries
 
 
+async def test_equal_request_ids_do_not_meet_in_the_engine(demo: Demo) -> None:
+    async with httpx.AsyncClient(base_url=demo[0], timeout=60) as client:
+
+        async def one(question: str) -> str:
+            body = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": question}]}
+            answer = await client.post("/v1/chat/completions", json=body, headers={"x-request-id": "same"})
+            assert answer.headers["x-request-id"] == "same"
+            return str(answer.json()["choices"][0]["message"]["content"])
+
+        first, second = await asyncio.gather(one("What is prefill?"), one("What is decode?"))
+    assert first.startswith("Prefill computes")
+    assert second.startswith("Decode produces")
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"host": "evil.example"}])
+def test_web_pages_cannot_steer_a_local_proxy(demo: Demo, headers: dict[str, str]) -> None:
+    answer = httpx.post(f"{demo[0]}/admin/blocks/reset", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
 def test_metrics_and_health(demo: Demo) -> None:
     assert httpx.get(f"{demo[0]}/health").json()["status"] == "ok"
     text = httpx.get(f"{demo[0]}/metrics").text

@@ -1,6 +1,7 @@
 """In front of another server: bytes pass through, and what it breaks is never stored."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,24 @@ async def test_one_client_leaving_does_not_harm_the_other(upstream: tuple[str, S
     assert answer.json() == WHOLE
     assert "collapsed" in answer.headers["cache-status"]
     assert len(fake.seen) == count + 1
+
+
+def test_a_store_that_fails_costs_the_cache_and_nothing_else(
+    upstream: tuple[str, Services, Fake], tmp_path: Path
+) -> None:
+    target = upstream[1].settings.upstream
+    with run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, services):
+        assert "stored" in post(url, "m").headers["cache-status"]
+        with sqlite3.connect(services.settings.store_path) as other:
+            other.execute("alter table responses rename to hidden")
+        other.close()
+        answer = post(url, "m")
+        assert answer.json() == WHOLE
+        assert "stored" not in answer.headers["cache-status"]
+        with sqlite3.connect(services.settings.store_path) as other:
+            other.execute("alter table hidden rename to responses")
+        other.close()
+        assert "hit" in post(url, "m").headers["cache-status"]
 
 
 def test_other_routes_pass_through(upstream: tuple[str, Services, Fake]) -> None:

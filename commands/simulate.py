@@ -1,30 +1,62 @@
-"""kvproxy simulate: replay a trace."""
+"""kvproxy simulate: replay a trace against other pool sizes and eviction policies."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from commands.options import Json
+from commands.output import print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from kvproxy.simulate.sweep import Sweep
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(help="A conformance trace.")],
-    out: Annotated[Path | None, typer.Option(help="Write the result lines here.", show_default=False)] = None,
+    trace: Annotated[Path, typer.Argument(help="Conformance trace, Mooncake trace, or JSON lines with tokens.")],
+    out: Annotated[Path | None, typer.Option(help="Conformance traces: result lines.", show_default=False)] = None,
+    blocks: Annotated[str | None, typer.Option(help="Pool sizes, as in 1000,5000.", show_default=False)] = None,
+    policies: Annotated[str, typer.Option(help="Orders of eviction.")] = "lru,lfu,s3fifo,arc,belady",
+    block_size: Annotated[int, typer.Option(help="Tokens in a block, for lines with tokens.", min=1)] = 16,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves as .png or .svg.", show_default=False)] = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder, to tell sizes in GiB.", show_default=False)] = None,
+    bytes_per_token: Annotated[
+        int | None, typer.Option(help="KV bytes of a token, likewise.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay a conformance trace through the block cache, and write what it did request by request.
+    """Replay a trace: hit rates by pool size and policy, or (conformance traces) what the block cache did.
 
-    Example: kvproxy simulate trace.jsonl --out result.jsonl
+    Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
     """
-    import json
-
-    from commands.output import print_facts, print_json
     from kvproxy.errors import NotFound
-    from kvproxy.simulate.replay import replay
+    from kvproxy.simulate.workload import kind_of
 
     if not trace.is_file():
         raise NotFound(f"no trace {trace}")
+    if kind_of(trace) == "conformance":
+        _conformance(trace, out, as_json)
+        return
+    result = _sweep(trace, blocks, policies, block_size)
+    if model is not None:
+        from kvproxy.simulate.sweep import bytes_per_token as of_model
+
+        bytes_per_token = of_model(model)
+    if plot is not None:
+        from kvproxy.simulate.plot import plot as draw
+
+        draw(result, plot)
+    if as_json:
+        print_json(_document(result, bytes_per_token))
+    else:
+        _render(result, bytes_per_token)
+
+
+def _conformance(trace: Path, out: Path | None, as_json: bool) -> None:
+    import json
+
+    from kvproxy.simulate.replay import replay
+
     lines = list(replay(trace))
     if out is not None:
         out.write_text("".join(f"{line}\n" for line in lines))
@@ -34,3 +66,64 @@ def simulate(
         print_json(end)
     else:
         print_facts(end.items())
+
+
+def _sweep(trace: Path, blocks: str | None, policies: str, block_size: int) -> "Sweep":
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kvproxy.simulate.orders import POLICIES
+    from kvproxy.simulate.sweep import default_sizes, sweep
+    from kvproxy.simulate.workload import read_chains
+
+    chosen = [name.strip() for name in policies.split(",")]
+    unknown = [name for name in chosen if name not in POLICIES]
+    if unknown:
+        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICIES)}")
+    try:
+        sizes = [int(size) for size in blocks.split(",")] if blocks else None
+    except ValueError:
+        raise typer.BadParameter(f"--blocks takes whole numbers, as in 1000,5000, not {blocks!r}") from None
+    if sizes and min(sizes) < 1:
+        raise typer.BadParameter("a pool has at least one block")
+    requests, tokens = read_chains(trace, block_size)
+    sizes = sizes or default_sizes(requests)
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulating", total=len(set(sizes)) * len(chosen))
+        return sweep(requests, tokens, sizes, chosen, lambda: progress.advance(task))
+
+
+def _render(result: "Sweep", bytes_per_token: int | None) -> None:
+    names = list(result.rates)
+    rows = []
+    for index, size in enumerate(result.sizes):
+        gib = [_gib(result, size, bytes_per_token)] if bytes_per_token else []
+        rows.append([size, *gib, *(f"{result.rates[name][index]:.4f}" for name in names)])
+    columns = ["blocks#", *(["GiB#"] if bytes_per_token else []), *(f"{name}#" for name in names)]
+    print_table(columns, rows)
+    typer.echo(f"{result.requests:,} requests, {result.blocks:,} blocks; an endless pool hits {result.infinite:.4f}")
+    for name in names:
+        enough = result.enough(name)
+        if enough is None:
+            typer.echo(f"{name}: none of these sizes reaches 90% of that")
+        else:
+            memory = f" ({_gib(result, enough, bytes_per_token)} GiB)" if bytes_per_token else ""
+            typer.echo(f"{name}: {enough:,} blocks{memory} reach 90% of that")
+
+
+def _gib(result: "Sweep", size: int, bytes_per_token: int | None) -> str:
+    return f"{size * result.block_tokens * (bytes_per_token or 0) / 2**30:.1f}"
+
+
+def _document(result: "Sweep", bytes_per_token: int | None) -> dict[str, Any]:
+    return {
+        "requests": result.requests,
+        "blocks": result.blocks,
+        "block_tokens": result.block_tokens,
+        "bytes_per_token": bytes_per_token,
+        "infinite": result.infinite,
+        "sizes": list(result.sizes),
+        "rates": {name: list(rates) for name, rates in result.rates.items()},
+        "enough": {name: result.enough(name) for name in result.rates},
+    }

@@ -1,6 +1,6 @@
-"""The block cache on 2,000 requests and 8M prompt tokens; vLLM's own manager beside it where vLLM is installed.
+"""The block cache on 2,000 requests and 8M prompt tokens: hashing, and everything else.
 
-    python -m tests.benchmarks.block_manager
+python -m tests.benchmarks.block_manager
 """
 
 import random
@@ -19,9 +19,7 @@ def trace() -> list[list[int]]:
     """Prompts of 4,000 tokens: half of each is one of 50 shared beginnings, the rest its own."""
     chance = random.Random(0)
     shared = [[chance.randrange(VOCABULARY) for _ in range(TOKENS // 2)] for _ in range(50)]
-    return [
-        chance.choice(shared) + [chance.randrange(VOCABULARY) for _ in range(TOKENS // 2)] for _ in range(REQUESTS)
-    ]
+    return [chance.choice(shared) + [chance.randrange(VOCABULARY) for _ in range(TOKENS // 2)] for _ in range(REQUESTS)]
 
 
 def run(prompts: list[list[int]], num_blocks: int) -> tuple[float, float]:

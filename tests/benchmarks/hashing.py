@@ -1,6 +1,6 @@
 """Hashing a block against the bare digest of the same bytes, and against encoding with a CBOR library.
 
-    python -m tests.benchmarks.hashing
+python -m tests.benchmarks.hashing
 """
 
 import hashlib

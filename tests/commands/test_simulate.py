@@ -1,0 +1,37 @@
+"""kvproxy simulate as its users run it."""
+
+import json
+from pathlib import Path
+
+from tests.commands.test_commands import kvproxy, result
+
+DATA = Path(__file__).resolve().parents[1] / "simulate/data"
+
+
+def test_conformance_lines_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = kvproxy("simulate", DATA / "edge.jsonl", "--out", out, PYTHONHASHSEED="0")
+    assert done.returncode == 0
+    assert out.read_bytes() == (DATA / "edge.expected.jsonl").read_bytes()
+
+
+def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}))
+    picture = tmp_path / "curves.png"
+    arguments = ("simulate", DATA / "mooncake-300.jsonl", "--blocks", "500,2000", "--policies", "lru,belady")
+    found = result(*arguments, "--plot", picture, "--model", tmp_path)
+    assert found["sizes"] == [500, 2000]
+    assert found["bytes_per_token"] == 2 * 2 * 2 * 4 * 16
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "an endless pool hits" in kvproxy(*arguments).stdout
+
+
+def test_wrong_usage(tmp_path: Path) -> None:
+    trace = DATA / "mooncake-300.jsonl"
+    assert kvproxy("simulate", trace, "--policies", "mru").returncode == 2
+    assert kvproxy("simulate", trace, "--blocks", "many").returncode == 2
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("nonsense\n")
+    done = kvproxy("simulate", bad)
+    assert (done.returncode, "line 1: not JSON" in done.stderr) == (2, True)

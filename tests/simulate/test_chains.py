@@ -1,0 +1,145 @@
+"""Simulated caches against an obvious one, and against what no cache can beat."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.simulate.chains import ChainCache, ChainRequest, simulate
+from kvproxy.simulate.errors import TraceError
+from kvproxy.simulate.orders import ORDERS, POLICIES
+from kvproxy.simulate.sweep import default_sizes, sweep
+from kvproxy.simulate.workload import read_chains
+
+DATA = Path(__file__).parent / "data"
+
+
+def chains(paths: list[list[int]]) -> list[ChainRequest]:
+    """Requests whose equal beginnings have equal ids."""
+    ids: dict[tuple[int, ...], int] = {}
+    return [
+        ChainRequest(
+            tuple(ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path))), len(path), False
+        )
+        for path in paths
+    ]
+
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
+
+
+def naive_lru(requests: list[ChainRequest], capacity: int) -> int:
+    order: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for request in requests:
+        if len(request.blocks) > capacity:
+            continue
+        known = 0
+        while known < len(request.blocks) and request.blocks[known] in order:
+            known += 1
+        hits += min(known, request.reusable)
+        for block in request.blocks[:known]:
+            del order[block]
+        while len(order) + len(request.blocks) > capacity:
+            order.popitem(last=False)
+        for block in reversed(request.blocks):
+            order[block] = None
+    return hits
+
+
+@settings(max_examples=200, deadline=None)
+@given(PATHS, st.integers(6, 15))
+def test_lru_is_the_obvious_one(paths: list[list[int]], capacity: int) -> None:
+    requests = chains(paths)
+    assert simulate(requests, capacity, "lru").hits == naive_lru(requests, capacity)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PATHS, st.integers(7, 15))
+def test_lru_is_the_block_cache(paths: list[list[int]], capacity: int) -> None:
+    manager = KVCacheManager(capacity + 1, 2)
+    hits = 0
+    for number, path in enumerate(paths):
+        # One token more than whole blocks, so that no block is computed twice.
+        request = CacheRequest(str(number), [*(token for token in path for _ in range(2)), 9])
+        computed = manager.get_computed_blocks(request)
+        if manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is not None:
+            hits += computed.num_tokens // 2
+            manager.free(request)
+    requests = [ChainRequest(request.blocks, request.reusable, True) for request in chains(paths)]
+    assert hits == simulate(requests, capacity, "lru").hits
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=60), st.integers(1, 6))
+def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
+    requests = chains([[key] for key in keys])
+    best = simulate(requests, capacity, "belady").hits
+    assert all(simulate(requests, capacity, policy).hits <= best for policy in POLICIES)
+    assert best <= simulate(requests, None, "lru").hits
+
+
+@settings(max_examples=150, deadline=None)
+@given(PATHS, st.integers(6, 12), st.sampled_from(list(ORDERS)))
+def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: int, policy: str) -> None:
+    cache = ChainCache(capacity, ORDERS[policy](capacity))
+    for request in chains(paths):
+        cache.request(request)
+        assert len(cache._parents) <= capacity
+        assert all(parent is None or parent in cache._parents for parent in cache._parents.values())
+
+
+def test_frequent_chains_survive_a_scan() -> None:
+    often = [[1, 1], [1, 2]] * 10
+    scan = [[2, number] for number in range(50)]
+    requests = chains([*often, *scan, *often[:2]])
+    for policy in ("lfu", "s3fifo", "arc"):
+        assert simulate(requests, 8, policy).hits > simulate(requests, 8, "lru").hits
+
+
+def test_mooncake_slice_against_the_obvious_cache() -> None:
+    requests, tokens = read_chains(DATA / "mooncake-300.jsonl", 16)
+    assert tokens == 512
+    assert len(requests) == 300
+    lines = [json.loads(line) for line in (DATA / "mooncake-300.jsonl").read_text().splitlines()]
+    seen: set[int] = set()
+    hits = 0
+    for line in lines:
+        full = line["hash_ids"][: line["input_length"] // 512]
+        reusable = (line["input_length"] - 1) // 512
+        hits += sum(1 for place, id in enumerate(full) if id in seen and place < reusable)
+        seen.update(full)
+    result = sweep(requests, tokens, default_sizes(requests, 3), ["lru", "belady"])
+    assert result.infinite == hits / sum(len(line["hash_ids"]) for line in lines)
+    assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.infinite
+    assert result.enough("belady") in result.sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"tokens": [1]}\n{"tokens": "x"}\n', "line 2: bad request"),
+        ('{"tokens": [1]}\n[]\n', "line 2: expected a JSON object"),
+        ('{"hash_ids": [1], "input_length": 600}\n{}\n', "line 2: bad request"),
+        ('{"other": 1}\n', "line 1: expected a conformance header"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, text: str, complaint: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(text)
+    with pytest.raises(TraceError, match=complaint):
+        read_chains(trace, 4)
+
+
+def test_logs_of_tokens(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"tokens": [*range(8), extra]}) + "\n" for extra in (1, 2)))
+    requests, size = read_chains(trace, 4)
+    assert size == 4
+    assert requests[0].blocks == requests[1].blocks
+    assert simulate(requests, None, "lru").hits == 2

@@ -1,0 +1,75 @@
+"""Chains that must not be evicted: a pin holds the cached blocks of a prompt, for a time or until it is taken back."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvproxy.blocks.block import Block
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Held blocks, and when the pin ends by itself (seconds of the clock), if ever."""
+
+    blocks: tuple[Block, ...]
+    expires: float | None
+
+
+class Pins:
+    """Pins by name over a manager. A pinned block counts as used, and a reset is refused while there is one.
+
+    Args:
+        manager: the block cache; the caller calls `expire` when blocks run short, and before it reads figures.
+        clock: seconds, ever growing.
+    """
+
+    def __init__(self, manager: KVCacheManager, clock: Callable[[], float] = time.monotonic) -> None:
+        self._manager = manager
+        self._clock = clock
+        self._pins: dict[str, Pin] = {}
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
+        """Hold what is cached of a prompt now, in place of an older pin of the name.
+
+        Args:
+            name: to take the pin back by.
+            request: the prompt; it stays outside the manager.
+            ttl: seconds to hold it for; None until `unpin`.
+
+        Returns:
+            Tokens held.
+        """
+        found = self._manager.get_computed_blocks(request)
+        null = self._manager.pool.null_block
+        blocks = tuple(block for group in found.groups for block in group if block is not null)
+        # Held before the old pin ends, so that blocks which both hold are never idle in between.
+        self._manager.pool.touch(blocks)
+        self.unpin(name)
+        self._pins[name] = Pin(blocks, None if ttl is None else self._clock() + ttl)
+        return found.num_tokens
+
+    def unpin(self, name: str) -> bool:
+        """Let a pin's blocks go, last first; whether there was such a pin."""
+        pin = self._pins.pop(name, None)
+        if pin is None:
+            return False
+        self._manager.pool.release(pin.blocks[::-1])
+        return True
+
+    def expire(self) -> int:
+        """End the pins whose time is over; how many there were."""
+        now = self._clock()
+        over = [name for name, pin in self._pins.items() if pin.expires is not None and pin.expires <= now]
+        for name in over:
+            self.unpin(name)
+        return len(over)
+
+    def held(self) -> Counter[int]:
+        """Holders of each block id, for `check_integrity`."""
+        return Counter(block.id for pin in self._pins.values() for block in pin.blocks)

@@ -1,5 +1,6 @@
 """The flow of a request: exact key, similar question, identical request under way, backend, store."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -188,11 +189,13 @@ class Answerer:
         if self.semantic is not None:
             await self.semantic.insert(entry)
         else:
-            self.store.put(entry)
+            await asyncio.to_thread(self.store.put, entry)
 
     async def remove(self, ids: list[str]) -> int:
         """Remove entries; how many there were."""
-        return await self.semantic.remove(ids) if self.semantic is not None else self.store.delete(ids)
+        if self.semantic is not None:
+            return await self.semantic.remove(ids)
+        return await asyncio.to_thread(self.store.delete, ids)
 
 
 def _assemble(call: Call, chunks: list[bytes], reply: Reply) -> dict[str, Any] | None:

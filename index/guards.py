@@ -8,31 +8,25 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
+from index import lexicon
 from index.opposites import OPPOSITES
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
-_NUMBER_WORDS = frozenset(
-    "zero two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty hundred thousand million"
-    " first second third fourth fifth half double twice".split()
-)
-_NEGATION = frozenset(
-    "not no never none nothing without cannot neither nor hardly except unless isn't aren't wasn't don't doesn't didn't"
-    " can't won't shouldn't wouldn't couldn't haven't hasn't mustn't".split()
-)
+_TOKEN = re.compile(f"{_WORD.pattern}|{_NUMBER.pattern}")
+_MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£]?[^\W\d_]+)|([$€£])\s*\d")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
-_CODE = re.compile(r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|--?\w[\w-]*|(?:/[\w.-]+)+|\b\w+(?:\.\w+)+\b")
-_FUNCTION_WORDS = frozenset(
-    "a an the is are was were be been am do does did can could would should will shall may might must i you we they he she"
-    " it its my your our their me us them this that these those there here what which who whom whose how when where why"
-    " please tell say explain describe define and or but so if then than as also just exactly hi hello hey ok".split()
+_CODE = re.compile(
+    r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|--?\w[\w-]*|(?:/[\w.-]+)+|\b\w+(?:\.\w+)+\b"
+    r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
 )
-_RELATIVE_TIME = frozenset(
-    "today tonight tomorrow yesterday now currently latest recent recently monday tuesday wednesday thursday friday"
-    " saturday sunday january february march april june july august september october november december week month"
-    " year morning evening noon".split()
-)
+_QUESTION = re.compile(r"\b(how come|how (?:many|much|long|often|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b")
+_QUESTION_KINDS = {
+    "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
+    "what": "what", "which": "what", "how": "how",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +44,34 @@ def numbers_differ(question: str, cached: str) -> bool:
 
 def _numbers(text: str) -> Counter[str]:
     found = Counter(number.strip(".,:") for number in _NUMBER.findall(text))
-    return found + Counter(word for word in _words(text) if word in _NUMBER_WORDS)
+    return found + Counter(word for word in _words(text) if word in lexicon.NUMBER_WORDS)
 
 
 def negation_differs(question: str, cached: str) -> bool:
     """`does it work` against `does it not work`."""
-    return bool(_NEGATION & set(_words(question))) != bool(_NEGATION & set(_words(cached)))
+    return bool(lexicon.NEGATION & set(_words(question))) != bool(lexicon.NEGATION & set(_words(cached)))
 
 
 def opposites(question: str, cached: str) -> bool:
-    """`enable` against `disable`: a word of one text stands opposite to a word of the other that it lacks itself."""
+    """`enable` against `disable`, `regular` against `irregular`: a word that the other text lacks stands opposite one of its."""
     ours, theirs = set(_words(question)), set(_words(cached))
     only_ours, only_theirs = ours - theirs, theirs - ours
-    return any(OPPOSITES.get(word, frozenset()) & only_theirs for word in only_ours)
+    return any(_opposite(one, other) for one in only_ours for other in only_theirs)
+
+
+def _opposite(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    if other in OPPOSITES.get(one, ()):
+        return True
+    if len(short) >= 4 and long.removesuffix(short) in lexicon.NEGATIVE_PREFIXES:
+        return True
+    if one.endswith(("ful", "less")) and other.endswith(("ful", "less")):
+        return one.removesuffix("ful").removesuffix("less") == other.removesuffix("ful").removesuffix("less")
+    return any(
+        word.startswith(high) and against == low + word.removeprefix(high)
+        for high, low in lexicon.PREFIX_PAIRS
+        for word, against in ((one, other), (other, one))
+    )
 
 
 def quotes_differ(question: str, cached: str) -> bool:
@@ -94,19 +103,75 @@ def _names(text: str) -> set[str]:
         begins = not text[: match.start()].strip() or text[: match.start()].rstrip()[-1] in ".?!:"
         if word[0].isupper() and word != "I" and not (begins and not word.isupper()):
             names.add(word.lower())
-    return names - _FUNCTION_WORDS
+    return names - lexicon.FUNCTION_WORDS
 
 
 def order_differs(question: str, cached: str) -> bool:
     """`convert miles to kilometres` against `convert kilometres to miles`: the same words in another order."""
-    ours = [word for word in _words(question) if word not in _FUNCTION_WORDS]
-    theirs = [word for word in _words(cached) if word not in _FUNCTION_WORDS]
+    ours, theirs = _content(question), _content(cached)
     return ours != theirs and Counter(ours) == Counter(theirs)
 
 
+def _content(text: str) -> list[str]:
+    tokens = _TOKEN.findall(text)
+    # A capital A inside a sentence is a name, as in `from A to B`, and no article.
+    named = {place for place, token in enumerate(tokens) if place and token == "A"}
+    words = [token.lower().replace("’", "'") for token in tokens]
+    return [word for place, word in enumerate(words) if place in named or word not in lexicon.FUNCTION_WORDS]
+
+
 def time_differs(question: str, cached: str) -> bool:
-    """`open on monday` against `open on sunday`, and `now` against a text that names no time."""
-    return (_RELATIVE_TIME & set(_words(question))) != (_RELATIVE_TIME & set(_words(cached)))
+    """`open on monday` against `open on sunday`, `last week` against `this week`, `now` against a text without a time."""
+    return _times(question) != _times(cached)
+
+
+def _times(text: str) -> set[str]:
+    words = _words(text)
+    shifts = {
+        f"{shift} {word}" for shift, word in pairwise(words) if word in lexicon.TIMES and shift in lexicon.TIME_SHIFTS
+    }
+    return shifts | (lexicon.TIMES & set(words))
+
+
+def units_differ(question: str, cached: str) -> bool:
+    """`10 miles` against `10 kilometres`: a unit right after a number that the other text does not have there."""
+    return _units(question) != _units(cached)
+
+
+def _units(text: str) -> set[str]:
+    found = (after or before for after, before in _MEASURE.findall(text.lower()))
+    return {lexicon.UNITS[unit] for unit in found if unit in lexicon.UNITS}
+
+
+def question_differs(question: str, cached: str) -> bool:
+    """`when was it invented` against `where was it invented`; `what` may ask for the same as `how`."""
+    ours, theirs = _kind(question), _kind(cached)
+    return ours != theirs and None not in (ours, theirs) and {ours, theirs} != {"what", "how"}
+
+
+def _kind(text: str) -> str | None:
+    """The kind of the first question word, or None where there is none."""
+    for word in _QUESTION.findall(text.lower()):
+        kind = word if word.startswith("how ") and word != "how come" else _QUESTION_KINDS.get(word)
+        if kind is not None:
+            return kind
+    return None
+
+
+def language_differs(question: str, cached: str) -> bool:
+    """`answer in French` against `answer in German`, or one text written in German and the other in English."""
+    ours, theirs = set(_words(question)), set(_words(cached))
+    if lexicon.LANGUAGES & ours != lexicon.LANGUAGES & theirs:
+        return True
+    one, other = _written_in(ours), _written_in(theirs)
+    return one != other and None not in (one, other)
+
+
+def _written_in(words: set[str]) -> str | None:
+    """The language with the most frequent words of its own, None where there is no clear one."""
+    counts = Counter({name: len(frequent & words) for name, frequent in lexicon.FREQUENT.items()})
+    (best, most), (_, second) = counts.most_common(2)
+    return best if most >= 2 and most > second else None
 
 
 def _words(text: str) -> list[str]:
@@ -115,6 +180,7 @@ def _words(text: str) -> list[str]:
 
 GUARDS = (
     Guard("numbers", numbers_differ),
+    Guard("units", units_differ),
     Guard("negation", negation_differs),
     Guard("opposites", opposites),
     Guard("quotes", quotes_differ),
@@ -122,4 +188,6 @@ GUARDS = (
     Guard("names", names_differ),
     Guard("order", order_differs),
     Guard("time", time_differs),
+    Guard("question", question_differs),
+    Guard("language", language_differs),
 )

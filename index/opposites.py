@@ -23,6 +23,8 @@ import export|absolute relative|symmetric asymmetric|singular plural|past future
 approve reject|approve deny|grant revoke|hire fire|arrive depart|enter leave|enter exit|push pop|commit revert|love hate
 like dislike|agree disagree|remember forget|permit prohibit|required optional|mandatory optional|cause prevent|prevent allow
 wake sleep|begin end|begins ends|starting stopping|starting ending|rise fall|ascend descend|appear disappear|succeed fail
+pause resume|promote demote|accept decline|lighter darker|light dark|rising falling|mute unmute|nothing everything
+succeeded failed|passing failing|gained lost|winner loser|faster slower|forward back|roll rollback|sunrise sunset|debit credit
 success failure|pass fail|exact semantic|exact approximate|hit miss|cold warm|used free|busy idle
 """
 

@@ -1,0 +1,55 @@
+"""Word lists that the guards look into. All lower case."""
+
+FUNCTION_WORDS = frozenset(
+    "a an the is are was were be been am do does did can could would should will shall may might must i you we they he she"
+    " it its my your our their me us them this that these those there here what which who whom whose how when where why"
+    " please tell say explain describe define list give show find help compare write name and or but so if then than as"
+    " also just exactly hi hello hey ok in on at of to for from by with about has have had"
+    " isn't aren't wasn't weren't don't doesn't didn't can't couldn't wouldn't shouldn't won't".split()
+)
+NUMBER_WORDS = frozenset(
+    "zero two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty hundred thousand million"
+    " first second third fourth fifth half double twice".split()
+)
+NEGATION = frozenset(
+    "not no never none nothing without cannot neither nor hardly except unless isn't aren't wasn't weren't don't doesn't"
+    " didn't can't won't shouldn't wouldn't couldn't haven't hasn't hadn't mustn't".split()
+)
+NEGATIVE_PREFIXES = ("un", "in", "im", "ir", "il", "dis", "non", "de", "mis", "anti")
+PREFIX_PAIRS = (("hyper", "hypo"), ("over", "under"), ("macro", "micro"), ("pre", "post"), ("inter", "intra"))
+TIMES = frozenset(
+    "today tonight tomorrow yesterday now currently latest recent recently monday tuesday wednesday thursday friday"
+    " saturday sunday january february march april june july august september october november december week month"
+    " year weekday weekdays weekend weekends spring summer autumn winter morning noon afternoon evening midnight".split()
+)
+# `may` is left out of the months: it is a verb far more often.
+TIME_SHIFTS = frozenset("this next last past previous coming".split())
+LANGUAGES = frozenset(
+    "english french german spanish italian portuguese dutch danish swedish norwegian finnish icelandic polish czech"
+    " slovak hungarian romanian bulgarian serbian croatian greek turkish russian ukrainian arabic hebrew persian hindi"
+    " urdu bengali tamil telugu marathi punjabi chinese mandarin cantonese japanese korean vietnamese thai indonesian"
+    " malay tagalog swahili latin esperanto".split()
+)
+# Words that are frequent in one of these languages and rare in the others.
+FREQUENT = {
+    "english": frozenset("the is are what how does do can you where when why who".split()),
+    "german": frozenset("der die das ist ein eine was wie wo ich und nicht kann".split()),
+    "french": frozenset("le les est un une qu'est que quoi comment où je et pas pourquoi".split()),
+    "spanish": frozenset("el los es un una qué cómo dónde yo y por cuál".split()),
+    "italian": frozenset("il gli è un una che cos'è come dove io e perché".split()),
+    "portuguese": frozenset("o os é um uma que como onde eu e por quê".split()),
+    "dutch": frozenset("het de is een wat hoe waar ik en niet kan".split()),
+}
+_UNITS = """
+mm millimetre millimeter|cm centimetre centimeter|m metre meter|km kilometre kilometer|mi mile|ft foot feet|yd yard|inch inches
+mg milligram|g gram|kg kilogram kilo|lb lbs pound|oz ounce|ton tonne|ml millilitre milliliter|l litre liter|gal gallon
+ns nanosecond|us microsecond|ms millisecond|s sec second|min minute|h hr hour|day|week|month|year|decade
+bit|byte|kb kilobyte|mb megabyte|gb gigabyte|tb terabyte|kib|mib|gib|hz hertz|khz|mhz|ghz|w watt|kw kilowatt|kwh|v volt
+percent %|degree|celsius °c|fahrenheit °f|kelvin|usd dollar $|eur euro €|gbp £|inr rupee|yen|mph|kmh kph
+"""
+UNITS = {
+    form: unit.split()[0]
+    for unit in _UNITS.replace("\n", "|").split("|")
+    for word in unit.split()
+    for form in (word, f"{word}s")
+}

@@ -158,3 +158,16 @@ def test_the_packaged_embedder_knows_rewordings() -> None:
     assert one @ far < 0.3
     with pytest.raises(EmbedderError, match="no/such"):
         load_embedder("no/such-model")
+
+
+def test_search_looks_past_deleted_neighbours() -> None:
+    generator = np.random.default_rng(2)
+    query = np.eye(8, dtype=np.float32)[0]
+    near = query + 0.01 * generator.standard_normal((99, 8)).astype(np.float32)
+    far = query + generator.standard_normal((400, 8)).astype(np.float32)
+    vectors = np.concatenate([near, far]) / np.linalg.norm(np.concatenate([near, far]), axis=1, keepdims=True)
+    index = VectorIndex(8)
+    index.add([str(number) for number in range(499)], vectors)
+    index.remove([str(number) for number in range(99)])
+    expected = 99 + np.argsort(-(vectors[99:] @ query))[:5]
+    assert [int(id) for id, _ in index.search(query, 5)] == expected.tolist()

@@ -3,6 +3,7 @@
 Behaviour follows vLLM v1's `KVCacheManager` block id by block id (see docs/block-cache.md for the rules).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,8 @@ class KVCacheManager:
         eagle: bool = False,
         context_parallel: int = 1,
     ) -> None:
+        if not 0.0 <= watermark < 1.0:
+            raise ValueError(f"a watermark of {watermark}: use a share of the pool, from 0 to below 1")
         self.hasher = hasher or BlockHasher()
         self.policy = policy
         self.pool = BlockPool(
@@ -76,7 +79,7 @@ class KVCacheManager:
         self.lookups = LookupStats()
         self.requests: dict[str, CacheRequest] = {}
         self._watermark = int(watermark * num_blocks)
-        self._copies: list[tuple[int, int]] = []
+        self._copies: dict[int, int] = {}  # destination -> source
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
         """The longest cached prefix that a request can reuse; changes nothing.
@@ -119,7 +122,12 @@ class KVCacheManager:
 
         Returns:
             The new blocks of all groups, or None, with nothing changed, when too few blocks are free.
+
+        Raises:
+            ValueError: `computed` is given for a request that is live.
         """
+        if computed is not None and request.id in self.requests:
+            raise ValueError(f"request {request.id!r} is live: free it before it is admitted again")
         found = computed.num_tokens if computed else 0
         start = request.num_computed_tokens + found
         num_tokens = start + num_new_tokens + num_lookahead_tokens
@@ -169,12 +177,16 @@ class KVCacheManager:
     def fork(self, parent: CacheRequest, child: CacheRequest) -> None:
         """Let a child share all of its parent's blocks; the first to write to a shared one gets its own copy.
 
-        The child takes over the parent's tokens, digests and progress.
+        The child takes over the parent's tokens, digests and progress, and what else names its blocks.
+
+        Raises:
+            ValueError: the parent holds nothing, or a request of the child's id is live.
         """
-        child.tokens = list(parent.tokens)
-        child.block_hashes = list(parent.block_hashes)
-        child.num_computed_tokens = parent.num_computed_tokens
-        child.counted = True
+        if parent.id not in self.requests:
+            raise ValueError(f"request {parent.id!r} holds no blocks to share")
+        if child.id in self.requests:
+            raise ValueError(f"request {child.id!r} is live: fork to another id")
+        child.inherit(parent)
         self.requests[child.id] = child
         for group in self.groups:
             table = group.tables.get(parent.id, [])
@@ -198,13 +210,17 @@ class KVCacheManager:
             old, new = table[index], self.pool.allocate(1)[0]
             table[index] = new
             if index * group.block_size < request.num_computed_tokens:
-                self._copies.append((old.id, new.id))
+                # A block that is itself yet to be copied holds nothing: its own source does.
+                self._copies[new.id] = self._copies.get(old.id, old.id)
             self.pool.release([old])
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Pending copies as (source, destination) block ids, to be carried out before the next forward pass."""
-        copies, self._copies = self._copies, []
-        return copies
+        """Pending copies as (source, destination) block ids, to be carried out before the next forward pass.
+
+        They may be carried out all at once or in any order that reads every source first: no destination comes twice.
+        """
+        copies, self._copies = self._copies, {}
+        return [(source, destination) for destination, source in copies.items()]
 
     def block_ids(self, request_id: str, group: int = 0) -> list[int]:
         """A request's block table."""
@@ -239,9 +255,13 @@ class KVCacheManager:
             evictions=pool.evictions,
         )
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError, naming the broken rule, unless every invariant holds."""
-        check_integrity(self.pool, self.groups)
+    def check_integrity(self, held: Counter[int] | None = None) -> None:
+        """Raise AssertionError, naming the broken rule, unless every invariant holds.
+
+        Args:
+            held: holders outside the tables, by block id (`Pins.held`).
+        """
+        check_integrity(self.pool, self.groups, held)
 
 
 def _queue_maker(policy: str) -> Callable[[Iterable[Block]], FreeQueue]:

@@ -1,9 +1,12 @@
 """What the block cache knows of a request: its tokens, what else names its blocks, and how far it is computed."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.digest import BlockHasher, Extra
+
+_NO_EMBEDS = hashlib.sha256().digest()  # What vLLM names a block by that lies behind the embeddings.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class CacheRequest:
         salt: separates caches of parties that must not see each other's timing; enters the first block's hash.
         lora: name and path of the adapter that computes the request; enters every block's hash.
         mm: items in order of their offsets; each enters the hash of every block that it overlaps.
-        prompt_embeds: digest of embeddings given in place of tokens.
+        prompt_embeds: where embeddings are given in place of tokens, the SHA-256 digest of each block's share of them.
         skip_read: never reuse blocks (prompt log-probabilities need every position computed); they are still cached.
     """
 
@@ -49,7 +52,7 @@ class CacheRequest:
         salt: str | None = None,
         lora: tuple[str, str] | None = None,
         mm: Sequence[MMItem] = (),
-        prompt_embeds: bytes | None = None,
+        prompt_embeds: Sequence[bytes] | None = None,
         skip_read: bool = False,
     ) -> None:
         self.id = id
@@ -57,7 +60,7 @@ class CacheRequest:
         self.salt = salt
         self.lora = lora
         self.mm = tuple(mm)
-        self.prompt_embeds = prompt_embeds
+        self.prompt_embeds = None if prompt_embeds is None else tuple(prompt_embeds)
         self.skip_read = skip_read
         self.num_computed_tokens = 0
         self.block_hashes: list[bytes] = []
@@ -70,6 +73,14 @@ class CacheRequest:
     def append(self, token: int) -> None:
         """Add one generated token."""
         self.tokens.append(token)
+
+    def inherit(self, parent: "CacheRequest") -> None:
+        """Become a continuation of another request: its tokens, names and progress, counted once with it."""
+        self.tokens = list(parent.tokens)
+        self.salt, self.lora, self.mm, self.prompt_embeds = parent.salt, parent.lora, parent.mm, parent.prompt_embeds
+        self.block_hashes = list(parent.block_hashes)
+        self.num_computed_tokens = parent.num_computed_tokens
+        self.counted = True
 
     def update_hashes(self, hasher: BlockHasher, block_size: int) -> list[bytes]:
         """Digests of all full blocks; only those that filled up since the last call are computed."""
@@ -105,5 +116,7 @@ class CacheRequest:
         if self.salt and start == 0:
             keys.append(("cache_salt", self.salt))
         if self.prompt_embeds is not None:
-            keys.append(("prompt_embeds", self.prompt_embeds))
+            index = start // (end - start)
+            own = self.prompt_embeds[index : index + 1]
+            keys.append(("prompt_embeds", own[0] if own else _NO_EMBEDS))
         return tuple(keys) or None

@@ -57,10 +57,10 @@ def show_block(manager: KVCacheManager, id: int) -> dict[str, Any] | None:
 def chains(manager: KVCacheManager) -> list[dict[str, Any]]:
     """Cached chains, each from its first block to a leaf, most recently used first.
 
-    Chains that share a beginning each list it.
+    Chains that share a beginning each list it. A hybrid model's are those of its first group.
     """
-    pool = manager.pool
-    named = {block.hash: block for block in pool.blocks if block.hash is not None}
+    number = manager.groups[0].number
+    named = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == number}
     parents = {block.parent for block in named.values()}
     found = []
     for leaf in (block for digest, block in named.items() if digest not in parents):
@@ -102,9 +102,10 @@ def match(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
 
 def _divergence(manager: KVCacheManager, request: CacheRequest, size: int) -> Divergence | None:
     """The child of the last matched block that shares most tokens with the prompt."""
-    hashes = request.update_hashes(manager.hasher, manager.hash_block_size)
+    group = manager.groups[0]
+    hashes = group.names(request.update_hashes(manager.hasher, manager.hash_block_size))
     followed = 0
-    while followed < len(hashes) and manager.pool.find(hashes[followed]) is not None:
+    while followed < len(hashes) and group.find(hashes[followed]) is not None:
         followed += 1
     parent = hashes[followed - 1] if followed else None
     start = followed * size
@@ -112,7 +113,7 @@ def _divergence(manager: KVCacheManager, request: CacheRequest, size: int) -> Di
     closest: list[int] | None = None
     shared = -1
     for block in manager.pool.blocks:
-        if block.hash is None or block.parent != parent:
+        if block.hash is None or block.group != group.number or block.parent != parent:
             continue
         tokens = block.tokens(size)
         if tokens is None:

@@ -95,6 +95,14 @@ class NaiveCache:
             request.named += 1
         return True
 
+    def take_copies(self) -> list[tuple[int, int]]:
+        """One after the other they would say: what each destination holds in the end, told by what is there now."""
+        content: dict[int, int] = {}
+        for source, destination in self.copies:
+            content[destination] = content.get(source, source)
+        self.copies = []
+        return [(source, destination) for destination, source in content.items()]
+
     def fork(self, parent: str, child: str) -> None:
         one = self.live[parent]
         for block in one.table:

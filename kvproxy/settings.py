@@ -47,7 +47,7 @@ class EngineSettings(BaseModel):
     strict: bool = Field(
         False, description="Use only hits that end on a whole batch, so that logits equal an uncached run bit for bit."
     )
-    policy: Literal["lru"] = Field("lru", description="Which idle cached block goes first.")
+    policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field("lru", description="Which idle cached block goes first.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="How block hashes are computed; named as in vLLM."
     )

@@ -40,6 +40,7 @@ class BlockPool:
         self.blocks = [Block(index) for index in range(num_blocks)]
         self.null_block = self.blocks[0]
         self.null_block.ref_count = 1
+        self._make_queue = make_queue
         self.free_queue = make_queue(self.blocks[1:])
         self.cached: dict[Key, Block | list[Block]] = {}
         self.keep_tokens = keep_tokens
@@ -195,8 +196,11 @@ class BlockPool:
         """Forget everything cached. Refused (False) while any request holds a block."""
         if self.num_free != self.num_blocks - 1:
             return False
+        order = list(self.free_queue)
         for block in self.blocks:
             block.hash = block.parent = block.source = None
+        # A policy remembers digests that mean nothing now; LRU's order stays as it was.
+        self.free_queue = self._make_queue(order)
         self.cached.clear()
         self.cleared += 1
         if self.record_events:

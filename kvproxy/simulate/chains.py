@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.simulate.orders import BELADY, ORDERS, Belady, Order
+from kvproxy.blocks.policies import Order
+from kvproxy.simulate.orders import BELADY, ORDERS, Belady
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class ChainCache:
         order: which idle block is given up.
     """
 
-    def __init__(self, capacity: int, order: Order) -> None:
+    def __init__(self, capacity: int, order: Order[int]) -> None:
         self._capacity = capacity
         self._order = order
         self._parents: dict[int, int | None] = {}
@@ -99,7 +100,7 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
     """
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     size = capacity if capacity is not None else blocks
-    order: Order = _belady(requests) if policy == BELADY else ORDERS[policy](size)
+    order: Order[int] = _belady(requests) if policy == BELADY else ORDERS[policy](size)
     cache = ChainCache(size, order)
     found = [cache.request(request) for request in requests]
     return Outcome(blocks, sum(hits or 0 for hits in found), sum(hits is None for hits in found))

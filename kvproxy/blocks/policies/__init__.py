@@ -1,9 +1,19 @@
-"""Orders of eviction other than LRU, each an implementation of the `FreeQueue` protocol."""
+"""Orders of eviction other than LRU, and the queue that lets the pool follow them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.free_queue import FreeBlockQueue, FreeQueue
+from kvproxy.blocks.policies.arc import ARC
+from kvproxy.blocks.policies.lfu import LFU
+from kvproxy.blocks.policies.order import Order
+from kvproxy.blocks.policies.queue import PolicyQueue
+from kvproxy.blocks.policies.s3fifo import S3FIFO
+
+ORDERS: dict[str, Callable[[int], Order[Any]]] = {"lfu": LFU, "s3fifo": S3FIFO, "arc": ARC}
+
+__all__ = ["ORDERS", "Order", "PolicyQueue", "make_queue"]
 
 
 def make_queue(policy: str, blocks: Iterable[Block]) -> FreeQueue:
@@ -14,4 +24,7 @@ def make_queue(policy: str, blocks: Iterable[Block]) -> FreeQueue:
     """
     if policy == "lru":
         return FreeBlockQueue(blocks)
-    raise ValueError(f"unknown eviction policy {policy!r}: use lru")
+    if policy not in ORDERS:
+        raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(ORDERS)}")
+    blocks = list(blocks)
+    return PolicyQueue(ORDERS[policy](len(blocks)), blocks)

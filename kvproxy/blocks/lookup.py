@@ -23,8 +23,10 @@ def make_groups(
     """Groups over a pool, full attention first, and the block size at which tokens are hashed."""
     specs = tuple(specs) if specs else (GroupSpec("full", block_size),)
     specs = tuple(GroupSpec(spec.kind, spec.block_size * context_parallel, spec.reach) for spec in specs)
-    if eagle and len(specs) > 1:
-        raise ValueError("EAGLE over several attention groups is not supported: use one group, or no EAGLE")
+    if eagle and any(spec.kind == "chunked_local" for spec in specs):
+        raise ValueError(
+            "EAGLE and chunked local attention do not go together: a chunk's first token has no past to draft from"
+        )
     ordered = sorted(specs, key=lambda spec: spec.kind != "full")
     alone = len(ordered) == 1
     groups = tuple(
@@ -40,7 +42,8 @@ def make_groups(
 def reusable(groups: Sequence[BlockGroup], hashes: Sequence[bytes], max_tokens: int) -> tuple[GroupBlocks, int]:
     """Blocks of each group, and the tokens that they cover in every group.
 
-    With several groups each may only shorten what the others found, so they are asked in turn until none does.
+    With several groups each may only shorten what the others found, so they are asked in turn until none does. For EAGLE
+    every group must know one block more than is reused, whose content is computed again.
     """
     if len(groups) == 1:
         group = groups[0]
@@ -55,7 +58,9 @@ def reusable(groups: Sequence[BlockGroup], hashes: Sequence[bytes], max_tokens: 
         before = length
         blocks: list[list[Block]] = []
         for group, chain in zip(groups, chains, strict=True):
-            found = group.longest_hit(chain, length // group.block_size)
+            found = group.longest_hit(chain, length // group.block_size + group.eagle)
+            if group.eagle:
+                found = found[:-1]
             length = min(length, len(found) * group.block_size // step * step)
             blocks.append(found)
         if length == before or length == 0:

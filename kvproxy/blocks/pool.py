@@ -141,7 +141,7 @@ class BlockPool:
                     block.source = (kept, index * block_size)
             parent = digest
             index += 1
-        self.stored += len(blocks)
+        self.stored += len(blocks) - blocks.count(self.null_block)
         if self.record_events:
             self._record_store(request, hashes, blocks, first, block_size, group)
 

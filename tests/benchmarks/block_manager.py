@@ -1,4 +1,4 @@
-"""The block cache on 2,000 requests and 8M prompt tokens: hashing, and everything else.
+"""The block cache on 2,000 requests and 8M prompt tokens: hashing, and everything else; beside vLLM's where it is there.
 
 python -m tests.benchmarks.block_manager
 """
@@ -11,6 +11,7 @@ import tracemalloc
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
+from tests.benchmarks.vllm_peer import vllm_run
 
 REQUESTS, TOKENS, SIZE, VOCABULARY = 2000, 4000, 16, 130_000
 
@@ -44,13 +45,30 @@ def main() -> None:
     prompts = trace()
     total = sum(map(len, prompts))
     blocks = total // SIZE
-    rounds = [run(prompts, 20_000) for _ in range(5)]
-    hashing = statistics.median(one for one, _ in rounds)
-    rest = statistics.median(other for _, other in rounds)
+    peer = vllm_run()
+    ours, theirs = [], []
+    for _ in range(5):
+        ours.append(run(prompts, 20_000))
+        if peer is not None:
+            theirs.append(peer(prompts, 20_000, SIZE))
     print(f"{REQUESTS} requests, {total / 1e6:.1f}M prompt tokens, blocks of {SIZE}, a pool of 20,000")
-    print(f"hashing                    {hashing / blocks * 1e6:8.3f} us a block")
-    print(f"lookup + allocate + free   {rest / REQUESTS * 1e6:8.1f} us a request, {rest / blocks * 1e6:.3f} us a block")
-    print(f"all together               {total / (hashing + rest) / 1e6:8.2f}M prompt tokens/s")
+    for name, rounds in (("kvproxy", ours), ("vLLM", theirs)):
+        if not rounds:
+            print("\nvLLM is not installed here: no comparison")
+            continue
+        hashing = statistics.median(one for one, _ in rounds)
+        rest = statistics.median(other for _, other in rounds)
+        print(f"\n{name}")
+        print(f"hashing                    {hashing / blocks * 1e6:8.3f} us a block")
+        print(
+            f"lookup + allocate + free   {rest / REQUESTS * 1e6:8.1f} us a request, {rest / blocks * 1e6:.3f} us a block"
+        )
+        print(f"all together               {total / (hashing + rest) / 1e6:8.2f}M prompt tokens/s")
+    if theirs:
+        pairs = list(zip(ours, theirs, strict=True))
+        print("\nkvproxy's time over vLLM's, median of the rounds:")
+        print(f"hashing                    {statistics.median(one[0] / other[0] for one, other in pairs):8.3f}")
+        print(f"lookup + allocate + free   {statistics.median(one[1] / other[1] for one, other in pairs):8.3f}")
     print("\npool of      us a block    bytes a block")
     for size in (1_000, 10_000, 100_000, 1_000_000):
         tracemalloc.start()

@@ -132,7 +132,48 @@ def test_eagle_recomputes_the_last_block() -> None:
         manager.free(request)
         assert manager.get_computed_blocks(CacheRequest("b", range(21))).num_tokens == 16
     with pytest.raises(ValueError, match="EAGLE"):
-        KVCacheManager(100, groups=[GroupSpec("full"), GroupSpec("sliding_window", 16, 32)], eagle=True)
+        KVCacheManager(100, groups=[GroupSpec("full"), GroupSpec("chunked_local", 16, 32)], eagle=True)
+
+
+EAGLE_KINDS = KINDS.filter(lambda spec: spec.kind != "chunked_local")
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(EAGLE_KINDS, min_size=2, max_size=3), st.integers(1, 12), st.data())
+def test_eagle_needs_one_more_block_of_every_group(specs: list[GroupSpec], fours: int, data: st.DataObject) -> None:
+    manager = KVCacheManager(200, groups=specs, eagle=True)
+    ordered = [group.spec for group in manager.groups]
+    tokens = list(range(fours * 4))
+    sizes = [len(tokens) // spec.block_size for spec in ordered]
+    kept = [data.draw(st.lists(st.booleans(), min_size=size, max_size=size)) for size in sizes]
+    step = max(spec.block_size for spec in ordered)
+    cache_some(manager, CacheRequest("a", tokens, skip_read=True), kept)
+
+    def fits(spec: GroupSpec, keep: Sequence[bool], length: int) -> bool:
+        if length == 0:
+            return True
+        blocks = length // spec.block_size
+        first = 0
+        if spec.kind == "sliding_window":
+            first = max(0, blocks - -(-(spec.reach - 1) // spec.block_size))
+        return blocks < len(keep) and all(keep[first : blocks + 1])
+
+    best = next(
+        length
+        for length in range((len(tokens) - 1) // step * step, -1, -step)
+        if all(fits(spec, keep, length) for spec, keep in zip(ordered, kept, strict=True))
+    )
+    assert manager.get_computed_blocks(CacheRequest("b", tokens)).num_tokens == best
+
+
+def test_null_blocks_do_not_count_as_stored() -> None:
+    manager = KVCacheManager(40, groups=[GroupSpec("sliding_window", 4, 8)], record_events=True)
+    first, second = CacheRequest("a", range(40)), CacheRequest("b", range(48))
+    for request in (first, second):
+        computed = manager.get_computed_blocks(request)
+        manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed)
+        manager.free(request)
+    assert manager.pool.stored == sum(len(event.hashes) for event in manager.take_events() if hasattr(event, "tokens"))
 
 
 def test_context_parallel_blocks_hold_more_tokens() -> None:

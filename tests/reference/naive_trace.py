@@ -85,7 +85,7 @@ class NaiveTrace:
         self.queries += len(tokens)
         self.hits += hit
         assert self.grow(request, count)
-        self.live[request["id"]] = request | {"hit": hit, "ids0": _crc(request["table"])}
+        self.live[request["id"]] = request | {"hit": hit, "ids0": crc(request["table"])}
 
     def grow(self, request: dict[str, Any], count: int) -> bool:
         new = -(-(request["computed"] + count) // self.size) - len(request["table"])
@@ -141,7 +141,7 @@ class NaiveTrace:
     def report(self, request: dict[str, Any], status: str, hit: int, first: int) -> None:
         chain, table = self.chain(request), request["table"]
         line = {"id": request["id"], "st": status, "prompt": request["prompt"], "hit": hit, "ids0": first}
-        line |= {"ids": _crc(table) if table else 0, "nblk": len(table), "hash": chain[-1].hex() if chain else ""}
+        line |= {"ids": crc(table) if table else 0, "nblk": len(table), "hash": chain[-1].hex() if chain else ""}
         self.lines.append(json.dumps(line, separators=(",", ":")))
 
     def reset(self) -> None:
@@ -152,7 +152,7 @@ class NaiveTrace:
 
     def results(self) -> list[str]:
         """All result lines, the closing one included."""
-        end = {"op": "end", "free": _crc(self.free), "nfree": len(self.free), "cached_keys": len(self.copies)}
+        end = {"op": "end", "free": crc(self.free), "nfree": len(self.free), "cached_keys": len(self.copies)}
         end |= {"queries": self.queries, "hits": self.hits, "stored": self.stored, "removed": self.removed}
         end |= {"cleared": self.cleared, "sha": hashlib.sha256("\n".join(self.lines).encode()).hexdigest()}
         return [*self.lines, json.dumps(end, separators=(",", ":"))]
@@ -173,5 +173,5 @@ def _digest(value: object) -> bytes:
     return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
 
 
-def _crc(ids: Iterable[int]) -> int:
+def crc(ids: Iterable[int]) -> int:
     return zlib.crc32(b"".join(struct.pack("<I", block) for block in ids))

@@ -1,6 +1,9 @@
 """One block of the pool: its place in memory, who holds it, and which tokens it is known by."""
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvproxy.blocks.request import CacheRequest
 
 
 class Block:
@@ -12,12 +15,13 @@ class Block:
         hash: digest that names the block's content in the cache map, None while it is not cached.
         parent: digest of the block before it in the chain, None for the first block and while not cached.
         group: number of the attention group that cached the block, None where the manager has one group.
-        source: token list and offset of the block's first token, kept only where the manager keeps tokens.
+        source: the request that cached the block and the offset of its first token, where the manager keeps tokens.
+        priority: blocks of a higher one outlive all idle ones of a lower one.
         last_accessed: the pool's clock at the last allocation or hit, 0 if never used.
         prev, next: neighbours in the free queue, None while the block is held.
     """
 
-    __slots__ = ("group", "hash", "id", "last_accessed", "next", "parent", "prev", "ref_count", "source")
+    __slots__ = ("group", "hash", "id", "last_accessed", "next", "parent", "prev", "priority", "ref_count", "source")
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -25,7 +29,8 @@ class Block:
         self.hash: bytes | None = None
         self.parent: bytes | None = None
         self.group: int | None = None
-        self.source: tuple[Sequence[int], int] | None = None
+        self.source: tuple[CacheRequest, int] | None = None
+        self.priority = 0
         self.last_accessed = 0
         self.prev: Block | None = None
         self.next: Block | None = None
@@ -34,8 +39,8 @@ class Block:
         """The block's tokens, or None where they were not kept."""
         if self.source is None:
             return None
-        tokens, start = self.source
-        return list(tokens[start : start + block_size])
+        request, start = self.source
+        return list(request.tokens[start : start + block_size])
 
     def __repr__(self) -> str:
         name = self.hash.hex()[:8] if self.hash else "-"

@@ -32,17 +32,23 @@ class BlockStored:
 
     @classmethod
     def of(
-        cls, request: CacheRequest, hashes: Sequence[bytes], first: int, end: int, block_size: int, group: int | None
+        cls,
+        request: CacheRequest,
+        hashes: Sequence[bytes],
+        parent: bytes | None,
+        first: int,
+        block_size: int,
+        group: int | None,
     ) -> "BlockStored":
-        """The event for blocks `first` to `end - 1` of a request, which `hashes` names."""
-        extra = None
+        """The event for the blocks of a request from number `first` on that `hashes` names."""
+        extra, end = None, first + len(hashes)
         if request.has_extras:
             extra = tuple(
                 _untagged(request, index * block_size, (index + 1) * block_size) for index in range(first, end)
             )
         return cls(
-            hashes=tuple(hashes[first:end]),
-            parent=hashes[first - 1] if first else None,
+            hashes=tuple(hashes),
+            parent=parent,
             tokens=tuple(request.tokens[first * block_size : end * block_size]),
             block_size=block_size,
             lora=request.lora[0] if request.lora else None,

@@ -14,9 +14,10 @@ from kvproxy.blocks.free_queue import FreeQueue
 from kvproxy.blocks.groups import BlockGroup, GroupSpec
 from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.lookup import GroupBlocks, make_groups, reusable
-from kvproxy.blocks.policies import make_queue
+from kvproxy.blocks.policies import PriorityQueue, make_queue
 from kvproxy.blocks.pool import BlockPool
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.residency import Residency
 from kvproxy.blocks.stats import LookupStats, PoolStats
 
 
@@ -46,6 +47,8 @@ class KVCacheManager:
         watermark: share of the pool that a new allocation must leave free.
         keep_tokens: remember the tokens of cached blocks, for inspection.
         record_events: collect KV events.
+        priorities: heed the priorities of requests; without, all blocks are equal.
+        residency: notes how long cached blocks stay.
         eagle: drop the last matched block, which EAGLE's draft heads need computed.
         context_parallel: ranks over which each block is spread; a block then holds that many times the tokens.
     """
@@ -62,6 +65,8 @@ class KVCacheManager:
         watermark: float = 0.0,
         keep_tokens: bool = False,
         record_events: bool = False,
+        priorities: bool = False,
+        residency: Residency | None = None,
         eagle: bool = False,
         context_parallel: int = 1,
     ) -> None:
@@ -70,7 +75,11 @@ class KVCacheManager:
         self.hasher = hasher or BlockHasher()
         self.policy = policy
         self.pool = BlockPool(
-            num_blocks, make_queue=_queue_maker(policy), record_events=record_events, keep_tokens=keep_tokens
+            num_blocks,
+            make_queue=_queue_maker(policy, priorities, num_blocks - 1),
+            record_events=record_events,
+            keep_tokens=keep_tokens,
+            residency=residency,
         )
         self.groups, self.hash_block_size = make_groups(
             groups, block_size, context_parallel, self.pool, merge=merge, eagle=eagle
@@ -156,7 +165,7 @@ class KVCacheManager:
         self.requests[request.id] = request
         for group, hit in zip(self.groups, computed.groups, strict=True):
             if hit:
-                self.pool.touch(hit)
+                self.pool.touch(hit, request.priority)
             group.adopt(request.id, hit)
         if not request.skip_read and not request.counted:
             request.counted = True
@@ -264,5 +273,7 @@ class KVCacheManager:
         check_integrity(self.pool, self.groups, held)
 
 
-def _queue_maker(policy: str) -> Callable[[Iterable[Block]], FreeQueue]:
-    return lambda blocks: make_queue(policy, blocks)
+def _queue_maker(policy: str, priorities: bool, capacity: int) -> Callable[[Iterable[Block]], FreeQueue]:
+    if priorities:
+        return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
+    return lambda blocks: make_queue(policy, blocks, capacity)

@@ -9,6 +9,7 @@ from kvproxy.blocks.block import Block
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from kvproxy.blocks.free_queue import FreeBlockQueue, FreeQueue
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.residency import Residency
 
 Key = tuple[int, bytes] | bytes
 """What a block is cached under: its digest, with the group's number where there are several groups."""
@@ -22,6 +23,7 @@ class BlockPool:
         make_queue: builds the queue of idle blocks; the default is exact LRU.
         record_events: collect KV events for `take_events`.
         keep_tokens: remember each cached block's tokens, for inspection.
+        residency: notes how long cached blocks stay.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class BlockPool:
         make_queue: Callable[[Iterable[Block]], FreeQueue] = FreeBlockQueue,
         record_events: bool = False,
         keep_tokens: bool = False,
+        residency: Residency | None = None,
     ) -> None:
         if num_blocks < 2:
             raise ValueError(
@@ -45,7 +48,9 @@ class BlockPool:
         self.cached: dict[Key, Block | list[Block]] = {}
         self.keep_tokens = keep_tokens
         self.record_events = record_events
+        self.residency = residency
         self.events: list[KVEvent] = []
+        self._taken = 0
         self.clock = 0
         self.stored = 0
         self.evictions = 0
@@ -66,8 +71,8 @@ class BlockPool:
         block = self.cached.get(key)
         return block[0] if type(block) is list else block  # type: ignore[return-value]
 
-    def touch(self, blocks: Iterable[Block]) -> None:
-        """Add one holder to each block; idle ones leave the free queue."""
+    def touch(self, blocks: Sequence[Block], priority: int = 0) -> None:
+        """Add one holder to each block; idle ones leave the free queue, and none has less than the holder's priority."""
         clock = self.clock = self.clock + 1
         remove = self.free_queue.remove
         for block in blocks:
@@ -75,6 +80,11 @@ class BlockPool:
                 remove(block)
             block.ref_count += 1
             block.last_accessed = clock
+        if priority:
+            for block in blocks:
+                block.priority = max(block.priority, priority)
+        if self.residency is not None:
+            self.residency.touched(blocks)
 
     def allocate(self, count: int) -> list[Block]:
         """Take `count` idle blocks, forgetting what they cached.
@@ -109,6 +119,8 @@ class BlockPool:
             self.free_queue.prepend_n(empty)
         if cached:
             self.free_queue.append_n(cached)
+            if self.residency is not None:
+                self.residency.released(cached)
 
     def store(
         self,
@@ -125,7 +137,8 @@ class BlockPool:
         """
         cached = self.cached
         parent = hashes[first - 1] if first else None
-        kept = request.tokens if self.keep_tokens else None
+        kept = request if self.keep_tokens else None
+        priority = request.priority
         index = first
         for block in blocks:
             digest = hashes[index]
@@ -133,6 +146,7 @@ class BlockPool:
                 block.hash = digest
                 block.parent = parent
                 block.group = group
+                block.priority = priority
                 key: Key = digest if group is None else (group, digest)
                 other = cached.setdefault(key, block)
                 if other is not block:
@@ -142,6 +156,8 @@ class BlockPool:
             parent = digest
             index += 1
         self.stored += len(blocks) - blocks.count(self.null_block)
+        if self.residency is not None:
+            self.residency.stored(blocks)
         if self.record_events:
             self._record_store(request, hashes, blocks, first, block_size, group)
 
@@ -168,7 +184,10 @@ class BlockPool:
                 runs[-1].append(index)
             else:
                 runs.append([index])
-        self.events += [BlockStored.of(request, hashes, run[0], run[-1] + 1, block_size, group) for run in runs]
+        for run in runs:
+            start, end = run[0], run[-1] + 1
+            parent = hashes[start - 1] if start else None
+            self.events.append(BlockStored.of(request, hashes[start:end], parent, start, block_size, group))
 
     def key_of(self, block: Block) -> Key:
         """What a cached block is found under."""
@@ -179,6 +198,8 @@ class BlockPool:
         """Take a block out of the map; its content may then be overwritten."""
         digest = block.hash
         assert digest is not None
+        if self.residency is not None:
+            self.residency.evicted(block)
         key = self.key_of(block)
         found = self.cached[key]
         if type(found) is list:
@@ -203,6 +224,8 @@ class BlockPool:
         self.free_queue = self._make_queue(order)
         self.cached.clear()
         self.cleared += 1
+        if self.residency is not None:
+            self.residency.cleared()
         if self.record_events:
             self.events.append(AllBlocksCleared())
         return True
@@ -210,4 +233,10 @@ class BlockPool:
     def take_events(self) -> list[KVEvent]:
         """Events since the last call."""
         events, self.events = self.events, []
+        self._taken += len(events)
         return events
+
+    @property
+    def num_events(self) -> int:
+        """Events recorded since the start, taken or not."""
+        return self._taken + len(self.events)

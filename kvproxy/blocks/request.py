@@ -28,6 +28,7 @@ class CacheRequest:
         lora: name and path of the adapter that computes the request; enters every block's hash.
         mm: items in order of their offsets; each enters the hash of every block that it overlaps.
         prompt_embeds: where embeddings are given in place of tokens, the SHA-256 digest of each block's share of them.
+        priority: the blocks it uses outlive idle ones of a lower priority, where the manager heeds priorities.
         skip_read: never reuse blocks (prompt log-probabilities need every position computed); they are still cached.
     """
 
@@ -38,6 +39,7 @@ class CacheRequest:
         "lora",
         "mm",
         "num_computed_tokens",
+        "priority",
         "prompt_embeds",
         "salt",
         "skip_read",
@@ -53,6 +55,7 @@ class CacheRequest:
         lora: tuple[str, str] | None = None,
         mm: Sequence[MMItem] = (),
         prompt_embeds: Sequence[bytes] | None = None,
+        priority: int = 0,
         skip_read: bool = False,
     ) -> None:
         self.id = id
@@ -61,6 +64,7 @@ class CacheRequest:
         self.lora = lora
         self.mm = tuple(mm)
         self.prompt_embeds = None if prompt_embeds is None else tuple(prompt_embeds)
+        self.priority = priority
         self.skip_read = skip_read
         self.num_computed_tokens = 0
         self.block_hashes: list[bytes] = []
@@ -78,6 +82,7 @@ class CacheRequest:
         """Become a continuation of another request: its tokens, names and progress, counted once with it."""
         self.tokens = list(parent.tokens)
         self.salt, self.lora, self.mm, self.prompt_embeds = parent.salt, parent.lora, parent.mm, parent.prompt_embeds
+        self.priority = parent.priority
         self.block_hashes = list(parent.block_hashes)
         self.num_computed_tokens = parent.num_computed_tokens
         self.counted = True

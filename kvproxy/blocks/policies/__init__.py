@@ -8,16 +8,22 @@ from kvproxy.blocks.free_queue import FreeBlockQueue, FreeQueue
 from kvproxy.blocks.policies.arc import ARC
 from kvproxy.blocks.policies.lfu import LFU
 from kvproxy.blocks.policies.order import Order
+from kvproxy.blocks.policies.priority import PriorityQueue
 from kvproxy.blocks.policies.queue import PolicyQueue
 from kvproxy.blocks.policies.s3fifo import S3FIFO
 
 ORDERS: dict[str, Callable[[int], Order[Any]]] = {"lfu": LFU, "s3fifo": S3FIFO, "arc": ARC}
 
-__all__ = ["ORDERS", "Order", "PolicyQueue", "make_queue"]
+__all__ = ["ORDERS", "Order", "PolicyQueue", "PriorityQueue", "make_queue"]
 
 
-def make_queue(policy: str, blocks: Iterable[Block]) -> FreeQueue:
+def make_queue(policy: str, blocks: Iterable[Block], capacity: int) -> FreeQueue:
     """A queue of idle blocks that follows a policy.
+
+    Args:
+        policy: lru, or a name of `ORDERS`.
+        blocks: idle blocks to begin with.
+        capacity: blocks of the pool, from which some policies size their lists.
 
     Raises:
         ValueError: the policy is unknown.
@@ -26,5 +32,4 @@ def make_queue(policy: str, blocks: Iterable[Block]) -> FreeQueue:
         return FreeBlockQueue(blocks)
     if policy not in ORDERS:
         raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(ORDERS)}")
-    blocks = list(blocks)
-    return PolicyQueue(ORDERS[policy](len(blocks)), blocks)
+    return PolicyQueue(ORDERS[policy](capacity), blocks)

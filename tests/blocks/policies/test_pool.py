@@ -137,4 +137,4 @@ def test_a_reset_leaves_nothing_of_the_policy_behind() -> None:
 
 def test_unknown_policies_are_named() -> None:
     with pytest.raises(ValueError, match="unknown eviction policy 'mru': use lru, lfu, s3fifo, arc"):
-        make_queue("mru", [])
+        make_queue("mru", [], 1)

@@ -49,9 +49,18 @@ def build(settings: Settings) -> Services:
         semantic = _semantic(settings, store)
     except (CacheStoreError, EmbedderError) as error:
         raise SettingsError(str(error)) from None
-    worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model)
-    backend: Backend = LocalBackend(worker) if worker else UpstreamBackend(settings.upstream or "", settings.forward)
-    return Services(settings, Answerer(backend, store, semantic, settings.cache), Metrics(), worker)
+    if settings.upstream and settings.tiers.enabled:
+        raise SettingsError(
+            "tiers keep what the embedded engine computes: leave them out with an upstream", param="tiers"
+        )
+    metrics = Metrics()
+    worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model, settings.tiers)
+    backend: Backend = (
+        LocalBackend(worker, metrics.generated)
+        if worker
+        else UpstreamBackend(settings.upstream or "", settings.forward)
+    )
+    return Services(settings, Answerer(backend, store, semantic, settings.cache), metrics, worker)
 
 
 def _semantic(settings: Settings, store: ResponseStore) -> SemanticCache | None:

@@ -41,18 +41,18 @@ def build(settings: Settings) -> Services:
     """Open the store, load embedder and model.
 
     Raises:
-        SettingsError: the store or the embedder cannot be used.
+        SettingsError: the store, the embedder or a tier cannot be used.
         ModelUnsupported: the model cannot.
     """
+    if settings.upstream and settings.tiers.enabled:
+        raise SettingsError(
+            "tiers keep what the embedded engine computes: leave them out with an upstream", param="tiers"
+        )
     try:
         store = ResponseStore(settings.store_path)
         semantic = _semantic(settings, store)
     except (CacheStoreError, EmbedderError) as error:
         raise SettingsError(str(error)) from None
-    if settings.upstream and settings.tiers.enabled:
-        raise SettingsError(
-            "tiers keep what the embedded engine computes: leave them out with an upstream", param="tiers"
-        )
     metrics = Metrics()
     worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model, settings.tiers)
     backend: Backend = (

@@ -159,6 +159,35 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in found.items())
 
 
+@app.command("tiers")
+def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """List what is kept beyond the pool: host memory, disk, Redis.
+
+    Example: kvproxy blocks tiers
+    """
+    found = ProxyClient(url, token).get("/admin/blocks/tiers")
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        typer.echo("no tiers: serve with --tier-host, --tier-disk or --tier-redis")
+        return
+    print_table(
+        ("tier", "chunks#", "MiB#", "limit#", "hits#", "misses#", "damaged#", "errors#", "evictions#", "state"),
+        (
+            (
+                tier["name"],
+                tier["chunks"],
+                f"{tier['bytes'] / 2**20:.1f}",
+                "" if tier["limit"] is None else f"{tier['limit'] / 2**20:.1f}",
+                *(tier[name] for name in ("hits", "misses", "damaged", "errors", "evictions")),
+                "in use" if tier["available"] else "left alone",
+            )
+            for tier in found
+        ),
+    )
+
+
 @app.command("reset")
 def reset(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
     """Forget everything in the prefix cache; refused while a request is running.

@@ -97,6 +97,8 @@ def _render(found: dict[str, Any]) -> None:
         f"prefix     {prefix['matched_tokens']} of {prefix['prompt_tokens']} tokens,"
         f" blocks {', '.join(map(str, prefix['blocks'])) or 'none'}"
     )
+    for name, tokens in prefix["tiers"].items():
+        typer.echo(f"  {name:8} {tokens} tokens more")
     divergence = prefix["divergence"]
     if divergence:
         typer.echo(f"diverges   at token {divergence['position']}, after {divergence['context']!r}")

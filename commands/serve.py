@@ -24,6 +24,11 @@ def serve(
     kv_memory: Annotated[float | None, Flag(help="Share of free memory for the pool, or bytes.")] = None,
     device: Annotated[str | None, Flag(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
     threads: Annotated[int | None, Flag(help="CPU threads of a forward pass.", show_default=False)] = None,
+    tier_host: Annotated[str | None, Flag(help='Host memory for chunks of the prefix cache, as in "4GiB".')] = None,
+    tier_disk: Annotated[Path | None, Flag(help="Folder for chunks, found again by a restart.")] = None,
+    tier_disk_size: Annotated[str | None, Flag(help='Most bytes in it, as in "20GiB".', show_default=False)] = None,
+    tier_redis: Annotated[str | None, Flag(help="URL of a Redis or Valkey for chunks.", show_default=False)] = None,
+    chunk_tokens: Annotated[int | None, Flag(help="Tokens in a chunk.  [default: 256]", show_default=False)] = None,
     threshold: Annotated[float | None, Flag(help="Least similarity of a semantic hit.", show_default=False)] = None,
     ttl: Annotated[float | None, Flag(help="Seconds that a response may be served.", show_default=False)] = None,
     semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Match similar questions.")] = None,
@@ -45,6 +50,9 @@ def serve(
         data=data,
         engine=_given(
             num_blocks=num_blocks, block_size=block_size, kv_memory=kv_memory, device=device, threads=threads
+        ),
+        tiers=_given(
+            host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
         ),
         cache=_given(threshold=threshold, ttl=ttl, semantic=semantic),
     )
@@ -69,6 +77,9 @@ def _banner(services: "Services", url: str) -> None:
     typer.echo(f"  responses  {settings.store_path}")
     if worker is not None:
         typer.echo(f"  blocks     {worker.num_blocks} of {worker.block_size} tokens")
+        tiers = [f"{tier['name']} ({tier['chunks']} chunks)" for tier in worker.tier_stats()]
+        if tiers:
+            typer.echo(f"  tiers      {', '.join(tiers)}, {settings.tiers.chunk_tokens} tokens a chunk")
     model = worker.name if worker else "MODEL"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is a block?"}}]}}'
     typer.echo(f"Try it:\n  curl -i {url}/v1/chat/completions -d '{body}'\n  kvproxy blocks --url {url}")

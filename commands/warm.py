@@ -16,12 +16,16 @@ def warm(
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="Warm for the tenant of this key.", show_default=False)
     ] = None,
+    prefix_only: Annotated[
+        bool, typer.Option("--prefix-only", help="Fill the prefix cache and its tiers only; store no answer.")
+    ] = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
     """Send every prompt of a file through the proxy, so that both caches know it.
 
-    What is stored already is not computed again, so an interrupted run goes on where it stopped.
+    What is stored already is not computed again, so an interrupted run goes on where it stopped. With --prefix-only each
+    prompt is computed up to its first token, whatever is stored, and its blocks (and tiers, where there are any) keep it.
 
     Example: kvproxy warm questions.txt --concurrency 8
     """
@@ -34,7 +38,7 @@ def warm(
 
     name = model or ProxyClient(url).get("/v1/models")["data"][0]["id"]
     requests = read_requests(file, name, system)
-    report = asyncio.run(run(requests, url, concurrency, api_key))
+    report = asyncio.run(run(requests, url, concurrency, api_key, prefix_only=prefix_only))
     if as_json:
         print_json(report.as_dict())
     else:

@@ -3,14 +3,14 @@
 import asyncio
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commands.warm_file import WarmRequest
 from kvproxy.errors import ProxyUnreachable
 
 _RETRIES = 5
-_PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)"')
+_PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ class Report:
             self.outcomes["stored" if "stored" in status else "forwarded"] += 1
 
 
-async def run(requests: list[WarmRequest], url: str, concurrency: int, api_key: str | None) -> Report:
+async def run(
+    requests: list[WarmRequest], url: str, concurrency: int, api_key: str | None, *, prefix_only: bool = False
+) -> Report:
     """Send all requests, some at a time, with a progress bar on stderr.
 
     Raises:
@@ -73,6 +75,9 @@ async def run(requests: list[WarmRequest], url: str, concurrency: int, api_key: 
 
     report = Report()
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    if prefix_only:
+        headers["cache-control"] = "no-cache, no-store"
+        requests = [replace(request, body=request.body | {"max_tokens": 1}) for request in requests]
     waiting = iter(requests)
     limits = httpx.Timeout(600.0, connect=3.0)
     with Progress(console=Console(stderr=True), disable=not Console(stderr=True).is_terminal) as progress:

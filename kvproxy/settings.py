@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from kvproxy.errors import SettingsError
@@ -53,6 +53,28 @@ class EngineSettings(BaseModel):
     )
 
 
+class TierSettings(BaseModel):
+    """Keys and values kept outside the pool"""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: ByteSize | None = Field(None, description='Host memory for chunks, in bytes or as "4GiB"; none by default.')
+    disk: Path | None = Field(None, description="Folder of chunks on disk, which a restart finds; none by default.")
+    disk_size: ByteSize = Field(ByteSize(20 << 30), description="Most bytes of chunks on disk.")
+    redis: str | None = Field(None, description="URL of a Redis or Valkey server for chunks; none by default.")
+    redis_timeout: float = Field(0.5, gt=0, description="Seconds for an answer of Redis.")
+    redis_ttl: float | None = Field(86_400.0, gt=0, description="Seconds after which Redis drops a chunk.")
+    chunk_tokens: int = Field(256, ge=1, description="Tokens in a chunk, a multiple of engine.block_size.")
+    load_timeout: float = Field(
+        5.0, gt=0, description="Seconds without progress after which a request computes what it waits for."
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is any tier."""
+        return self.host is not None or self.disk is not None or self.redis is not None
+
+
 class UpstreamSettings(BaseModel):
     """Forwarding to an OpenAI-compatible server."""
 
@@ -89,6 +111,7 @@ class Settings(BaseSettings):
     admin_token: str | None = Field(None, description="Bearer token of the admin routes; needed beyond loopback.")
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()
+    tiers: TierSettings = TierSettings()
     forward: UpstreamSettings = UpstreamSettings()
 
     @property

@@ -8,6 +8,7 @@ import pytest
 
 from kvproxy.proxy.services import Services
 from kvproxy.settings import load_settings
+from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy
 
 
@@ -32,3 +33,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Servic
     data: Path = tmp_path_factory.mktemp("demo")
     with run_proxy(load_settings(data=data, engine={"num_blocks": 512})) as running:
         yield running
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A redis-server of the test's own."""
+    with run_redis() as server:
+        yield server

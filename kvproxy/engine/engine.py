@@ -11,8 +11,11 @@ from kvproxy.engine.runner import Runner
 from kvproxy.engine.sampler import sample
 from kvproxy.engine.scheduler import Scheduler
 from kvproxy.engine.sequence import Emit, RunningSequence
+from kvproxy.engine.tiering import make_tiering
 from kvproxy.errors import ContextTooLong, InvalidRequest
-from kvproxy.settings import EngineSettings
+from kvproxy.settings import EngineSettings, TierSettings
+
+_NO_TIERS = TierSettings()
 
 
 class Engine:
@@ -21,9 +24,10 @@ class Engine:
     Args:
         loaded: the model.
         settings: sizes and limits.
+        tiers: what keeps keys and values beyond the pool.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: EngineSettings) -> None:
+    def __init__(self, loaded: LoadedModel, settings: EngineSettings, tiers: TierSettings = _NO_TIERS) -> None:
         shape, size = loaded.shape, settings.block_size
         blocks = settings.num_blocks or count_blocks(shape, size, loaded.dtype, loaded.device, settings.kv_memory)
         self.tokenizer = loaded.tokenizer
@@ -37,8 +41,14 @@ class Engine:
         )
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
         self._runner = Runner(loaded, pool)
+        self.tiers = make_tiering(loaded, pool, self.manager, settings, tiers)
+        self._stalled = False
         self._scheduler = Scheduler(
-            self.manager, settings.max_batch_tokens, settings.max_sequences, exact_chunks=settings.strict
+            self.manager,
+            settings.max_batch_tokens,
+            settings.max_sequences,
+            exact_chunks=settings.strict,
+            tiers=self.tiers,
         )
 
     @property
@@ -48,7 +58,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._scheduler.running or self._scheduler.waiting)
+        scheduler = self._scheduler
+        return bool(scheduler.running or scheduler.waiting or scheduler.loading)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether there is nothing to do before a load from a tier makes progress."""
+        return self._stalled and self.tiers is not None and self.tiers.idle
 
     def check(self, request: GenerationRequest) -> int:
         """Most tokens that may be generated for a request.
@@ -73,20 +89,30 @@ class Engine:
         """Queue a checked request; `emit` receives the pieces of all its answers."""
         sequence = RunningSequence(request, 0, self.check(request), self.tokenizer, emit)
         self._scheduler.add(sequence)
+        self._stalled = False
         return sequence
 
     def cancel(self, request_id: str) -> None:
         """Drop all answers of a request and free their blocks."""
-        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+        for sequence in self._under_way():
             if sequence.source.id == request_id:
                 self._scheduler.remove(sequence)
+        self._stalled = False
+
+    def _under_way(self) -> list[RunningSequence]:
+        scheduler = self._scheduler
+        return [*scheduler.running, *scheduler.loading, *scheduler.waiting]
 
     def step(self) -> None:
-        """Compute one step and hand out its tokens."""
+        """Compute one step and hand out its tokens; does nothing where `is_stalled`."""
         plan = self._scheduler.plan()
         self._runner.pool.copy_blocks(self.manager.take_copies())
+        self._stalled = not plan and bool(self._scheduler.loading)
         if plan:
-            self._advance(*self._runner.forward(plan))
+            ready, logits = self._runner.forward(plan)
+            if self.tiers is not None:
+                self.tiers.save(sequence for sequence, _ in plan.prefills + plan.decodes)
+            self._advance(ready, logits)
 
     def fail(self) -> list[str]:
         """Drop everything after a failed step, cached blocks too: they may name content that was never written.
@@ -94,12 +120,17 @@ class Engine:
         Returns:
             Ids of the requests that were under way.
         """
-        lost = [*self._scheduler.running, *self._scheduler.waiting]
+        lost = self._under_way()
         for sequence in lost:
             self._scheduler.remove(sequence)
         self.manager.take_copies()
         self.manager.reset_prefix_cache()
         return list(dict.fromkeys(sequence.source.id for sequence in lost))
+
+    def close(self) -> None:
+        """Let the tiers put away what waits; the engine is not used afterwards."""
+        if self.tiers is not None:
+            self.tiers.close()
 
     def _advance(self, ready: list[RunningSequence], logits: torch.Tensor) -> None:
         sequences = list(ready)

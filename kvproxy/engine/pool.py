@@ -1,5 +1,6 @@
 """The KV tensors behind the block pool."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,19 @@ class KVPool:
         if pairs:
             source, destination = (torch.tensor(ids, device=self.data.device) for ids in zip(*pairs, strict=True))
             self.data[:, :, destination] = self.data[:, :, source]
+
+    def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> None:
+        """Copy blocks to host memory, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`."""
+        ids = torch.tensor(blocks, device=self.data.device)
+        if self.data.device.type == "cpu":
+            torch.index_select(self.data, 2, ids, out=out)
+        else:
+            out.copy_(self.data.index_select(2, ids))
+
+    def write_blocks(self, blocks: Sequence[int], content: torch.Tensor) -> None:
+        """Overwrite blocks with what `read_blocks` gave."""
+        ids = torch.tensor(blocks, device=self.data.device)
+        self.data.index_copy_(2, ids, content.to(self.data.device))
 
 
 def count_blocks(shape: KVShape, block_size: int, dtype: torch.dtype, device: torch.device, kv_memory: float) -> int:

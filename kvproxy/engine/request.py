@@ -45,11 +45,27 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer so far; `cached_tokens` of the prompt came from the prefix cache."""
+    """Tokens of one answer so far.
+
+    Attributes:
+        prompt_tokens, completion_tokens: taken in and generated.
+        cached_tokens: of the prompt, not computed: from the pool or from a tier.
+        tier_tokens: of these, those that came from a tier.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    tier_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one answer since its request came: until it got blocks, until its first token, until its last."""
+
+    queue: float
+    first_token: float
+    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +80,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of answer number `index`; the last piece carries the finish reason."""
+    """A piece of answer number `index`; the last piece carries the finish reason and the answer's timing."""
 
     index: int
     text: str
@@ -72,3 +88,4 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
     usage: Usage
+    timing: Timing | None = None

@@ -1,15 +1,16 @@
 """Decides what each step computes: running answers first, then prompts in chunks, under a token budget.
 
 Prompts are matched with the cache when they are planned, not when they arrive, so that requests that come together
-share what the first of them computes.
+share what the first of them computes. What a tier may hold beyond the pool is loaded first, while the others go on.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
 from kvproxy.engine.batch import Span
 from kvproxy.engine.sequence import RunningSequence
+from kvproxy.engine.tiering import Tiering
 
 
 @dataclass(slots=True)
@@ -35,12 +36,21 @@ class Scheduler:
         max_sequences: sequences of a step.
         exact_chunks: round hits down to whole chunks of `max_batch_tokens`, so that a hit is computed in the same pieces as
             a miss and its logits are equal bit for bit.
+        tiers: what lies beyond the pool.
     """
 
     def __init__(
-        self, manager: KVCacheManager, max_batch_tokens: int, max_sequences: int, *, exact_chunks: bool = False
+        self,
+        manager: KVCacheManager,
+        max_batch_tokens: int,
+        max_sequences: int,
+        *,
+        exact_chunks: bool = False,
+        tiers: Tiering | None = None,
     ) -> None:
         self.manager = manager
+        self.loading: list[RunningSequence] = []
+        self._tiers = tiers
         self.waiting: deque[RunningSequence] = deque()
         self.running: list[RunningSequence] = []
         self._max_tokens = max_batch_tokens
@@ -57,8 +67,13 @@ class Scheduler:
         self.running.append(child)
 
     def remove(self, sequence: RunningSequence) -> None:
-        """Drop a sequence, waiting or running, and free its blocks."""
-        if sequence in self.running:
+        """Drop a sequence, waiting, loading or running, and free its blocks."""
+        if sequence in self.loading:
+            assert self._tiers is not None
+            self._tiers.cancel(sequence)
+            self.loading.remove(sequence)
+            self.manager.free(sequence.cache)
+        elif sequence in self.running:
             self.running.remove(sequence)
             self.manager.free(sequence.cache)
         elif sequence in self.waiting:
@@ -68,18 +83,35 @@ class Scheduler:
         """The next step's work, with its blocks allocated and each sequence's progress advanced."""
         plan = Plan()
         budget = self._max_tokens
+        self._take_loaded()
         for sequence in list(self.running):
             if sequence not in self.running or budget == 0:
                 continue
             count = self._continue(sequence, budget, plan)
             budget -= count
-        while self.waiting and budget > 0 and len(self.running) < self._max_sequences:
-            count = self._admit(self.waiting[0], budget, plan)
-            if count == 0:
-                break
-            self.running.append(self.waiting.popleft())
-            budget -= count
+        self._admit_waiting(budget, plan)
         return plan
+
+    def _take_loaded(self) -> None:
+        for sequence in self._tiers.finished() if self._tiers else ():
+            self.loading.remove(sequence)
+            self.running.append(sequence)
+
+    def _admit_waiting(self, budget: int, plan: Plan) -> None:
+        for sequence in list(self.waiting):
+            if budget == 0 or len(self.running) + len(self.loading) >= self._max_sequences:
+                return
+            computed = self._match(sequence)
+            if self._tiers and self._tiers.is_coming(sequence, computed.num_tokens):
+                continue
+            if not self._fits(sequence, computed):
+                return
+            self.waiting.remove(sequence)
+            reach = self._tiers.reach(sequence, computed.num_tokens) if self._tiers else 0
+            if reach > computed.num_tokens:
+                self._load(sequence, computed, reach)
+            else:
+                budget -= self._admit(sequence, computed, budget, plan)
 
     def _continue(self, sequence: RunningSequence, budget: int, plan: Plan) -> int:
         count = min(sequence.num_remaining, budget)
@@ -91,23 +123,38 @@ class Scheduler:
         self._append(sequence, count, plan)
         return count
 
-    def _admit(self, sequence: RunningSequence, budget: int, plan: Plan) -> int:
-        cache, manager = sequence.cache, self.manager
-        computed = manager.get_computed_blocks(cache)
-        if self._exact_chunks:
-            computed = manager.shorten(computed, self._max_tokens)
-        count = min(cache.num_tokens - computed.num_tokens, budget)
-        # A prompt that fits only in part would take blocks from the running ones and be preempted half-way.
-        whole = -(-cache.num_tokens // manager.block_size) - len(computed.blocks)
+    def _match(self, sequence: RunningSequence) -> ComputedBlocks:
+        computed = self.manager.get_computed_blocks(sequence.cache)
+        return self.manager.shorten(computed, self._max_tokens) if self._exact_chunks else computed
+
+    def _fits(self, sequence: RunningSequence, computed: ComputedBlocks) -> bool:
+        """Whether all of a prompt fits: one that fits in part would take blocks from the running ones to no end."""
+        manager = self.manager
+        whole = -(-sequence.cache.num_tokens // manager.block_size) - len(computed.blocks)
         idle = sum(1 for block in computed.blocks if block.ref_count == 0)
-        if whole + idle > manager.pool.num_free or manager.allocate_slots(cache, count, computed) is None:
-            return 0
-        cache.num_computed_tokens = computed.num_tokens
-        if not sequence.admitted:
-            sequence.admitted = True
-            sequence.cached_tokens = computed.num_tokens
+        return whole + idle <= manager.pool.num_free
+
+    def _admit(self, sequence: RunningSequence, computed: ComputedBlocks, budget: int, plan: Plan) -> int:
+        count = min(sequence.cache.num_tokens - computed.num_tokens, budget)
+        self._allocate(sequence, computed, count)
+        sequence.cache.num_computed_tokens = computed.num_tokens
+        self.running.append(sequence)
         self._append(sequence, count, plan)
         return count
+
+    def _load(self, sequence: RunningSequence, computed: ComputedBlocks, reach: int) -> None:
+        counts = sequence.admitted is None
+        self._allocate(sequence, computed, reach - computed.num_tokens, delay_caching=True)
+        self.loading.append(sequence)
+        assert self._tiers is not None
+        self._tiers.begin(sequence, computed.num_tokens, reach, counts=counts)
+
+    def _allocate(
+        self, sequence: RunningSequence, computed: ComputedBlocks, count: int, *, delay_caching: bool = False
+    ) -> None:
+        blocks = self.manager.allocate_slots(sequence.cache, count, computed, delay_caching=delay_caching)
+        assert blocks is not None, "_fits counted too few blocks"
+        sequence.admit(computed.num_tokens)
 
     def _append(self, sequence: RunningSequence, count: int, plan: Plan) -> None:
         cache = sequence.cache

@@ -1,12 +1,13 @@
 """One answer on its way: its tokens and blocks, how it samples, and what it has sent."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.detokenizer import Detokenizer
-from kvproxy.engine.request import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
+from kvproxy.engine.request import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
 from kvproxy.engine.sampler import Sample, make_generator
 from kvproxy.engine.tokenizer import ChatTokenizer
 
@@ -34,7 +35,11 @@ class RunningSequence:
         self.cache = CacheRequest(f"{request.id}#{index}", request.tokens, salt=request.salt)
         self.num_prompt = len(request.tokens)
         self.cached_tokens = 0
-        self.admitted = False
+        self.tier_tokens = 0
+        self.saved_chunks = 0
+        self.arrived = time.perf_counter()
+        self.admitted: float | None = None
+        self._first_token = 0.0
         self.finish_reason: FinishReason | None = None
         self.generator: torch.Generator = make_generator(request.sampling, index)
         self._tokenizer = tokenizer
@@ -52,17 +57,26 @@ class RunningSequence:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.num_prompt, self.num_generated, self.cached_tokens)
+        return Usage(self.num_prompt, self.num_generated, self.cached_tokens, self.tier_tokens)
 
     def sibling(self, index: int) -> "RunningSequence":
         """Another answer to the same request, to be forked from this one after the prompt is computed."""
         other = RunningSequence(self.source, index, self.max_tokens, self._tokenizer, self._emit)
-        other.admitted = True
-        other.cached_tokens = self.cached_tokens
+        other.arrived, other.admitted = self.arrived, self.admitted
+        other.cached_tokens, other.tier_tokens = self.cached_tokens, self.tier_tokens
+        other.saved_chunks = self.saved_chunks
         return other
+
+    def admit(self, pool_tokens: int) -> None:
+        """Note that blocks were given, `pool_tokens` of them with content; only the first time counts."""
+        if self.admitted is None:
+            self.admitted = time.perf_counter()
+            self.cached_tokens = pool_tokens
 
     def accept(self, sample: Sample) -> None:
         """Take a sampled token over, send what can be sent, and note whether the answer is complete."""
+        if self.num_generated == 0:
+            self._first_token = time.perf_counter()
         self.cache.append(sample.token)
         ended = sample.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
         text = "" if ended else self._detokenizer.push(sample.token)
@@ -73,7 +87,15 @@ class RunningSequence:
         if self.finish_reason and not self._detokenizer.stopped:
             text += self._detokenizer.finish()
         logprobs: Sequence[TokenLogprob] = () if ended else self._logprobs(sample)
-        self._emit(Delta(self.index, text, (sample.token,), tuple(logprobs), self.finish_reason, self.usage))
+        self._emit(
+            Delta(self.index, text, (sample.token,), tuple(logprobs), self.finish_reason, self.usage, self._timing())
+        )
+
+    def _timing(self) -> Timing | None:
+        if self.finish_reason is None:
+            return None
+        admitted = self.admitted if self.admitted is not None else self.arrived
+        return Timing(admitted - self.arrived, self._first_token - self.arrived, time.perf_counter() - self.arrived)
 
     def _logprobs(self, sample: Sample) -> list[TokenLogprob]:
         if sample.logprob is None:

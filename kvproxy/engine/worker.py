@@ -8,18 +8,20 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
 from kvproxy.engine.request import Delta, GenerationRequest
 from kvproxy.errors import KvproxyError, Overloaded
-from kvproxy.settings import EngineSettings
+from kvproxy.settings import EngineSettings, TierSettings
 
 T = TypeVar("T")
 Job = Callable[[], None]
 _log = logging.getLogger(__name__)
+_LOOK = 0.1
 
 
 class EngineWorker:
@@ -28,28 +30,31 @@ class EngineWorker:
     Args:
         loaded: the model.
         settings: sizes, limits and threads.
+        tiers: what keeps keys and values beyond the pool.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: EngineSettings) -> None:
+    def __init__(self, loaded: LoadedModel, settings: EngineSettings, tiers: TierSettings | None = None) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
-        self._engine = Engine(loaded, settings)
+        self._engine = Engine(loaded, settings, tiers or TierSettings())
         self.max_model_len = self._engine.max_model_len
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
         self._threads = settings.threads
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)
+        if self._engine.tiers is not None:
+            self._engine.tiers.wake = lambda: self._jobs.put(_nothing)
         self._failures: dict[str, Callable[[KvproxyError], None]] = {}
 
     @classmethod
-    def load(cls, settings: EngineSettings, model: str) -> "EngineWorker":
+    def load(cls, settings: EngineSettings, model: str, tiers: TierSettings | None = None) -> "EngineWorker":
         """A worker for `demo`, a folder or a Hugging Face id.
 
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
         """
-        return cls(load_model(model, settings.device, settings.dtype), settings)
+        return cls(load_model(model, settings.device, settings.dtype), settings, tiers)
 
     async def start(self) -> None:
         """Start the thread."""
@@ -111,6 +116,24 @@ class EngineWorker:
         self._put(job)
         return await result
 
+    async def tier_match(self, request: CacheRequest, found: int) -> dict[str, int]:
+        """Tokens that each tier would add to the `found` ones of the pool; loads nothing."""
+        tiers = self._engine.tiers
+        if tiers is None:
+            return {}
+        candidates = await self.inspect(lambda manager: tiers.candidates(request, found))
+        added: dict[str, int] = {}
+        for key, tokens in candidates:
+            name = await asyncio.to_thread(tiers.chain.where, key)
+            if name is None:
+                break
+            added[name] = added.get(name, 0) + tokens
+        return added
+
+    def tier_stats(self) -> list[dict[str, Any]]:
+        """Figures of each tier, the fastest first."""
+        return self._engine.tiers.chain.stats() if self._engine.tiers else []
+
     def _put(self, job: Job) -> None:
         if not self._thread.is_alive():
             raise Overloaded("the engine is not running: start the server again")
@@ -128,11 +151,17 @@ class EngineWorker:
                 _log.exception("a step failed; its requests are dropped and the prefix cache is reset")
                 self._drop("the engine failed on this request: see the server's log")
         self._drop("the server is shutting down")
+        self._engine.close()
 
     def _take_jobs(self) -> bool:
         """Run what came in since the last step, waiting for something while there is no work; False to end."""
-        while not (self._jobs.empty() and self._engine.has_work):
-            job = self._jobs.get()
+        engine = self._engine
+        while not (self._jobs.empty() and engine.has_work and not engine.is_stalled):
+            try:
+                # A load that hangs wakes nobody, so its deadline must be looked at.
+                job = self._jobs.get(timeout=_LOOK if engine.is_stalled else None)
+            except queue.Empty:
+                continue
             if job is None:
                 return False
             try:
@@ -146,6 +175,10 @@ class EngineWorker:
             send = self._failures.pop(request_id, None)
             if send is not None:
                 send(Overloaded(message))
+
+
+def _nothing() -> None:
+    """A job that only wakes the engine's thread."""
 
 
 def _resolve(future: "asyncio.Future[T]", value: T) -> None:

@@ -71,6 +71,13 @@ async def blocks_stats(request: Request) -> Response:
     return await _inspect(request, view.stats)
 
 
+async def blocks_tiers(request: Request) -> Response:
+    worker = services(request).worker
+    if worker is None:
+        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
+    return JSONResponse(worker.tier_stats())
+
+
 async def blocks_chains(request: Request) -> Response:
     app = services(request)
     if app.worker is None:
@@ -183,6 +190,7 @@ ROUTES = [
     Route("/admin/blocks/queue", guard(blocks_queue), methods=["GET"]),
     Route("/admin/blocks/chains", guard(blocks_chains), methods=["GET"]),
     Route("/admin/blocks/stats", guard(blocks_stats), methods=["GET"]),
+    Route("/admin/blocks/tiers", guard(blocks_tiers), methods=["GET"]),
     Route("/admin/blocks/reset", guard(blocks_reset), methods=["POST"]),
     Route("/admin/blocks/{id:int}", guard(blocks_show), methods=["GET"]),
     Route("/admin/cache", guard(cache_list), methods=["GET"]),

@@ -17,12 +17,13 @@ async def explain(app: Services, call: Call) -> dict[str, Any]:
     exact = answerer.store.find(key.exact)
     semantic = await _semantic(app, key)
     prefix = await _prefix(app, call)
+    reusable = prefix["matched_tokens"] + sum(prefix["tiers"].values()) if prefix else 0
     if exact is not None:
         layer = "exact"
     elif any(neighbour["verdict"] == "accepted" for neighbour in semantic["neighbours"]):
         layer = "semantic"
     else:
-        layer = "prefix" if prefix and prefix["matched_tokens"] else "none"
+        layer = "prefix" if reusable else "none"
     return {
         "layer": layer,
         "key": key.exact,
@@ -73,5 +74,8 @@ async def _prefix(app: Services, call: Call) -> dict[str, Any] | None:
         "prompt_tokens": found.prompt_tokens,
         "matched_tokens": found.matched_tokens,
         "blocks": found.blocks,
+        "tiers": await app.worker.tier_match(
+            CacheRequest("explain", request.tokens, salt=request.salt), found.matched_tokens
+        ),
         "divergence": divergence,
     }

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -25,10 +25,16 @@ _REFUSED = {
 
 
 class LocalBackend:
-    """Answers from the embedded engine."""
+    """Answers from the embedded engine.
 
-    def __init__(self, worker: EngineWorker) -> None:
+    Args:
+        worker: the engine.
+        observe: told of the last piece of each answer.
+    """
+
+    def __init__(self, worker: EngineWorker, observe: Callable[[Delta], None] = lambda delta: None) -> None:
         self.worker = worker
+        self._observe = observe
         self._numbers = itertools.count()
         self.name = f"local:{worker.name}"
 
@@ -54,9 +60,10 @@ class LocalBackend:
         first = await anext(pieces)
         reply = Reply(200, [], _nothing())
         usage = first.usage
-        reply.detail = f"prefix {usage.cached_tokens}/{usage.prompt_tokens}"
+        tiers = f" tiers={usage.tier_tokens}" if usage.tier_tokens else ""
+        reply.detail = f"prefix {usage.cached_tokens}/{usage.prompt_tokens}{tiers}"
         reply.close = pieces.aclose  # type: ignore[attr-defined]
-        writer = _Writer(call, self.worker.name)
+        writer = _Writer(call, self.worker.name, self._observe)
         events = writer.events(first, pieces, reply)
         if call.stream:
             reply.headers = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
@@ -139,7 +146,8 @@ async def _whole(events: AsyncIterator[bytes], reply: Reply) -> AsyncIterator[by
 class _Writer:
     """Writes one request's pieces as OpenAI chunks."""
 
-    def __init__(self, call: Call, model: str) -> None:
+    def __init__(self, call: Call, model: str, observe: Callable[[Delta], None]) -> None:
+        self._observe = observe
         self._chat = call.endpoint == "chat"
         self._usage_asked = call.stream and call.include_usage
         prefix, kind = ("chatcmpl", "chat.completion.chunk") if self._chat else ("cmpl", "text_completion")
@@ -158,6 +166,8 @@ class _Writer:
         delta: Delta | None = first
         while delta is not None:
             generated[delta.index] = delta.usage.completion_tokens
+            if delta.finish_reason:
+                self._observe(delta)
             for choice in self._choices(delta):
                 yield event(self._head | {"choices": [choice]})
             delta = await anext(pieces, None)

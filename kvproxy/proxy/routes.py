@@ -76,7 +76,9 @@ async def metrics(request: Request) -> Response:
     """GET /metrics: Prometheus' text format."""
     app = services(request)
     pool = await app.worker.inspect(lambda manager: manager.stats()) if app.worker else None
-    text = app.metrics.render(pool, app.answerer.store.stats()["entries"])
+    text = app.metrics.render(
+        pool, app.answerer.store.stats()["entries"], app.worker.tier_stats() if app.worker else ()
+    )
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -41,17 +41,26 @@ def build(settings: Settings) -> Services:
     """Open the store, load embedder and model.
 
     Raises:
-        SettingsError: the store or the embedder cannot be used.
+        SettingsError: the store, the embedder or a tier cannot be used.
         ModelUnsupported: the model cannot.
     """
+    if settings.upstream and settings.tiers.enabled:
+        raise SettingsError(
+            "tiers keep what the embedded engine computes: leave them out with an upstream", param="tiers"
+        )
     try:
         store = ResponseStore(settings.store_path)
         semantic = _semantic(settings, store)
     except (CacheStoreError, EmbedderError) as error:
         raise SettingsError(str(error)) from None
-    worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model)
-    backend: Backend = LocalBackend(worker) if worker else UpstreamBackend(settings.upstream or "", settings.forward)
-    return Services(settings, Answerer(backend, store, semantic, settings.cache), Metrics(), worker)
+    metrics = Metrics()
+    worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model, settings.tiers)
+    backend: Backend = (
+        LocalBackend(worker, metrics.generated)
+        if worker
+        else UpstreamBackend(settings.upstream or "", settings.forward)
+    )
+    return Services(settings, Answerer(backend, store, semantic, settings.cache), metrics, worker)
 
 
 def _semantic(settings: Settings, store: ResponseStore) -> SemanticCache | None:

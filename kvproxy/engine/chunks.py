@@ -1,0 +1,60 @@
+"""Chunks of sequences: their names, and their content on its way between the pool and host memory."""
+
+import torch
+
+from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.engine.pool import KVPool
+from kvproxy.tiers.codec import ChunkName, header_bytes
+
+
+class Chunks:
+    """The tokens of sequences in chunks of `size`.
+
+    Args:
+        pool: where blocks are.
+        hasher: names them.
+        size: tokens in a chunk, a multiple of the pool's block size.
+        fingerprint: of the model, see `fingerprint`.
+    """
+
+    def __init__(self, pool: KVPool, hasher: BlockHasher, size: int, fingerprint: bytes) -> None:
+        self.size = size
+        self._pool = pool
+        self._hasher = hasher
+        self._fingerprint = fingerprint
+        self._blocks = size // pool.block_size
+        self._pinned = pool.data.device.type == "cuda"
+
+    def names(self, cache: CacheRequest, first: int, last: int) -> list[ChunkName]:
+        """Names of a request's full chunks `first` to `last - 1`."""
+        tokens, size = cache.tokens, self.size
+        hashes = cache.update_hashes(self._hasher, self._pool.block_size)
+        return [
+            ChunkName(self._fingerprint, hashes[(at + 1) * self._blocks - 1], tokens[at * size : (at + 1) * size])
+            for at in range(first, last)
+        ]
+
+    def read(self, blocks: list[int], name: ChunkName) -> memoryview:
+        """A chunk's buffer with its payload copied from blocks, still without a header; pinned where the pool is CUDA's."""
+        start = header_bytes(name)
+        shape = self._pool.shape
+        payload = len(blocks) * shape.block_bytes(self._pool.block_size, self._pool.data.dtype)
+        buffer = torch.empty(start + payload, dtype=torch.uint8, pin_memory=self._pinned)
+        self._pool.read_blocks(blocks, self._tensor(buffer[start:], len(blocks)))
+        return buffer.numpy().data
+
+    def write(self, payload: memoryview, blocks: list[int], first: int) -> None:
+        """Put blocks `first` .. of a chunk's payload into blocks of the pool."""
+        content = self._tensor(torch.frombuffer(payload, dtype=torch.uint8), self._blocks)
+        self._pool.write_blocks(blocks, content[:, :, first : first + len(blocks)])
+
+    def _tensor(self, flat: torch.Tensor, blocks: int) -> torch.Tensor:
+        data = self._pool.data
+        return flat.view(data.dtype).view(*data.shape[:2], blocks, *data.shape[3:])
+
+
+def pinned(data: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
+    """A copy in page-locked memory, or the buffer itself where it is there already."""
+    source = torch.frombuffer(data, dtype=torch.uint8)
+    return data if source.is_pinned() else source.pin_memory().numpy().data

@@ -1,0 +1,39 @@
+"""What chunks of keys and values depend on besides their tokens, as one digest."""
+
+import hashlib
+import json
+
+import torch
+import xxhash
+
+from kvproxy.blocks.digest import BlockHasher
+from kvproxy.engine.models import LoadedModel
+
+_UNRELATED = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
+
+
+def fingerprint(loaded: LoadedModel, block_size: int, hasher: BlockHasher) -> bytes:
+    """32 bytes that differ whenever keys and values may: configuration, every weight, type, device, shape, hashing.
+
+    Reads all weights once (about 10 GB/s), so a fine-tuned copy under the same name is another model.
+    """
+    config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _UNRELATED}
+    shape = loaded.shape
+    facts = {
+        "config": config,
+        "weights": _weights(loaded.model),
+        "dtype": str(loaded.dtype),
+        "device": loaded.device.type,
+        "shape": [shape.layers, shape.kv_heads, shape.head_dim, block_size],
+        "hashing": [hasher.algorithm, hasher.none_hash.hex()],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
+
+
+@torch.inference_mode()
+def _weights(model: torch.nn.Module) -> str:
+    digest = xxhash.xxh3_128()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().data)
+    return digest.hexdigest()

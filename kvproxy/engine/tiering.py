@@ -1,0 +1,236 @@
+"""The tiers as the scheduler sees them: what they may hold of a prompt, loads under way, chunks to save.
+
+Reader threads fetch chunks; only the engine's thread touches the pool. A sequence that waits for its load holds its
+blocks, unnamed until the load is over, so that nobody can hit content that has not come. What does not come is computed.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.engine.chunks import Chunks, pinned
+from kvproxy.engine.fingerprint import fingerprint
+from kvproxy.engine.models import LoadedModel
+from kvproxy.engine.pool import KVPool
+from kvproxy.engine.sequence import RunningSequence
+from kvproxy.settings import EngineSettings, TierSettings
+from kvproxy.tiers.build import build_chain
+from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.codec import ChunkName, seal, unseal
+
+_READERS = 2
+
+
+def make_tiering(
+    loaded: LoadedModel, pool: KVPool, manager: KVCacheManager, settings: EngineSettings, tiers: TierSettings
+) -> "Tiering | None":
+    """The tiers that the settings ask for, with this model's chunks; None where there are none.
+
+    Raises:
+        SettingsError: a tier cannot be used as it is set.
+    """
+    chain = build_chain(tiers, manager.block_size, pinned if loaded.device.type == "cuda" else None)
+    if chain is None:
+        return None
+    name = fingerprint(loaded, manager.block_size, manager.hasher)
+    multiple = settings.max_batch_tokens if settings.strict else manager.block_size
+    chunks = Chunks(pool, manager.hasher, tiers.chunk_tokens, name)
+    return Tiering(chain, chunks, manager, multiple=multiple, timeout=tiers.load_timeout)
+
+
+@dataclass(slots=True)
+class Load:
+    """Chunks on their way to a sequence.
+
+    Attributes:
+        sequence: who waits.
+        names: the chunks, in order.
+        start, end: tokens of the sequence that are to come.
+        reached: tokens up to which they have come.
+        deadline: when to stop waiting, unless something comes.
+        counts: whether the tokens count as cached in the sequence's usage.
+        arrived: payloads that are not in the pool yet.
+        over: nothing more will come.
+        cancelled: nobody waits any more.
+    """
+
+    sequence: RunningSequence
+    names: list[ChunkName]
+    start: int
+    end: int
+    reached: int
+    deadline: float
+    counts: bool
+    arrived: deque[memoryview] = field(default_factory=deque)
+    over: bool = False
+    cancelled: bool = False
+
+
+class Tiering:
+    """Loads and saves for one engine.
+
+    Args:
+        chain: the tiers.
+        chunks: sequences in chunks.
+        manager: the block cache.
+        multiple: hits are rounded down to whole multiples of so many tokens.
+        timeout: seconds without progress after which a load is given up.
+    """
+
+    def __init__(
+        self, chain: TierChain, chunks: Chunks, manager: KVCacheManager, *, multiple: int, timeout: float
+    ) -> None:
+        self.chain = chain
+        self._chunks = chunks
+        self._manager = manager
+        self._multiple = multiple
+        self._timeout = timeout
+        self._loads: dict[str, Load] = {}
+        self._coming: set[str] = set()
+        self._abandoned: list[Load] = []
+        self._arrived = threading.Event()
+        self._readers = ThreadPoolExecutor(_READERS, "kvproxy-load")
+        self.wake: Callable[[], None] = self._arrived.set
+
+    def reach(self, sequence: RunningSequence, found: int) -> int:
+        """Tokens of a sequence that the pool (`found`) and the tiers may hold together; `found` if no tier adds any."""
+        end = self._limit(sequence.cache)
+        if sequence.cache.skip_read or end <= found or self._is_stuck():
+            return found
+        at = found // self._chunks.size
+        (first,) = self._chunks.names(sequence.cache, at, at + 1)
+        return end if self.chain.may_hold(first.key) else found
+
+    def _limit(self, cache: CacheRequest) -> int:
+        """Tokens of a request that could ever come from chunks: one at least must be computed, for its logits."""
+        size = self._chunks.size
+        return min(cache.num_tokens // size * size, cache.num_tokens - 1) // self._multiple * self._multiple
+
+    def candidates(self, cache: CacheRequest, found: int) -> list[tuple[str, int]]:
+        """Chunks that would be looked for beyond the pool's `found` tokens: their keys, and the tokens each would add."""
+        size, end = self._chunks.size, self._limit(cache)
+        first = found // size
+        names = self._chunks.names(cache, first, max(first, -(-end // size)))
+        return [(name.key, min((at + 1) * size, end) - max(at * size, found)) for at, name in enumerate(names, first)]
+
+    def _is_stuck(self) -> bool:
+        """Whether every reader still hangs in a load that was given up."""
+        self._abandoned = [load for load in self._abandoned if not load.over]
+        return len(self._abandoned) >= _READERS
+
+    def is_coming(self, sequence: RunningSequence, found: int) -> bool:
+        """Whether another sequence loads what this one needs next."""
+        at, size = found // self._chunks.size, self._chunks.size
+        if not self._coming or sequence.cache.num_tokens < (at + 1) * size:
+            return False
+        return self._chunks.names(sequence.cache, at, at + 1)[0].key in self._coming
+
+    def begin(self, sequence: RunningSequence, start: int, end: int, *, counts: bool) -> None:
+        """Load tokens `start` to `end` into the sequence's blocks, which it holds already."""
+        size = self._chunks.size
+        names = self._chunks.names(sequence.cache, start // size, -(-end // size))
+        load = Load(sequence, names, start, end, start, time.monotonic() + self._timeout, counts)
+        self._loads[sequence.cache.id] = load
+        self._coming |= {name.key for name in names}
+        self._readers.submit(self._read, load)
+
+    def _read(self, load: Load) -> None:
+        try:
+            for name in load.names:
+                if load.cancelled:
+                    break
+                payload = self.chain.load(name.key, lambda data, name=name: unseal(data, name))  # type: ignore[misc]
+                if payload is None:
+                    break
+                load.arrived.append(payload)
+                self.wake()
+        finally:
+            load.over = True
+            self.wake()
+
+    def finished(self) -> list[RunningSequence]:
+        """Put what has come into the pool; the sequences whose loads are over, and how far is noted in them."""
+        self._arrived.clear()
+        done = []
+        for load in list(self._loads.values()):
+            over = load.over
+            while load.arrived:
+                self._place(load, load.arrived.popleft())
+                load.deadline = time.monotonic() + self._timeout
+            if over or time.monotonic() > load.deadline:
+                self._end(load)
+                if not load.over:
+                    self._abandoned.append(load)
+                self._complete(load)
+                done.append(load.sequence)
+        return done
+
+    def _place(self, load: Load, payload: memoryview) -> None:
+        size, block_size = self._chunks.size, self._manager.block_size
+        begin = load.reached // size * size
+        end = min(begin + size, load.end)
+        table = self._manager.block_ids(load.sequence.cache.id)
+        blocks = table[load.reached // block_size : end // block_size]
+        self._chunks.write(payload, blocks, (load.reached - begin) // block_size)
+        load.reached = end
+
+    def _complete(self, load: Load) -> None:
+        sequence = load.sequence
+        reached = max(load.start, load.reached // self._multiple * self._multiple)
+        sequence.cache.num_computed_tokens = reached
+        self._manager.cache_blocks(sequence.cache, reached)
+        if load.counts:
+            sequence.tier_tokens = reached - load.start
+            sequence.cached_tokens = reached
+
+    def cancel(self, sequence: RunningSequence) -> None:
+        """Stop a load; what is still read is thrown away."""
+        load = self._loads.get(sequence.cache.id)
+        if load is not None:
+            self._end(load)
+
+    def _end(self, load: Load) -> None:
+        load.cancelled = True
+        del self._loads[load.sequence.cache.id]
+        self._coming = {name.key for other in self._loads.values() for name in other.names}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing has come that `finished` has not seen."""
+        now = time.monotonic()
+        return not any(load.arrived or load.over or now > load.deadline for load in self._loads.values())
+
+    def wait(self, seconds: float) -> None:
+        """Until something comes; only where `wake` was not set to something else."""
+        self._arrived.wait(seconds)
+
+    def save(self, sequences: Iterable[RunningSequence]) -> None:
+        """Copy the chunks that were completed by the last step out of the pool, for the tiers to keep."""
+        for sequence in sequences:
+            full = sequence.cache.num_computed_tokens // self._chunks.size
+            if full <= sequence.saved_chunks:
+                continue
+            table = self._manager.block_ids(sequence.cache.id)
+            per_chunk = self._chunks.size // self._manager.block_size
+            for at, name in enumerate(
+                self._chunks.names(sequence.cache, sequence.saved_chunks, full), sequence.saved_chunks
+            ):
+                if self.chain.wants(name.key):
+                    self._save(name, table[at * per_chunk : (at + 1) * per_chunk])
+            sequence.saved_chunks = full
+
+    def _save(self, name: ChunkName, blocks: list[int]) -> None:
+        buffer = self._chunks.read(blocks, name)
+        self.chain.save(name.key, buffer, lambda: seal(buffer, name))
+
+    def close(self) -> None:
+        """Stop loading and put away what waits."""
+        for load in self._loads.values():
+            load.cancelled = True
+        self._readers.shutdown(cancel_futures=True)
+        self.chain.close()

@@ -1,0 +1,46 @@
+"""The tiers that the settings ask for."""
+
+from collections.abc import Callable
+
+from kvproxy.errors import SettingsError
+from kvproxy.settings import TierSettings
+from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.host import HostStore
+from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.store import ChunkStore, Data
+
+
+def build_chain(settings: TierSettings, block_size: int, pin: Callable[[Data], Data] | None = None) -> TierChain | None:
+    """Host, then disk, then Redis, as far as they are set; None where none is.
+
+    Args:
+        settings: which tiers, and how large.
+        block_size: tokens in a block.
+        pin: moves a buffer into page-locked memory, where the device is CUDA.
+
+    Raises:
+        SettingsError: a chunk is not a whole number of blocks, the folder cannot be used, or the URL is none.
+    """
+    if not settings.enabled:
+        return None
+    if settings.chunk_tokens % block_size:
+        raise SettingsError(
+            f"tiers.chunk_tokens {settings.chunk_tokens} is not a multiple of engine.block_size {block_size}:"
+            f" use {max(1, settings.chunk_tokens // block_size) * block_size}",
+            param="tiers.chunk_tokens",
+        )
+    stores: list[ChunkStore] = []
+    if settings.host is not None:
+        stores.append(HostStore(settings.host, pin) if pin else HostStore(settings.host))
+    if settings.disk is not None:
+        try:
+            stores.append(DiskStore(settings.disk, settings.disk_size))
+        except OSError as error:
+            raise SettingsError(
+                f"tiers.disk {settings.disk} cannot be used ({error.strerror}): name a folder that can be written to",
+                param="tiers.disk",
+            ) from None
+    if settings.redis is not None:
+        stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
+    return TierChain(stores)

@@ -1,0 +1,127 @@
+"""The tiers in order of speed: looked up one after the other, written through to all of them.
+
+A chunk is written to every tier when its last token is computed, not when its blocks are evicted: eviction takes single
+blocks, the end of a chain first, and overwrites them in the same step, so a chunk would have to be copied in pieces
+while a request waits; and a process that is killed would lose everything that was never evicted.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kvproxy.tiers.store import ChunkStore, Data, TierError
+from kvproxy.tiers.writer import Writer
+
+T = TypeVar("T")
+_log = logging.getLogger("kvproxy")
+
+
+class TierChain:
+    """Stores from the fastest to the slowest.
+
+    Args:
+        stores: the tiers.
+        pending: most bytes on their way to the stores; chunks beyond are not kept, until they are offered again.
+    """
+
+    def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20) -> None:
+        self.stores = tuple(stores)
+        self._writer = Writer(pending)
+        self._counts = {store.name: Counter[str]() for store in self.stores}
+        self._pending: set[str] = set()
+        self.dropped = 0
+
+    def may_hold(self, key: str) -> bool:
+        """Whether a lookup is worth its while; asks no other machine."""
+        return any(store.available and (store.remote or store.contains(key)) for store in self.stores)
+
+    def wants(self, key: str) -> bool:
+        """Whether some tier lacks a chunk that is not on its way there."""
+        return key not in self._pending and any(store.wants(key) for store in self.stores)
+
+    def where(self, key: str) -> str | None:
+        """The first tier that holds a chunk. It may ask another machine."""
+        return next((store.name for store in self.stores if self._ask(store, lambda s: s.contains(key))), None)
+
+    def load(self, key: str, accept: Callable[[Data], T | None]) -> T | None:
+        """What `accept` makes of the first tier's chunk that it takes; faster tiers get a copy.
+
+        A chunk that is not accepted is damaged or foreign: it is deleted, and the next tier is asked.
+        """
+        for index, store in enumerate(self.stores):
+            counts = self._counts[store.name]
+            data = self._ask(store, lambda s: s.get(key))
+            if data is None:
+                counts["misses"] += 1
+                continue
+            value = accept(data)
+            if value is None:
+                counts["damaged"] += 1
+                self._ask(store, lambda s: s.delete(key))
+                continue
+            counts["hits"] += 1
+            counts["bytes_loaded"] += len(data)
+            if index:
+                self._offer(key, data, self.stores[:index])
+            return value
+        return None
+
+    def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
+        """Write a chunk through to every tier that lacks it, in the background.
+
+        Args:
+            key: its name.
+            data: its buffer.
+            finish: completes the buffer, on the background thread.
+
+        Returns:
+            False where so much is waiting that this chunk is not kept.
+        """
+        return self._offer(key, data, self.stores, finish)
+
+    def _offer(
+        self, key: str, data: Data, stores: Sequence[ChunkStore], finish: Callable[[], None] = lambda: None
+    ) -> bool:
+        def work() -> None:
+            try:
+                finish()
+                for store in stores:
+                    if store.wants(key):
+                        self._ask(store, lambda s: s.put(key, data))
+            finally:
+                self._pending.discard(key)
+
+        self._pending.add(key)
+        taken = self._writer.offer(len(data), work)
+        if not taken:
+            self._pending.discard(key)
+            self.dropped += 1
+        return taken
+
+    def _ask(self, store: ChunkStore, call: Callable[[ChunkStore], T]) -> T | None:
+        try:
+            return call(store)
+        except TierError as error:
+            counts = self._counts[store.name]
+            counts["errors"] += 1
+            if counts["errors"] in (1, 10, 100) or counts["errors"] % 1000 == 0:
+                _log.warning("tier %s, error %d: %s", store.name, counts["errors"], error)
+            return None
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything offered is put away; False when the seconds did not suffice."""
+        return self._writer.flush(timeout)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Figures of each tier: what it holds, and chunks found, missed, damaged, failed."""
+        names = ("hits", "misses", "damaged", "errors", "bytes_loaded")
+        return [
+            store.stats().as_dict() | {name: self._counts[store.name][name] for name in names} for store in self.stores
+        ]
+
+    def close(self) -> None:
+        """Put away what waits and release the stores."""
+        self._writer.close()
+        for store in self.stores:
+            self._ask(store, lambda s: s.close())

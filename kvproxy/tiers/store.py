@@ -1,0 +1,114 @@
+"""The seam to wherever chunks are kept, and a test double of it."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+Data = bytes | bytearray | memoryview
+"""A chunk as `codec` writes it. What a store hands out must be writable (`bytearray`), for torch reads it in place."""
+
+
+class TierError(Exception):
+    """A store cannot answer now; the chain counts it and goes on without the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A store at one moment.
+
+    Attributes:
+        name: host, disk or redis.
+        chunks, bytes: what it holds, as far as this process knows.
+        limit: most bytes; None where the store itself decides.
+        evictions: chunks dropped for room.
+        available: False while it is passed over after failures.
+    """
+
+    name: str
+    chunks: int
+    bytes: int
+    limit: int | None
+    evictions: int
+    available: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class ChunkStore(Protocol):
+    """Chunks by key, safe to call from several threads. Any method but `wants` and `stats` may raise TierError."""
+
+    name: str
+    remote: bool
+    """Whether `contains` asks another machine; the engine's thread asks local stores only."""
+
+    @property
+    def available(self) -> bool:
+        """False while the store is left alone after failures."""
+
+    def get(self, key: str) -> Data | None:
+        """A chunk, or None."""
+
+    def put(self, key: str, data: Data) -> None:
+        """Keep a chunk; the buffer is not written to afterwards."""
+
+    def contains(self, key: str) -> bool:
+        """Whether a chunk is there, without counting it as used."""
+
+    def wants(self, key: str) -> bool:
+        """Whether a `put` is worth its while; answered at once, from what is known here."""
+
+    def delete(self, key: str) -> None:
+        """Drop a chunk, if it is there."""
+
+    def stats(self) -> StoreStats:
+        """Figures of this moment."""
+
+    def close(self) -> None:
+        """Release files and connections."""
+
+
+class DictStore:
+    """A test double: a dictionary that can be told to fail, and that counts its calls."""
+
+    def __init__(self, name: str = "dict", *, remote: bool = False) -> None:
+        self.name = name
+        self.remote = remote
+        self.chunks: dict[str, Data] = {}
+        self.failing = False
+        self.calls: Counter[str] = Counter()
+
+    @property
+    def available(self) -> bool:
+        return not self.failing
+
+    def _call(self, method: str) -> None:
+        self.calls[method] += 1
+        if self.failing:
+            raise TierError(f"{self.name} was told to fail")
+
+    def get(self, key: str) -> Data | None:
+        self._call("get")
+        found = self.chunks.get(key)
+        return bytearray(found) if found is not None else None
+
+    def put(self, key: str, data: Data) -> None:
+        self._call("put")
+        self.chunks[key] = bytes(data)
+
+    def contains(self, key: str) -> bool:
+        self._call("contains")
+        return key in self.chunks
+
+    def wants(self, key: str) -> bool:
+        return key not in self.chunks
+
+    def delete(self, key: str) -> None:
+        self._call("delete")
+        self.chunks.pop(key, None)
+
+    def stats(self) -> StoreStats:
+        return StoreStats(self.name, len(self.chunks), sum(map(len, self.chunks.values())), None, 0, self.available)
+
+    def close(self) -> None:
+        self.calls["close"] += 1

@@ -1,0 +1,76 @@
+"""Engines with tiers, run by hand."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kvproxy.engine import attention
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams, Usage
+from kvproxy.engine.tiering import Tiering
+from kvproxy.settings import EngineSettings, TierSettings
+from tests.engine.models import LetterTokenizer, random_model
+
+
+class Driven:
+    """An engine and what its answers were.
+
+    Args:
+        loaded: the model.
+        tiers: settings of the tiers; chunks are of 16 tokens unless given.
+        engine: settings of the engine; blocks are of 4 tokens unless given.
+    """
+
+    def __init__(self, loaded: LoadedModel, tiers: dict[str, Any], **engine: Any) -> None:
+        sizes = {"num_blocks": 200, "block_size": 4, "max_batch_tokens": 32, "max_sequences": 8} | engine
+        self.engine = Engine(loaded, EngineSettings(**sizes), TierSettings(**({"chunk_tokens": 16} | tiers)))
+        self.tokens: dict[str, list[int]] = {}
+        self.usage: dict[str, Usage] = {}
+
+    @property
+    def tiers(self) -> Tiering:
+        assert self.engine.tiers is not None
+        return self.engine.tiers
+
+    def submit(self, id: str, prompt: Sequence[int], count: int = 12, **sampling: Any) -> None:
+        params = SamplingParams(**({"max_tokens": count, "temperature": 0.0} | sampling))
+        self.engine.submit(GenerationRequest(id, tuple(prompt), params), self._take(id))
+
+    def _take(self, id: str) -> Callable[[Delta], None]:
+        def take(delta: Delta) -> None:
+            self.tokens.setdefault(f"{id}#{delta.index}", []).extend(delta.tokens)
+            self.usage[id] = delta.usage
+
+        return take
+
+    def step(self) -> None:
+        if self.engine.is_stalled:
+            self.tiers.wait(0.02)
+        self.engine.step()
+        self.engine.manager.check_integrity()
+
+    def run(self) -> None:
+        """Until every answer is complete."""
+        began = time.monotonic()
+        while self.engine.has_work:
+            self.step()
+            assert time.monotonic() - began < 60, "the engine does not come to an end"
+
+    def settle(self) -> None:
+        """Until everything saved is put away."""
+        assert self.tiers.chain.flush(20)
+
+    def forget_pool(self) -> None:
+        assert self.engine.manager.reset_prefix_cache()
+
+    def hits(self) -> dict[str, int]:
+        return {row["name"]: row["hits"] for row in self.tiers.chain.stats()}
+
+
+def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
+    """A random model, loaded."""
+    attention.register()
+    return prepare(architecture, random_model(architecture, seed), LetterTokenizer(), torch.device("cpu"))

@@ -1,0 +1,95 @@
+"""The tiers together: order, promotion, damage, failures, and a bounded backlog."""
+
+import threading
+
+import pytest
+
+from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.store import Data, DictStore
+
+
+def whole(data: Data) -> bytes | None:
+    return None if bytes(data).startswith(b"bad") else bytes(data)
+
+
+@pytest.fixture
+def stores() -> tuple[DictStore, DictStore, DictStore]:
+    return DictStore("fast"), DictStore("middle"), DictStore("slow", remote=True)
+
+
+def test_a_chunk_is_written_through_and_found_in_the_fastest(stores: tuple[DictStore, ...]) -> None:
+    chain = TierChain(stores)
+    chain.save("k", b"data")
+    assert chain.flush(5)
+    assert [store.chunks for store in stores] == [{"k": b"data"}] * 3
+    assert chain.load("k", whole) == b"data"
+    assert [store.calls["get"] for store in stores] == [1, 0, 0]
+    chain.close()
+
+
+def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...]) -> None:
+    chain = TierChain(stores)
+    stores[2].put("k", b"data")
+    assert chain.may_hold("k")
+    assert chain.where("k") == "slow"
+    assert chain.load("k", whole) == b"data"
+    assert chain.flush(5)
+    assert chain.where("k") == "fast"
+    assert stores[2].calls["put"] == 1
+    assert [row["hits"] for row in chain.stats()] == [0, 0, 1]
+    chain.close()
+
+
+def test_a_damaged_chunk_is_deleted_and_the_next_tier_asked(stores: tuple[DictStore, ...]) -> None:
+    chain = TierChain(stores)
+    stores[0].put("k", b"bad data")
+    stores[1].put("k", b"data")
+    assert chain.load("k", whole) == b"data"
+    assert chain.flush(5)
+    assert stores[0].chunks == {"k": b"data"}
+    assert chain.stats()[0]["damaged"] == 1
+    chain.close()
+
+
+def test_a_failing_tier_is_passed_over(stores: tuple[DictStore, ...]) -> None:
+    chain = TierChain(stores)
+    stores[0].failing = True
+    chain.save("k", b"data")
+    assert chain.flush(5)
+    assert chain.load("k", whole) == b"data"
+    assert chain.stats()[0]["errors"] > 0
+    assert stores[1].chunks == {"k": b"data"}
+    stores[2].failing = True
+    assert not chain.may_hold("unknown")
+    chain.close()
+
+
+def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None:
+    gate = threading.Event()
+    store = DictStore()
+    chain = TierChain([store], pending=100)
+    assert chain.save("first", b"x" * 60, lambda: gate.wait(10) and None)
+    assert not chain.wants("first")
+    assert not chain.save("second", b"x" * 60)
+    assert chain.wants("second")
+    assert chain.dropped == 1
+    gate.set()
+    assert chain.flush(5)
+    assert chain.save("second", b"x" * 60)
+    chain.close()
+    assert set(store.chunks) == {"first", "second"}
+
+
+def test_work_that_breaks_does_not_end_the_writer() -> None:
+    store = DictStore()
+    chain = TierChain([store])
+
+    def broken() -> None:
+        raise ValueError("out of luck")
+
+    chain.save("a", b"data", broken)
+    chain.save("b", b"data")
+    assert chain.flush(5)
+    assert set(store.chunks) == {"b"}
+    assert chain.wants("a")
+    chain.close()

@@ -1,0 +1,104 @@
+"""`kvproxy serve` with a disk tier, killed and started again: prompts find their prefix, and every surface says so."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from tests.commands.test_commands import kvproxy, result
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEM = "You answer questions about the cache. Be brief, be exact, and say so when you do not know. " * 4
+CHUNK = 32
+
+
+@contextlib.contextmanager
+def serving(data: Path, *flags: str) -> Iterator[str]:
+    """The command in a process of its own; its URL. It is killed in the end, not asked to stop."""
+    command = [sys.executable, "-m", "commands", "serve", "--port", "0", "--data", str(data), "--no-semantic", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"NO_COLOR": "1"})
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            found = re.search(r"listening\s+(http\S+)/v1", line)
+            if found:
+                break
+        else:
+            raise AssertionError("the server said no address")
+        with httpx.Client(base_url=found[1]) as client:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    client.get("/health")
+                    break
+                time.sleep(0.05)
+        yield found[1]
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def ask(url: str, question: str) -> httpx.Response:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    body = {"model": "demo", "messages": messages, "max_tokens": 8, "temperature": 0}
+    return httpx.post(
+        f"{url}/v1/chat/completions", json=body, headers={"cache-control": "no-cache, no-store"}, timeout=60
+    ).raise_for_status()
+
+
+def cached(response: httpx.Response) -> int:
+    tokens: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return tokens
+
+
+def wait_for_chunks(url: str, more_than: int = 0) -> int:
+    for _ in range(200):
+        chunks: int = httpx.get(f"{url}/admin/blocks/tiers").json()[1]["chunks"]
+        if chunks > more_than:
+            return chunks
+        time.sleep(0.02)
+    raise AssertionError("no chunk was written")
+
+
+def test_a_restart_finds_its_prefixes_and_shows_them(tmp_path: Path) -> None:
+    flags = ["--tier-disk", str(tmp_path / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK)]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("What is a block?\n")
+    with serving(tmp_path, *flags) as url:
+        assert "tiers=" not in ask(url, "What is a block?").headers["cache-status"]
+        before = ask(url, "What is a block?").json()["choices"][0]["message"]
+        wait_for_chunks(url)
+        assert [row["name"] for row in result("blocks", "tiers", url=url)] == ["host", "disk"]
+    with serving(tmp_path, *flags) as url:
+        explained = result("explain", "What is a block?", "--system", SYSTEM, url=url)
+        assert explained["prefix"]["matched_tokens"] == 0
+        assert explained["prefix"]["tiers"]["disk"] >= CHUNK
+        assert explained["layer"] == "prefix"
+        again = ask(url, "What is a block?")
+        assert again.json()["choices"][0]["message"] == before
+        tier_tokens = int(re.search(r"tiers=(\d+)", again.headers["cache-status"])[1])  # type: ignore[index]
+        assert cached(again) == tier_tokens == explained["prefix"]["tiers"]["disk"]
+        rows = {row["name"]: row for row in result("blocks", "tiers", url=url)}
+        assert rows["disk"]["hits"] == -(-tier_tokens // CHUNK)
+        assert "disk" in kvproxy("blocks", "tiers", url=url).stdout
+        assert result("cache", "stats", url=url)["entries"] == 0
+        metrics = httpx.get(f"{url}/metrics").text
+        assert f'kvproxy_tokens_total{{kind="tier"}} {tier_tokens}.0' in metrics
+        assert 'kvproxy_tier{of="hits",tier="disk"}' in metrics
+        for name in ("queue", "ttft", "tpot"):
+            assert f"kvproxy_{name}_seconds_count 1.0" in metrics
+        warmed = result("warm", prompts, "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
+        assert (warmed["requests"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
+        assert wait_for_chunks(url, more_than=rows["disk"]["chunks"])
+
+
+def test_tiers_with_an_upstream_are_refused(tmp_path: Path) -> None:
+    done = kvproxy("serve", "--upstream", "http://127.0.0.1:9", "--tier-host", "1GiB", "--data", tmp_path)
+    assert done.returncode == 2
+    assert "leave them out" in done.stderr

@@ -1,0 +1,219 @@
+"""Each store keeps what it was given, within its limit, and is a miss or an error otherwise."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvproxy.errors import SettingsError
+from kvproxy.settings import TierSettings
+from kvproxy.tiers.breaker import CircuitBreaker
+from kvproxy.tiers.build import build_chain
+from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.host import HostStore
+from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.store import ChunkStore, DictStore, TierError
+from tests.redis_server import RedisServer
+
+KEYS = [f"model-{number:02x}" for number in range(6)]
+
+
+@pytest.fixture(params=["host", "disk", "redis", "dict"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore]:
+    made: ChunkStore
+    if request.param == "host":
+        made = HostStore(1 << 20)
+    elif request.param == "disk":
+        made = DiskStore(tmp_path / "chunks", 1 << 20)
+    elif request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        made = RedisStore(server.url)
+    else:
+        made = DictStore()
+    yield made
+    made.close()
+
+
+def test_every_store_keeps_the_same_contract(store: ChunkStore) -> None:
+    assert store.get("a-00") is None
+    assert not store.contains("a-00")
+    assert store.wants("a-00")
+    store.put("a-00", b"one" * 1000)
+    store.put("a-01", memoryview(b"two"))
+    assert store.contains("a-00")
+    assert not store.wants("a-00")
+    found = store.get("a-00")
+    assert found is not None
+    assert bytes(found) == b"one" * 1000
+    store.put("a-00", b"new")
+    assert bytes(store.get("a-00") or b"") == b"new"
+    assert (store.stats().chunks, store.stats().bytes) == (2, 6)
+    store.delete("a-00")
+    store.delete("a-00")
+    assert store.get("a-00") is None
+    assert store.wants("a-00")
+    assert (store.stats().chunks, store.stats().bytes) == (1, 3)
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["put", "get", "delete"]), st.sampled_from(KEYS), st.integers(0, 60)), max_size=40
+)
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=operations)
+def test_local_stores_are_lru_under_their_limit(
+    kind: str, steps: list[tuple[str, str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    limit = 100
+    store: ChunkStore = HostStore(limit) if kind == "host" else DiskStore(tmp_path_factory.mktemp("d"), limit)
+    naive: dict[str, bytes] = {}
+    for what, key, size in steps:
+        if what == "put":
+            naive.pop(key, None)
+            naive[key] = b"x" * size
+            while sum(map(len, naive.values())) > limit:
+                del naive[next(iter(naive))]
+            store.put(key, b"x" * size)
+        elif what == "get":
+            expected = naive.pop(key, None)
+            if expected is not None:
+                naive[key] = expected
+            found = store.get(key)
+            assert (None if found is None else bytes(found)) == expected
+        else:
+            naive.pop(key, None)
+            store.delete(key)
+        assert {key for key in KEYS if store.contains(key)} == set(naive)
+        assert store.stats().bytes == sum(map(len, naive.values()))
+
+
+def test_what_is_larger_than_the_whole_store_is_not_kept(tmp_path: Path) -> None:
+    for store in (HostStore(10), DiskStore(tmp_path, 10)):
+        store.put("a-00", b"x" * 8)
+        store.put("a-01", b"x" * 11)
+        assert store.contains("a-00")
+        assert not store.contains("a-01")
+
+
+def test_a_reopened_folder_has_its_chunks_in_their_order(tmp_path: Path) -> None:
+    first = DiskStore(tmp_path, 100)
+    for number, key in enumerate(KEYS[:4]):
+        first.put(key, bytes([number]) * 20)
+        time.sleep(0.002)
+    first.get(KEYS[0])
+    second = DiskStore(tmp_path, 40)
+    assert [key for key in KEYS if second.contains(key)] == [KEYS[0], KEYS[3]]
+    assert bytes(second.get(KEYS[3]) or b"") == b"\x03" * 20
+    assert len(list(tmp_path.rglob("*.chunk"))) == 2
+
+
+def test_disk_survives_files_that_vanish_and_foreign_ones(tmp_path: Path) -> None:
+    (tmp_path / "notes.part").write_text("not ours")
+    (tmp_path / "999999999-1.part").write_bytes(b"of a killed process")
+    store = DiskStore(tmp_path, 1000)
+    assert sorted(path.name for path in tmp_path.glob("*.part")) == ["notes.part"]
+    store.put("a-00", b"data")
+    next(tmp_path.rglob("*.chunk")).unlink()
+    assert store.get("a-00") is None
+    assert store.wants("a-00")
+    assert store.stats().bytes == 0
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_that_tier_only(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "chunks", 1000)
+    (tmp_path / "chunks" / "00").write_text("a file where a folder belongs")
+    with pytest.raises(TierError, match="cannot write"):
+        store.put("a-00", b"data")
+    assert not store.contains("a-00")
+    assert not list((tmp_path / "chunks").glob("*.part"))
+
+
+def test_chunk_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    DiskStore(tmp_path / "chunks", 1000).put("a-00", b"data")
+    assert os.stat(tmp_path / "chunks").st_mode & 0o077 == 0
+
+
+def test_the_breaker_opens_rests_and_tries_once() -> None:
+    now = [0.0]
+    breaker = CircuitBreaker(failures=2, rest=5, clock=lambda: now[0])
+    breaker.failure()
+    breaker.success()
+    breaker.failure()
+    assert breaker.allow()
+    breaker.failure()
+    assert not breaker.allow()
+    now[0] = 5.0
+    assert breaker.ready
+    assert breaker.allow()
+    assert not breaker.allow()
+    breaker.failure()
+    now[0] = 9.9
+    assert not breaker.allow()
+    now[0] = 10.0
+    assert breaker.allow()
+    breaker.success()
+    assert breaker.allow()
+    assert breaker.allow()
+
+
+def test_redis_is_left_alone_while_it_is_down_and_used_when_it_is_back(redis_server: RedisServer) -> None:
+    now = [0.0]
+    store = RedisStore(redis_server.url, timeout=0.2, breaker=CircuitBreaker(2, 5, clock=lambda: now[0]))
+    store.put("a-00", b"data")
+    redis_server.kill()
+    for _ in range(2):
+        with pytest.raises(TierError):
+            store.get("a-00")
+    assert not store.available
+    assert not store.wants("b-00")
+    began = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(TierError, match="left alone"):
+            store.get("a-00")
+    assert time.monotonic() - began < 0.1
+    redis_server.start()
+    now[0] = 6.0
+    assert store.available
+    assert store.get("a-00") is None
+    # Redis forgot it, so it is worth putting again.
+    assert store.wants("a-00")
+    store.close()
+
+
+def test_a_frozen_redis_costs_its_timeout(redis_server: RedisServer) -> None:
+    store = RedisStore(redis_server.url, timeout=0.2)
+    store.put("a-00", b"data")
+    redis_server.freeze()
+    began = time.monotonic()
+    with pytest.raises(TierError):
+        store.get("a-00")
+    assert 0.15 < time.monotonic() - began < 2
+    redis_server.thaw()
+    store.close()
+
+
+def test_redis_drops_chunks_after_their_time(redis_server: RedisServer) -> None:
+    store = RedisStore(redis_server.url, ttl=1)
+    store.put("a-00", b"data")
+    assert store.contains("a-00")
+    time.sleep(1.2)
+    assert not store.contains("a-00")
+    store.close()
+
+
+def test_settings_that_cannot_work_name_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for tiers, message in (
+        (TierSettings(redis="127.0.0.1:6379"), "redis://HOST"),
+        (TierSettings(disk=tmp_path / "file"), "name a folder"),
+        (TierSettings(host=100, chunk_tokens=24), "use 16"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(SettingsError, match=message):
+            build_chain(tiers, 16)
+    assert build_chain(TierSettings(), 16) is None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commands import blocks, cache, doctor, explain, serve, simulate, warm
+from commands import blocks, cache, calibrate, doctor, explain, serve, simulate, warm
 from kvproxy.errors import KvproxyError
 
 
@@ -34,6 +34,7 @@ app.add_typer(blocks.app, name="blocks")
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("simulate")(simulate.simulate)
+app.command("calibrate")(calibrate.calibrate)
 app.command("doctor")(doctor.doctor)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.options import Json
-from commands.output import percent, print_json, print_table
+from commands.output import percent, print_json, print_table, shown_progress
 
 if TYPE_CHECKING:
     from index.calibrate import Calibration, Point
@@ -18,34 +18,47 @@ def calibrate(
         float, typer.Option(help="Largest share of wrong answers among those served.", min=0.0, max=1.0)
     ] = 0.05,
     embedder: Annotated[str | None, typer.Option(help="As for serve.", show_default=False)] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="As for serve; none leaves the policy checked out.", show_default=False)
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the curves as .png or .svg.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure hits and wrong answers at each similarity level on labelled pairs, and recommend a level.
+    """Measure hits and wrong answers of each policy, level by level, on labelled pairs, and recommend a level.
+
+    The level of threshold and guards is the cosine similarity, that of checked the verifier's probability.
 
     Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
     """
+    from index.calibrate import Levels, read_pairs
     from index.calibrate import calibrate as measure
-    from index.calibrate import read_pairs
     from index.embedder import load_embedder
-    from index.errors import EmbedderError, ImportFailed
+    from index.errors import EmbedderError, ImportFailed, VerifierError
+    from index.verifier import load_verifier
     from kvproxy.errors import NotFound, SettingsError
-    from kvproxy.settings import load_settings
+    from kvproxy.settings import LEAST_SIMILARITY, load_settings
 
     if not pairs.is_file():
         raise NotFound(f"no file {pairs}")
-    settings = load_settings(embedder=embedder)
+    settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)
+    cache = settings.cache
+    least = LEAST_SIMILARITY | ({cache.policy: cache.threshold} if cache.threshold is not None else {})
+    levels = Levels(least["threshold"], cache.level, least["checked"])
     try:
         rows = list(read_pairs(pairs))
         if not rows:
             raise SettingsError(f"{pairs} holds no pairs")
-        result = measure(
-            rows,
-            load_embedder(settings.embedder),
-            default_level=settings.cache.threshold,
-            target_error=target_error,
-        )
-    except (EmbedderError, ImportFailed) as error:
+        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier)
+        with shown_progress("measuring") as progress:
+            result = measure(
+                rows,
+                load_embedder(settings.embedder),
+                reads_both,
+                levels,
+                target_error=target_error,
+                progress=progress,
+            )
+    except (EmbedderError, VerifierError, ImportFailed) as error:
         raise SettingsError(str(error)) from None
     if plot is not None:
         _plot(result, plot)
@@ -57,24 +70,20 @@ def calibrate(
 
 def _render(result: "Calibration") -> None:
     for name, curve in result.curves.items():
-        shown = [point for point in curve if _shown(point.level, result)]
+        kept = (result.default[name], result.recommended[name])
+        shown = [point for place, point in enumerate(curve) if place % 5 == 0 or point.level in kept]
         columns = ["level#", "served#", "hit rate#", "95%#", "wrong#", "95%#"]
         print_table(columns, map(_row, shown), title=name)
         level = result.recommended[name]
         advice = "no level is known to keep" if level is None else f"level {level} keeps"
-        typer.echo(f"{advice} the wrong share within {percent(result.target_error)}; in use: {result.default_level}\n")
+        typer.echo(f"{advice} the wrong share within {percent(result.target_error)}; in use: {result.default[name]}\n")
     typer.echo(f"{result.pairs:,} pairs, {result.same:,} of them the same")
-
-
-def _shown(level: float, result: "Calibration") -> bool:
-    """Every other level would do for people; those in use and recommended must be there."""
-    return round(level * 1000) % 20 == 0 or level in (result.default_level, *result.recommended.values())
 
 
 def _row(point: "Point") -> list[object]:
     wrong = "-" if point.wrong_share is None else percent(point.wrong_share)
     return [
-        f"{point.level:.3f}",
+        f"{point.level:.4g}",
         point.served,
         percent(point.hit_rate),
         "-".join(percent(end) for end in point.hit_interval),

@@ -24,7 +24,12 @@ def serve(
     kv_memory: Annotated[float | None, Flag(help="Share of free memory for the pool, or bytes.")] = None,
     device: Annotated[str | None, Flag(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
     threads: Annotated[int | None, Flag(help="CPU threads of a forward pass.", show_default=False)] = None,
+    policy: Annotated[str | None, Flag(help="threshold, checked or verified.", show_default=False)] = None,
     threshold: Annotated[float | None, Flag(help="Least similarity of a semantic hit.", show_default=False)] = None,
+    level: Annotated[float | None, Flag(help="Least probability of the verifier.", show_default=False)] = None,
+    max_error: Annotated[float | None, Flag(help="Largest wrong share, for the policy verified.")] = None,
+    verifier: Annotated[str | None, Flag(help="built-in, or a CrossEncoder.", show_default=False)] = None,
+    shadow: Annotated[bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits, serve none.")] = None,
     ttl: Annotated[float | None, Flag(help="Seconds that a response may be served.", show_default=False)] = None,
     semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Match similar questions.")] = None,
 ) -> None:
@@ -46,7 +51,16 @@ def serve(
         engine=_given(
             num_blocks=num_blocks, block_size=block_size, kv_memory=kv_memory, device=device, threads=threads
         ),
-        cache=_given(threshold=threshold, ttl=ttl, semantic=semantic),
+        cache=_given(
+            policy=policy,
+            threshold=threshold,
+            level=level,
+            max_error=max_error,
+            verifier=verifier,
+            shadow=shadow,
+            ttl=ttl,
+            semantic=semantic,
+        ),
     )
     run(settings, _banner)
 

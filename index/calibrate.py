@@ -3,18 +3,26 @@
 import gzip
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from index.embedder import Embedder
 from index.errors import ImportFailed
 from index.guards import GUARDS, Guard
+from index.verifier import Verifier
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
+# Denser towards 1, where a verifier tells the most.
+PROBABILITIES = tuple(
+    sorted({round(float(level), 4) for level in (*np.arange(0.05, 0.995, 0.01), *(1 - np.geomspace(1e-4, 0.05, 30)))})
+)
+Progress = Callable[[float], None]
+T = TypeVar("T")
+_BATCH = 256
 _Z = 1.96  # 95%
 
 
@@ -47,25 +55,36 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """The levels in use, to be measured too.
+
+    Attributes:
+        threshold: least cosine of the policy `threshold`.
+        checked: least probability of the policy `checked`.
+        floor: least cosine of what that policy verifies.
+    """
+
+    threshold: float
+    checked: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """Curves by policy, and the level of each that keeps to the target error (None where none does)."""
+    """Curves by policy, the level of each that is in use, and the one that keeps to the target error (None where none does)."""
 
     pairs: int
     same: int
     target_error: float
-    default_level: float
+    default: dict[str, float]
     curves: dict[str, list[Point]]
     recommended: dict[str, float | None]
 
     def document(self) -> dict[str, Any]:
         """JSON-able: the totals, and each policy under its name."""
-        return {
-            "pairs": self.pairs,
-            "same": self.same,
-            "target_error": self.target_error,
-        } | {
+        return {"pairs": self.pairs, "same": self.same, "target_error": self.target_error} | {
             name: {
-                "default_level": self.default_level,
+                "default_level": self.default[name],
                 "recommended_level": self.recommended[name],
                 "curve": [asdict(point) for point in curve],
             }
@@ -102,16 +121,21 @@ def _pair(record: dict[str, Any]) -> Pair:
 def calibrate(
     pairs: Sequence[Pair],
     embedder: Embedder,
+    verifier: Verifier | None,
+    levels: Levels,
     *,
-    default_level: float,
     target_error: float = 0.05,
     guards: Sequence[Guard] = GUARDS,
+    progress: Progress = lambda share: None,
 ) -> Calibration:
-    """Curves of `threshold` (cosine alone) and `guards` (cosine, then the guards).
+    """Curves of `threshold` (cosine alone), `guards` (cosine, then the guards) and `checked` (floor, guards, verifier).
 
     Args:
-        default_level: the level in use.
+        pairs: the first question of each is asked, the second is the cached one.
+        verifier: None leaves `checked` out.
+        levels: those in use.
         target_error: largest wrong share that a recommended level may have, by the upper end of its interval.
+        progress: told the share of the work that is done.
 
     Raises:
         ValueError: there is no pair.
@@ -119,32 +143,54 @@ def calibrate(
     if not pairs:
         raise ValueError("no pairs")
     same = np.array([pair.same for pair in pairs])
-    cosine = _similarity(pairs, embedder)
-    levels = sorted({*LEVELS, default_level})
-    # Guards are asked only about what the lowest level would serve.
-    passed = np.array(
+    cosine = _similarity(pairs, embedder, lambda share: progress(share / 2))
+    cosines = sorted({*LEVELS, levels.threshold})
+    # Guards and verifier are asked only about what a policy could serve.
+    asked = cosine >= min(cosines[0], levels.floor)
+    passed = asked & np.array(
         [
-            bool(score >= levels[0]) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)
-            for pair, score in zip(pairs, cosine, strict=True)
+            bool(ask) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)
+            for pair, ask in zip(pairs, asked, strict=True)
         ]
     )
+    default = {"threshold": levels.threshold, "guards": levels.threshold}
     curves = {
-        "threshold": _curve(cosine, same, levels),
-        "guards": _curve(np.where(passed, cosine, -1.0), same, levels),
+        "threshold": _curve(cosine, same, cosines),
+        "guards": _curve(np.where(passed, cosine, -1.0), same, cosines),
     }
+    if verifier is not None:
+        left = passed & (cosine >= levels.floor)
+        probability = _verify(pairs, left, verifier, lambda share: progress((1 + share) / 2))
+        default["checked"] = levels.checked
+        curves["checked"] = _curve(probability, same, sorted({*PROBABILITIES, levels.checked}))
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
-    return Calibration(len(pairs), int(same.sum()), target_error, default_level, curves, recommended)
+    return Calibration(len(pairs), int(same.sum()), target_error, default, curves, recommended)
 
 
-def _similarity(pairs: Sequence[Pair], embedder: Embedder) -> np.ndarray:
+def _similarity(pairs: Sequence[Pair], embedder: Embedder, progress: Progress) -> np.ndarray:
     # By length, so that no batch is padded to one long text.
     texts = sorted({text for pair in pairs for text in (pair.a, pair.b)}, key=len)
     places = {text: place for place, text in enumerate(texts)}
-    vectors = embedder.embed(texts)
+    vectors = np.concatenate([embedder.embed(batch) for batch in _batches(texts, progress)])
     cosine: np.ndarray = np.einsum(
         "ij,ij->i", vectors[[places[pair.a] for pair in pairs]], vectors[[places[pair.b] for pair in pairs]]
     )
     return cosine
+
+
+def _verify(pairs: Sequence[Pair], left: np.ndarray, verifier: Verifier, progress: Progress) -> np.ndarray:
+    """The verifier's probability of each pair that is left, -1 elsewhere."""
+    found = np.full(len(pairs), -1.0)
+    places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
+    for batch in _batches(places, progress):
+        found[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch])
+    return found
+
+
+def _batches(items: Sequence[T], progress: Progress) -> Iterator[list[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield list(items[start : start + _BATCH])
+        progress(min(1.0, (start + _BATCH) / len(items)))
 
 
 def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[Point]:

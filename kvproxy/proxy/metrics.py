@@ -1,5 +1,7 @@
 """Figures in Prometheus' text format, in a registry of the app's own."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kvproxy.blocks.stats import PoolStats
@@ -26,12 +28,27 @@ class Metrics:
             "kvproxy_prefix_cache", "Totals of the prefix cache: prompt tokens looked up and found, blocks evicted.", ["of"],
             registry=self._registry,
         )  # fmt: skip
+        self._lookups = Gauge(
+            "kvproxy_semantic_lookups", "Lookups of similar questions by what came of them.", ["outcome"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._compared = Gauge(
+            "kvproxy_compared_answers", "Fresh answers compared with cached ones by result.", ["result"],
+            registry=self._registry,
+        )  # fmt: skip
         self._entries = Gauge("kvproxy_cache_entries", "Stored responses.", registry=self._registry)
 
     def answered(self, endpoint: str, layer: str, status: int, seconds: float) -> None:
         """Count one answer; `layer` is exact, semantic, forward or error."""
         self._requests.labels(endpoint, layer, str(status)).inc()
         self._seconds.labels(layer).observe(seconds)
+
+    def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int]) -> None:
+        """Take over the counts of semantic decisions."""
+        for outcome, count in lookups.items():
+            self._lookups.labels(outcome).set(count)
+        for result, count in compared.items():
+            self._compared.labels(result).set(count)
 
     def render(self, pool: PoolStats | None, entries: int) -> bytes:
         """The exposition text with the caches' present state."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commands import blocks, cache, doctor, explain, serve, simulate, warm
+from commands import blocks, cache, calibrate, doctor, explain, feedback, serve, simulate, warm
 from kvproxy.errors import KvproxyError
 
 
@@ -30,10 +30,13 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.add_typer(cache.app, name="cache")
+cache.app.command("reject")(feedback.reject)
+cache.app.command("approve")(feedback.approve)
 app.add_typer(blocks.app, name="blocks")
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("simulate")(simulate.simulate)
+app.command("calibrate")(calibrate.calibrate)
 app.command("doctor")(doctor.doctor)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from commands.cache_access import open_cache
 from commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from commands.output import age, print_facts, print_json, print_table
+from commands.output import age, flat, print_facts, print_json, print_table
 
 app = typer.Typer(
     help="The response cache: list, show, remove, export and import stored responses.", no_args_is_help=True
@@ -126,7 +126,7 @@ def stats(
     if as_json:
         print_json(figures)
     else:
-        print_facts(figures.items())
+        print_facts(flat(figures).items())
 
 
 @app.command("export")

@@ -11,6 +11,7 @@ from commands.options import DEFAULT_URL
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, ProxyUnreachable
 
 if TYPE_CHECKING:
+    from index.observations import SqliteObservations
     from index.store import ResponseStore
 
 
@@ -26,6 +27,8 @@ class CacheAccess(Protocol):
     def remove(self, id: str) -> int: ...
 
     def remove_many(self, *, namespace: str | None, model: str | None, older_than: float | None) -> int: ...
+
+    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]: ...
 
     def stats(self) -> dict[str, Any]: ...
 
@@ -91,6 +94,11 @@ class RemoteCache:
         )
         return int(done["removed"])
 
+    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
+        body = {"right": right} | ({"question": question} if question is not None else {})
+        done: dict[str, Any] = self._client.post(f"/admin/cache/{id}/feedback", body)
+        return done
+
     def stats(self) -> dict[str, Any]:
         figures: dict[str, Any] = self._client.get("/admin/cache/stats")
         return figures
@@ -133,8 +141,29 @@ class FileCache:
         entries = self._store.ls(namespace=namespace, model=model, older_than=older_than)
         return self._store.delete([entry.id for entry in entries])
 
+    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
+        if question is not None:
+            raise InvalidRequest("a question needs a running proxy, which scores it: leave --question out")
+        from index.observations import Observation
+
+        entry = self._one(id)
+        with self._observations() as observations:
+            observations.add([Observation.verdict(entry, right)])
+        return {"id": entry, "right": right}
+
+    @contextlib.contextmanager
+    def _observations(self) -> Iterator["SqliteObservations"]:
+        from index.observations import SqliteObservations
+
+        observations = SqliteObservations(self._store.path)
+        try:
+            yield observations
+        finally:
+            observations.close()
+
     def stats(self) -> dict[str, Any]:
-        return self._store.stats()
+        with self._observations() as observations:
+            return self._store.stats() | {"semantic": {"learned": observations.summary()}}
 
     def export(self) -> Iterable[str]:
         return (json.dumps(document, ensure_ascii=False) for document in self._store.export())

@@ -68,6 +68,11 @@ _SENTENCES = {
 }
 
 
+def _row(near: dict[str, Any]) -> tuple[object, ...]:
+    numbers = ("-" if near[name] is None else f"{near[name]:.3f}" for name in ("similarity", "score", "error"))
+    return (*numbers, near["verdict"], near["guard"], near["id"][:12], near["prompt"][:70])
+
+
 def _render(found: dict[str, Any]) -> None:
     typer.echo(_SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
@@ -75,7 +80,7 @@ def _render(found: dict[str, Any]) -> None:
         [
             ("exact key", f"{found['key'][:16]}  {'stored as ' + exact['id'][:12] if exact['hit'] else 'not stored'}"),
             ("namespace", found["namespace"][:16]),
-            ("threshold", semantic["threshold"]),
+            *((name, semantic[name]) for name in ("policy", "threshold", "level", "max_error") if semantic.get(name)),
         ]
     )
     if semantic.get("reason"):
@@ -84,12 +89,10 @@ def _render(found: dict[str, Any]) -> None:
         typer.echo("neighbours no stored question shares this model, system prompt and these settings")
     if semantic["neighbours"]:
         print_table(
-            ("similarity#", "verdict", "guard", "id", "prompt"),
-            (
-                (f"{near['similarity']:.3f}", near["verdict"], near["guard"], near["id"][:12], near["prompt"][:70])
-                for near in semantic["neighbours"]
-            ),
+            ("similarity#", "score#", "error#", "verdict", "guard", "id", "prompt"), map(_row, semantic["neighbours"])
         )
+    if semantic.get("shadow"):
+        typer.echo("shadow     nothing is served for a similar question; what is accepted would have been")
     if prefix is None:
         typer.echo("prefix     kept by the upstream")
         return

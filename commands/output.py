@@ -1,8 +1,9 @@
 """Printing: tables for people, JSON for scripts. Rich honours NO_COLOR and pipes by itself."""
 
+import contextlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -27,12 +28,31 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     Console().print(table)
 
 
+def flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Nested figures under dotted names."""
+    found: dict[str, object] = {}
+    for name, value in figures.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Names and values, one a line."""
     pairs = [(name, _cell(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         typer.echo(f"{name:<{width}}  {value}")
+
+
+@contextlib.contextmanager
+def shown_progress(doing: str) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr for as long as the block runs; the function takes the share that is done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
 
 
 def age(created: float) -> str:

@@ -29,7 +29,12 @@ def serve(
     tier_disk_size: Annotated[str | None, Flag(help='Most bytes in it, as in "20GiB".', show_default=False)] = None,
     tier_redis: Annotated[str | None, Flag(help="URL of a Redis or Valkey for chunks.", show_default=False)] = None,
     chunk_tokens: Annotated[int | None, Flag(help="Tokens in a chunk.  [default: 256]", show_default=False)] = None,
+    policy: Annotated[str | None, Flag(help="threshold, checked or verified.", show_default=False)] = None,
     threshold: Annotated[float | None, Flag(help="Least similarity of a semantic hit.", show_default=False)] = None,
+    level: Annotated[float | None, Flag(help="Least probability of the verifier.", show_default=False)] = None,
+    max_error: Annotated[float | None, Flag(help="Largest wrong share, for the policy verified.")] = None,
+    verifier: Annotated[str | None, Flag(help="built-in, or a CrossEncoder.", show_default=False)] = None,
+    shadow: Annotated[bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits, serve none.")] = None,
     ttl: Annotated[float | None, Flag(help="Seconds that a response may be served.", show_default=False)] = None,
     semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Match similar questions.")] = None,
 ) -> None:
@@ -54,7 +59,16 @@ def serve(
         tiers=_given(
             host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
         ),
-        cache=_given(threshold=threshold, ttl=ttl, semantic=semantic),
+        cache=_given(
+            policy=policy,
+            threshold=threshold,
+            level=level,
+            max_error=max_error,
+            verifier=verifier,
+            shadow=shadow,
+            ttl=ttl,
+            semantic=semantic,
+        ),
     )
     run(settings, _banner)
 

@@ -15,3 +15,7 @@ class EmbedderError(Exception):
 
 class ImportFailed(CacheStoreError):
     """A line of an import cannot be read."""
+
+
+class VerifierError(Exception):
+    """The verifier cannot be loaded."""

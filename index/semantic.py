@@ -1,39 +1,21 @@
 """The semantic cache: one vector index for each namespace over the stored responses."""
 
 import asyncio
+import random
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from index.embedder import Embedder, MicroBatcher
 from index.entry import Entry
-from index.policy import ThresholdPolicy, Verdict
+from index.lookup import Lookup, judge
+from index.observations import Observation, Observations
+from index.policies.policy import Limits, Neighbour, Policy
 from index.store import ResponseStore
 from index.vectors import VectorIndex
 
 _REBUILD_BATCH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A neighbour and what was decided of it."""
-
-    id: str
-    prompt: str
-    similarity: float
-    verdict: Verdict
-    guard: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """The entry to serve, if any, and every neighbour that was looked at, nearest first."""
-
-    entry: Entry | None
-    similarity: float | None
-    candidates: tuple[Candidate, ...]
 
 
 class SemanticCache:
@@ -42,14 +24,25 @@ class SemanticCache:
     Args:
         store: the responses.
         embedder: makes the vectors.
-        policy: accepts or refuses a neighbour.
+        policy: decides over neighbours.
+        observations: what became of its decisions; None to remember nothing.
+        chance: uniform numbers below 1, see `lookup.judge`.
     """
 
-    def __init__(self, store: ResponseStore, embedder: Embedder, policy: ThresholdPolicy) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        embedder: Embedder,
+        policy: Policy,
+        observations: Observations | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._store = store
         self._batcher = MicroBatcher(embedder)
         self._embedder = embedder
         self.policy = policy
+        self.observations = observations
+        self._chance = chance
         self._indexes: dict[str, VectorIndex] = {}
         self._namespaces: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -73,39 +66,68 @@ class SemanticCache:
                 self._add(namespace, ids, np.stack([vector for _, vector in members]))
         return len(self._namespaces)
 
-    async def lookup(self, namespace: str, text: str, *, threshold: float | None = None, limit: int = 5) -> Lookup:
+    async def lookup(
+        self, namespace: str, text: str, *, limits: Limits = Limits(), limit: int = 5, explore: bool = True
+    ) -> Lookup:
         """The best acceptable neighbour of a text.
 
         Args:
             namespace: where to look.
             text: the question.
-            threshold: least similarity of this request; it can make the policy stricter, never looser.
+            limits: what this request asks of the policy; they can make it stricter, never looser.
             limit: neighbours to look at.
+            explore: now and then forward what could be served, where the policy learns from that.
         """
         if namespace not in self._indexes:
-            return Lookup(None, None, ())
+            return Lookup(None, ())
         vector = await self._batcher.embed(text)
-        return await asyncio.to_thread(self._judge, namespace, text, vector, threshold, limit)
+        return await asyncio.to_thread(self._judge, namespace, text, vector, limits, limit, explore)
 
-    def _judge(self, namespace: str, text: str, vector: np.ndarray, threshold: float | None, limit: int) -> Lookup:
+    def _judge(
+        self, namespace: str, text: str, vector: np.ndarray, limits: Limits, limit: int, explore: bool
+    ) -> Lookup:
         with self._lock:
             index = self._indexes.get(namespace)
             near = index.search(vector, limit) if index is not None else []
-        served: Entry | None = None
-        similarity: float | None = None
-        candidates: list[Candidate] = []
-        for id, score in near:
-            entry = self._store.get(id)
-            if entry is None:
-                continue
-            if self._store.find(entry.key) is None:
-                candidates.append(Candidate(id, entry.prompt, score, "expired"))
-                continue
-            decision = self.policy.decide(text, entry.prompt, score, threshold)
-            candidates.append(Candidate(id, entry.prompt, score, decision.verdict, decision.guard))
-            if decision.verdict == "accepted" and served is None:
-                served, similarity = entry, score
-        return Lookup(served, similarity, tuple(candidates))
+        chance = self._chance if explore else None
+        return judge(self._store, self.observations, self.policy, text, near, limits, chance)
+
+    async def entry(self, id: str) -> Entry | None:
+        """The entry with an id, expired or not."""
+        return await asyncio.to_thread(self._store.get, id)
+
+    async def similarity(self, one: str, other: str) -> float:
+        """Cosine of two texts."""
+        first, second = await asyncio.gather(self._batcher.embed(one), self._batcher.embed(other))
+        return float(first @ second)
+
+    async def observe(self, observation: Observation) -> None:
+        """Remember what became of a decision, durable when this returns, and let the policy learn from it."""
+        if self.observations is not None:
+            await asyncio.to_thread(self._observe, self.observations, observation)
+
+    async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
+        """A person's verdict: a rejected entry is served for equal requests only, until it is approved.
+
+        Args:
+            question: what the entry's answer was served for; with it the policy learns from the verdict.
+        """
+        score = None
+        if question is not None:
+            near = Neighbour(entry.prompt, await self.similarity(question, entry.prompt))
+            (decision,) = await asyncio.to_thread(self.policy.decide, question, [near])
+            score = decision.score
+        await self.observe(Observation.verdict(entry.id, right, score, self.policy.scorer))
+
+    def _observe(self, observations: Observations, observation: Observation) -> None:
+        observations.add([observation])
+        self.policy.learn(observations, 1)
+
+    async def unindex(self, ids: Sequence[str]) -> None:
+        """Keep entries for equal requests only."""
+        await asyncio.to_thread(self._store.unindex, ids)
+        with self._lock:
+            self._forget(ids)
 
     async def insert(self, entry: Entry) -> None:
         """Store an entry, durable when this returns, and make it findable if it is semantic."""

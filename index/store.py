@@ -117,6 +117,13 @@ class ResponseStore:
             self._writer.execute(f"delete from vectors where id in ({marks})", batch)
         return removed
 
+    def unindex(self, ids: Sequence[str]) -> None:
+        """Keep entries for equal requests only: their vectors are deleted."""
+        marks = ",".join("?" * len(ids))
+        with self._write():
+            self._writer.execute(f"update responses set semantic = 0 where id in ({marks})", list(ids))
+            self._writer.execute(f"delete from vectors where id in ({marks})", list(ids))
+
     def touch(self, id: str) -> None:
         """Count a hit; written with the next `flush`, so that a hit costs no commit."""
         with self._read_lock:

@@ -14,6 +14,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from kvproxy.errors import SettingsError
 
+PolicyName = Literal["threshold", "checked", "verified"]
+# The cosine alone has to be high; where a verifier has the last word, the cosine only finds what to ask it about.
+LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.7, "verified": 0.7}
+
 
 class CacheSettings(BaseModel):
     """The response cache."""
@@ -22,8 +26,42 @@ class CacheSettings(BaseModel):
 
     enabled: bool = Field(True, description="Answer from stored responses at all.")
     semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
-    threshold: float = Field(0.95, ge=0.0, le=1.0, description="Least cosine similarity of a semantic hit.")
+    policy: PolicyName = Field(
+        "threshold", description="What decides over similar questions; see docs/semantic-cache.md."
+    )
+    threshold: float | None = Field(
+        None,
+        ge=0.0,
+        le=1.0,
+        description="Least cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.7 for the"
+        " others, which ask a verifier too.",
+    )
+    guards: bool = Field(True, description="Let guards veto before the policy is asked.")
+    verifier: str = Field(
+        "built-in",
+        description="Reads both questions: built-in, a folder or id of a CrossEncoder, or none (verified only).",
+    )
+    level: float = Field(0.9, ge=0.0, le=1.0, description="Least probability of the verifier, for the policy checked.")
+    max_error: float = Field(
+        0.01, gt=0.0, lt=1.0, description="Largest share of wrong answers among those served, for the policy verified."
+    )
+    shadow: bool = Field(
+        False, description="Serve no similar question's answer, but count what would have been served."
+    )
+    judge: Literal["similarity", "equality", "model", "none"] = Field(
+        "similarity", description="How a fresh answer is compared with the cached one that was not served."
+    )
+    judge_similarity: float = Field(
+        0.9, ge=0.0, le=1.0, description="Least cosine similarity of two answers that count as the same."
+    )
     ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
+
+    @property
+    def least_similarity(self) -> float:
+        """The threshold, or the default of the policy."""
+        if self.threshold is not None:
+            return self.threshold
+        return LEAST_SIMILARITY[self.policy]
 
 
 class EngineSettings(BaseModel):

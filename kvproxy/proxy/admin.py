@@ -14,6 +14,7 @@ from index.entry import Entry
 from kvproxy.blocks import view
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
+from kvproxy.proxy.decisions import semantic_stats
 from kvproxy.proxy.explain import explain
 from kvproxy.proxy.routes import read_call
 from kvproxy.proxy.services import Services, services
@@ -120,15 +121,16 @@ async def cache_list(request: Request) -> Response:
 
 
 async def cache_stats(request: Request) -> Response:
-    return JSONResponse(services(request).answerer.store.stats())
+    app = services(request)
+    return JSONResponse(app.answerer.store.stats() | {"semantic": semantic_stats(app)})
 
 
 async def cache_show(request: Request) -> Response:
-    entry = _entry(services(request), request.path_params["id"])
+    entry = find_entry(services(request), request.path_params["id"])
     return JSONResponse(entry.document())
 
 
-def _entry(app: Services, prefix: str) -> Entry:
+def find_entry(app: Services, prefix: str) -> Entry:
     """The one entry whose id begins with a text."""
     app.answerer.store.flush()
     ids = app.answerer.store.resolve(prefix)
@@ -142,7 +144,7 @@ def _entry(app: Services, prefix: str) -> Entry:
 
 async def cache_delete(request: Request) -> Response:
     app = services(request)
-    return JSONResponse({"removed": await app.answerer.remove([_entry(app, request.path_params["id"]).id])})
+    return JSONResponse({"removed": await app.answerer.remove([find_entry(app, request.path_params["id"]).id])})
 
 
 async def cache_delete_many(request: Request) -> Response:

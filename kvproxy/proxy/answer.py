@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,15 @@ import orjson
 
 from index.entry import Entry, new_id
 from index.errors import CacheStoreError
+from index.lookup import Candidate
 from index.semantic import SemanticCache
 from index.store import ResponseStore
 from kvproxy.errors import NotCached
 from kvproxy.proxy.backend import Backend, Call, Reply
-from kvproxy.proxy.cache_headers import CacheControl, forward_status, hit_status, parse_cache_control
+from kvproxy.proxy.cache_headers import CacheControl, forward_status, hit_status, parse_cache_control, semantic_detail
 from kvproxy.proxy.flights import Flight, Flights
 from kvproxy.proxy.keys import CacheKey, cache_key
+from kvproxy.proxy.observer import Observer
 from kvproxy.proxy.sse import DONE, Assembler, EventReader, replay
 from kvproxy.settings import CacheSettings
 
@@ -45,6 +48,7 @@ class Answerer:
         semantic: responses by similar question, None where that is off.
         settings: what may be cached and for how long.
         clock: seconds since the epoch.
+        observer: compares fresh answers with cached ones, None to learn nothing.
     """
 
     def __init__(
@@ -54,10 +58,14 @@ class Answerer:
         semantic: SemanticCache | None,
         settings: CacheSettings,
         clock: Callable[[], float] = time.time,
+        observer: Observer | None = None,
     ) -> None:
         self.backend = backend
         self.store = store
         self.semantic = semantic
+        self.observer = observer
+        self.outcomes: Counter[str] = Counter()
+        """Semantic lookups by what came of them."""
         self.flights = Flights()
         self._settings = settings
         self._clock = clock
@@ -71,31 +79,34 @@ class Answerer:
         """
         control = parse_cache_control(call.headers.get("cache-control"))
         key = cache_key(call, self.backend.name)
+        near = None
         if self._settings.enabled and not control.no_cache:
-            hit = await self._cached(call, key, control)
+            hit, near = await self._cached(call, key, control)
             if hit is not None:
                 return hit
         if control.only_if_cached:
             raise NotCached(
                 "no stored answer, and the request said only-if-cached: send it without to have it computed"
             )
-        return await self._forward(call, key, control)
+        return await self._forward(call, key, control, near)
 
-    async def _cached(self, call: Call, key: CacheKey, control: CacheControl) -> Answer | None:
+    async def _cached(self, call: Call, key: CacheKey, control: CacheControl) -> tuple[Answer | None, Candidate | None]:
+        """An answer from the cache; without one, the similar entry that a fresh answer may be compared with."""
         try:
             entry = self.store.find(key.exact)
             if entry is not None and self._young(entry, control):
-                return self._hit(call, entry, "exact", "exact")
+                return self._hit(call, entry, "exact", "exact"), None
             if self.semantic is None or key.text is None:
-                return None
-            lookup = await self.semantic.lookup(key.namespace, key.text, threshold=control.similarity)
+                return None, None
+            lookup = await self.semantic.lookup(key.namespace, key.text, limits=control.limits)
         except CacheStoreError as error:
             # Without its cache a proxy is slower, not broken.
             _log.error("lookup failed, the request is forwarded: %s", error)
-            return None
-        if lookup.entry is None or not self._young(lookup.entry, control):
-            return None
-        return self._hit(call, lookup.entry, "semantic", f"semantic similarity={lookup.similarity:.3f}")
+            return None, None
+        self.outcomes[lookup.outcome] += 1
+        if lookup.entry is None or self._settings.shadow or not self._young(lookup.entry, control):
+            return None, lookup.comparable
+        return self._hit(call, lookup.entry, "semantic", semantic_detail(lookup)), None
 
     def _young(self, entry: Entry, control: CacheControl) -> bool:
         return control.max_age is None or self._clock() - entry.created <= control.max_age
@@ -109,13 +120,13 @@ class Answerer:
         events = replay(orjson.loads(entry.response), include_usage=call.include_usage)
         return Answer(200, [EVENTS, status, age, ("cache-control", "no-cache")], b"".join(events), layer)
 
-    async def _forward(self, call: Call, key: CacheKey, control: CacheControl) -> Answer:
+    async def _forward(self, call: Call, key: CacheKey, control: CacheControl, near: Candidate | None) -> Answer:
         keep = self._settings.enabled and not control.no_store
 
         def make() -> Flight:
             return Flight(
                 open=lambda: self.backend.send(call),
-                finish=lambda reply, chunks: self._keep(call, key, reply, chunks, keep),
+                finish=lambda reply, chunks: self._keep(call, key, reply, chunks, keep, near),
                 is_last=lambda chunk: call.stream and DONE in chunk,
             )
 
@@ -152,7 +163,9 @@ class Answerer:
         finally:
             self.flights.leave(flight)
 
-    async def _keep(self, call: Call, key: CacheKey, reply: Reply, chunks: list[bytes], keep: bool) -> bool:
+    async def _keep(
+        self, call: Call, key: CacheKey, reply: Reply, chunks: list[bytes], keep: bool, near: Candidate | None
+    ) -> bool:
         """Store an answer if it is complete and successful; whether it was stored."""
         if not keep or reply.status != 200:
             return False
@@ -182,6 +195,8 @@ class Answerer:
         except CacheStoreError as error:
             _log.error("the answer was not stored: %s", error)
             return False
+        if self.observer is not None and near is not None:
+            self.observer.compare(call, near, entry)
         return True
 
     async def insert(self, entry: Entry) -> None:

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.proxy import admin, routes
+from kvproxy.proxy import admin, feedback, routes
 from kvproxy.proxy.services import Services, build
 from kvproxy.settings import Settings
 
@@ -29,7 +29,7 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     app = Starlette(
-        routes=[*routes.ROUTES, *admin.ROUTES, routes.OTHER],
+        routes=[*routes.ROUTES, *admin.ROUTES, *feedback.ROUTES, routes.OTHER],
         lifespan=lifespan,
         exception_handlers={KvproxyError: _known, ClientDisconnect: _gone, Exception: _unknown},
     )

@@ -1,7 +1,10 @@
 """The two headers that the caches speak: Cache-Control on requests (RFC 9111), Cache-Status on responses (RFC 9211)."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
+from index.lookup import Lookup
+from index.policies.policy import Limits
 from kvproxy.errors import InvalidRequest
 
 CACHE = "kvproxy"
@@ -16,14 +19,14 @@ class CacheControl:
         no_store: keep the answer out of the cache.
         only_if_cached: answer from the cache or not at all.
         max_age: oldest acceptable answer in seconds.
-        similarity: least similarity of a semantic hit; it can make the setting stricter, never looser.
+        limits: least similarity and verifier's level, and largest error, of a semantic hit; stricter than the settings or void.
     """
 
     no_cache: bool = False
     no_store: bool = False
     only_if_cached: bool = False
     max_age: float | None = None
-    similarity: float | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 def parse_cache_control(header: str | None) -> CacheControl:
@@ -41,7 +44,7 @@ def parse_cache_control(header: str | None) -> CacheControl:
         no_store="no-store" in found,
         only_if_cached="only-if-cached" in found,
         max_age=_number(found, "max-age"),
-        similarity=_number(found, "similarity"),
+        limits=Limits(_number(found, "similarity"), _number(found, "level"), _number(found, "max-error")),
     )
 
 
@@ -49,7 +52,10 @@ def _number(found: dict[str, str], name: str) -> float | None:
     if name not in found:
         return None
     try:
-        return float(found[name])
+        number = float(found[name])
+        if math.isnan(number):
+            raise ValueError
+        return number
     except ValueError:
         raise InvalidRequest(f"Cache-Control: {name} takes a number, as in {name}=60", param="Cache-Control") from None
 
@@ -57,6 +63,18 @@ def _number(found: dict[str, str], name: str) -> float | None:
 def hit_status(expires: float, now: float, detail: str) -> str:
     """Cache-Status of an answer from the cache."""
     return f'{CACHE}; hit; ttl={max(0, int(expires - now))}; detail="{detail}"'
+
+
+def semantic_detail(lookup: Lookup) -> str:
+    """Why a similar question's answer was served, for Cache-Status."""
+    chosen = lookup.chosen
+    assert chosen is not None
+    parts = [f"semantic similarity={chosen.similarity:.3f}"]
+    if chosen.score is not None and chosen.score != chosen.similarity:
+        parts.append(f"verifier={chosen.score:.3f}")
+    if chosen.error is not None:
+        parts.append(f"error={chosen.error:.4f}")
+    return " ".join(parts)
 
 
 def forward_status(

@@ -20,7 +20,7 @@ async def explain(app: Services, call: Call) -> dict[str, Any]:
     reusable = prefix["matched_tokens"] + sum(prefix["tiers"].values()) if prefix else 0
     if exact is not None:
         layer = "exact"
-    elif any(neighbour["verdict"] == "accepted" for neighbour in semantic["neighbours"]):
+    elif any(neighbour["served"] for neighbour in semantic["neighbours"]):
         layer = "semantic"
     else:
         layer = "prefix" if reusable else "none"
@@ -37,11 +37,18 @@ async def explain(app: Services, call: Call) -> dict[str, Any]:
 async def _semantic(app: Services, key: CacheKey) -> dict[str, Any]:
     cache = app.answerer.semantic
     if cache is None:
-        return {"threshold": None, "neighbours": [], "reason": "semantic matching is off"}
+        return {"policy": None, "neighbours": [], "reason": "semantic matching is off"}
+    policy: dict[str, Any] = {
+        "policy": cache.policy.name,
+        "threshold": app.settings.cache.least_similarity,
+        "level": app.settings.cache.level if cache.policy.name == "checked" else None,
+        "max_error": app.settings.cache.max_error if cache.policy.name == "verified" else None,
+        "shadow": app.settings.cache.shadow,
+    }
     if key.text is None:
         reason = "this request is answered from an equal one only (tools, images, structured or long input)"
-        return {"threshold": cache.policy.threshold, "neighbours": [], "reason": reason}
-    lookup = await cache.lookup(key.namespace, key.text)
+        return policy | {"neighbours": [], "reason": reason}
+    lookup = await cache.lookup(key.namespace, key.text, explore=False)
     neighbours = [
         {
             "id": candidate.id,
@@ -49,10 +56,17 @@ async def _semantic(app: Services, key: CacheKey) -> dict[str, Any]:
             "similarity": round(candidate.similarity, 4),
             "verdict": candidate.verdict,
             "guard": candidate.guard,
+            "score": _rounded(candidate.score),
+            "error": _rounded(candidate.error),
+            "served": candidate is lookup.chosen and not app.settings.cache.shadow,
         }
         for candidate in lookup.candidates
     ]
-    return {"threshold": cache.policy.threshold, "neighbours": neighbours, "reason": None}
+    return policy | {"neighbours": neighbours, "reason": None}
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 4)
 
 
 async def _prefix(app: Services, call: Call) -> dict[str, Any] | None:

@@ -40,6 +40,14 @@ class Metrics:
             "kvproxy_tier", "Figures of each tier: chunks and bytes kept, chunks found, missed, damaged, failed.",
             ["tier", "of"], registry=self._registry,
         )  # fmt: skip
+        self._lookups = Gauge(
+            "kvproxy_semantic_lookups", "Lookups of similar questions by what came of them.", ["outcome"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._compared = Gauge(
+            "kvproxy_compared_answers", "Fresh answers compared with cached ones by result.", ["result"],
+            registry=self._registry,
+        )  # fmt: skip
         self._entries = Gauge("kvproxy_cache_entries", "Stored responses.", registry=self._registry)
 
     def answered(self, endpoint: str, layer: str, status: int, seconds: float) -> None:
@@ -64,6 +72,13 @@ class Metrics:
         if timing is not None:
             self._queue.observe(timing.queue)
             self._first_token.observe(timing.first_token)
+
+    def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int]) -> None:
+        """Take over the counts of semantic decisions."""
+        for outcome, count in lookups.items():
+            self._lookups.labels(outcome).set(count)
+        for result, count in compared.items():
+            self._compared.labels(result).set(count)
 
     def render(self, pool: PoolStats | None, entries: int, tiers: Sequence[Mapping[str, Any]] = ()) -> bytes:
         """The exposition text with the caches' present state."""

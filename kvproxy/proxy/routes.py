@@ -76,6 +76,8 @@ async def metrics(request: Request) -> Response:
     """GET /metrics: Prometheus' text format."""
     app = services(request)
     pool = await app.worker.inspect(lambda manager: manager.stats()) if app.worker else None
+    observer = app.answerer.observer
+    app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {})
     text = app.metrics.render(
         pool, app.answerer.store.stats()["entries"], app.worker.tier_stats() if app.worker else ()
     )

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from index.embedder import load_embedder
-from index.errors import CacheStoreError, EmbedderError
-from index.policy import ThresholdPolicy
-from index.semantic import SemanticCache
+from index.errors import CacheStoreError, EmbedderError, VerifierError
+from index.observations import Observations, SqliteObservations
 from index.store import ResponseStore
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import SettingsError
@@ -15,6 +13,8 @@ from kvproxy.proxy.answer import Answerer
 from kvproxy.proxy.backend import Backend
 from kvproxy.proxy.local import LocalBackend
 from kvproxy.proxy.metrics import Metrics
+from kvproxy.proxy.observer import make_observer
+from kvproxy.proxy.semantic import build_semantic
 from kvproxy.proxy.upstream import UpstreamBackend
 from kvproxy.settings import Settings
 
@@ -25,6 +25,7 @@ class Services:
 
     settings: Settings
     answerer: Answerer
+    observations: Observations
     metrics: Metrics
     worker: EngineWorker | None
 
@@ -33,7 +34,10 @@ class Services:
 
     async def close(self) -> None:
         await self.answerer.flights.close()
+        if self.answerer.observer is not None:
+            await self.answerer.observer.close()
         await self.answerer.backend.close()
+        self.observations.close()
         self.answerer.store.close()
 
 
@@ -50,8 +54,9 @@ def build(settings: Settings) -> Services:
         )
     try:
         store = ResponseStore(settings.store_path)
-        semantic = _semantic(settings, store)
-    except (CacheStoreError, EmbedderError) as error:
+        observations = SqliteObservations(settings.store_path)
+        semantic = build_semantic(settings, store, observations)
+    except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
     metrics = Metrics()
     worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model, settings.tiers)
@@ -60,15 +65,9 @@ def build(settings: Settings) -> Services:
         if worker
         else UpstreamBackend(settings.upstream or "", settings.forward)
     )
-    return Services(settings, Answerer(backend, store, semantic, settings.cache), metrics, worker)
-
-
-def _semantic(settings: Settings, store: ResponseStore) -> SemanticCache | None:
-    if not (settings.cache.enabled and settings.cache.semantic):
-        return None
-    semantic = SemanticCache(store, load_embedder(settings.embedder), ThresholdPolicy(settings.cache.threshold))
-    semantic.rebuild()
-    return semantic
+    observer = make_observer(semantic, backend, settings.cache) if semantic is not None else None
+    answerer = Answerer(backend, store, semantic, settings.cache, observer=observer)
+    return Services(settings, answerer, observations, metrics, worker)
 
 
 def services(request: Request) -> Services:

@@ -163,6 +163,8 @@ def test_warm_fills_both_caches_and_goes_on_where_it_stopped(demo: Demo, tmp_pat
         (["cache", "ls"], 4, "no proxy answers"),
         (["cache", "show", "x", "--store", "no-such.db"], 3, "no store"),
         (["simulate", "no-such-trace"], 3, "no trace"),
+        (["calibrate", "no-such-pairs"], 3, "no file"),
+        (["calibrate", "README.md"], 2, "README.md, line 1"),
         (["serve", "--port", "99999"], 2, "port"),
         (["serve", "--upstream", "http://x", "--threshold", "2"], 2, "threshold"),
         (["serve", "--model", "/no/such/model", "--no-semantic", "--port", "0"], 1, "cannot load model"),

@@ -8,7 +8,8 @@ import pytest
 
 from index.embedder import load_embedder
 from index.guards import GUARDS
-from index.policy import ThresholdPolicy
+from index.policies.policy import Neighbour
+from index.policies.threshold import ThresholdPolicy
 from kvproxy.settings import CacheSettings
 
 PAIRS = [
@@ -24,12 +25,12 @@ def test_there_are_enough_of_every_kind() -> None:
 
 
 def test_the_default_policy_serves_none() -> None:
-    threshold = CacheSettings().threshold
+    threshold = CacheSettings(policy="threshold").least_similarity
     policy = ThresholdPolicy(threshold)
     embedder = load_embedder()
     similarity = (embedder.embed([pair["a"] for pair in PAIRS]) * embedder.embed([pair["b"] for pair in PAIRS])).sum(1)
     verdicts = [
-        (policy.decide(pair[one], pair[other], float(cosine)).verdict, pair["a"], pair["b"])
+        (policy.decide(pair[one], [Neighbour(pair[other], float(cosine))])[0].verdict, pair["a"], pair["b"])
         for pair, cosine in zip(PAIRS, similarity, strict=True)
         for one, other in (("a", "b"), ("b", "a"))
     ]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from index.embedder import HashEmbedder, MicroBatcher, load_embedder
 from index.errors import EmbedderError
 from index.guards import GUARDS
-from index.policy import ThresholdPolicy
+from index.policies.policy import Limits
+from index.policies.threshold import ThresholdPolicy
 from index.semantic import SemanticCache
 from index.store import ResponseStore
 from index.vectors import VectorIndex
@@ -37,9 +38,9 @@ async def test_threshold_of_a_request_is_only_ever_stricter(tmp_path: Path) -> N
     near = "explain the free queue of blocks please here"
     found = await semantic.lookup("n", near)
     assert found.entry is not None
-    assert (await semantic.lookup("n", near, threshold=0.999)).entry is None
+    assert (await semantic.lookup("n", near, limits=Limits(0.999))).entry is None
     far = "what is the speed of light in water"
-    assert (await semantic.lookup("n", far, threshold=-1.0)).entry is None
+    assert (await semantic.lookup("n", far, limits=Limits(-1.0))).entry is None
 
 
 async def test_removed_and_expired_entries_are_not_served(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""kvproxy calibrate: what each policy would serve of labelled pairs, and the level for a target error."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.options import Json
+from commands.output import percent, print_json, print_table, shown_progress
+
+if TYPE_CHECKING:
+    from index.calibrate import Calibration, Point
+
+
+def calibrate(
+    pairs: Annotated[Path, typer.Argument(help='JSON lines {"a", "b", "same"}, gzipped where it ends in .gz.')],
+    target_error: Annotated[
+        float, typer.Option(help="Largest share of wrong answers among those served.", min=0.0, max=1.0)
+    ] = 0.05,
+    embedder: Annotated[str | None, typer.Option(help="As for serve.", show_default=False)] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="As for serve; none leaves the policy checked out.", show_default=False)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves as .png or .svg.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure hits and wrong answers of each policy, level by level, on labelled pairs, and recommend a level.
+
+    The level of threshold and guards is the cosine similarity, that of checked the verifier's probability.
+
+    Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
+    """
+    from index.calibrate import Levels, read_pairs
+    from index.calibrate import calibrate as measure
+    from index.embedder import load_embedder
+    from index.errors import EmbedderError, ImportFailed, VerifierError
+    from index.verifier import load_verifier
+    from kvproxy.errors import NotFound, SettingsError
+    from kvproxy.settings import LEAST_SIMILARITY, load_settings
+
+    if not pairs.is_file():
+        raise NotFound(f"no file {pairs}")
+    settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)
+    cache = settings.cache
+    least = LEAST_SIMILARITY | ({cache.policy: cache.threshold} if cache.threshold is not None else {})
+    levels = Levels(least["threshold"], cache.level, least["checked"])
+    try:
+        rows = list(read_pairs(pairs))
+        if not rows:
+            raise SettingsError(f"{pairs} holds no pairs")
+        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier)
+        with shown_progress("measuring") as progress:
+            result = measure(
+                rows,
+                load_embedder(settings.embedder),
+                reads_both,
+                levels,
+                target_error=target_error,
+                progress=progress,
+            )
+    except (EmbedderError, VerifierError, ImportFailed) as error:
+        raise SettingsError(str(error)) from None
+    if plot is not None:
+        _plot(result, plot)
+    if as_json:
+        print_json(result.document())
+    else:
+        _render(result)
+
+
+def _render(result: "Calibration") -> None:
+    for name, curve in result.curves.items():
+        kept = (result.default[name], result.recommended[name])
+        shown = [point for place, point in enumerate(curve) if place % 5 == 0 or point.level in kept]
+        columns = ["level#", "served#", "hit rate#", "95%#", "wrong#", "95%#"]
+        print_table(columns, map(_row, shown), title=name)
+        level = result.recommended[name]
+        advice = "no level is known to keep" if level is None else f"level {level} keeps"
+        typer.echo(f"{advice} the wrong share within {percent(result.target_error)}; in use: {result.default[name]}\n")
+    typer.echo(f"{result.pairs:,} pairs, {result.same:,} of them the same")
+
+
+def _row(point: "Point") -> list[object]:
+    wrong = "-" if point.wrong_share is None else percent(point.wrong_share)
+    return [
+        f"{point.level:.4g}",
+        point.served,
+        percent(point.hit_rate),
+        "-".join(percent(end) for end in point.hit_interval),
+        wrong,
+        "-".join(percent(end) for end in point.wrong_interval),
+    ]
+
+
+def _plot(result: "Calibration", path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, curve in result.curves.items():
+        served = [point for point in curve if point.served]
+        rates, wrong = [point.hit_rate for point in served], [point.wrong_share or 0.0 for point in served]
+        (line,) = axes.plot(rates, wrong, label=name)
+        low, high = zip(*(point.wrong_interval for point in served), strict=True) if served else ((), ())
+        axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.15)
+    axes.axhline(result.target_error, color="grey", linewidth=1, label="target")
+    axes.set_xlabel("share of the same pairs that are served")
+    axes.set_ylabel("share of what is served that is wrong")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,58 @@
+"""kvproxy cache reject and approve: what people say about cached answers."""
+
+from typing import Annotated
+
+import typer
+
+from commands.cache import Id
+from commands.cache_access import open_cache
+from commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
+from commands.output import print_json
+
+Question = Annotated[
+    str | None,
+    typer.Option(help="The question that it was served for: the policy learns from it.", show_default=False),
+]
+
+
+def reject(
+    id: Id,
+    question: Question = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    store: Store = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Never serve an entry's answer for a similar question again, until it is approved. Equal requests still get it.
+
+    Example: kvproxy cache reject 3f2a
+    """
+    with open_cache(url, token, store, data) as cache:
+        done = cache.feedback(id, right=False, question=question)
+    _report(done, "rejected", as_json)
+
+
+def approve(
+    id: Id,
+    question: Question = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    store: Store = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Take a rejection back; with the question that it was right for, the policy learns from it.
+
+    Example: kvproxy cache approve 3f2a --question "What is a KV block?"
+    """
+    with open_cache(url, token, store, data) as cache:
+        done = cache.feedback(id, right=True, question=question)
+    _report(done, "approved", as_json)
+
+
+def _report(done: dict[str, object], verb: str, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo(f"{verb} {str(done['id'])[:12]}")

@@ -1,0 +1,1 @@
+"""What may be served for a question: one interface, `policy.Policy`, and a file for each policy behind it."""

@@ -1,0 +1,37 @@
+"""Whether one answer serves two questions: a model that reads both together. Read `built_in.py` first."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BUILT_IN = "built-in"
+
+
+class Verifier(Protocol):
+    """What the policies need of a pairwise model."""
+
+    name: str
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> "np.ndarray":
+        """Probability that one answer serves both questions of each pair, float32 `[len(pairs)]`; callable from any thread."""
+
+
+def load_verifier(name: str = BUILT_IN, threads: int = 1) -> Verifier:
+    """A verifier by name.
+
+    Args:
+        name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
+        threads: that one call of the built-in verifier computes on.
+
+    Raises:
+        VerifierError: it cannot be loaded; the message names the fix.
+    """
+    if name == BUILT_IN:
+        from index.verifier.built_in import BuiltInVerifier
+
+        return BuiltInVerifier.load(threads)
+    from index.verifier.cross_encoder import CrossEncoderVerifier
+
+    return CrossEncoderVerifier.load(name)

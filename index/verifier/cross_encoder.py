@@ -1,0 +1,50 @@
+"""A user's own pairwise model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from index.errors import VerifierError
+
+
+class CrossEncoderVerifier:
+    """A sentence-transformers CrossEncoder with one output, its sigmoid taken as the probability."""
+
+    def __init__(self, name: str, model: Any) -> None:
+        self.name = name
+        self._model = model
+
+    @classmethod
+    def load(cls, name: str) -> "CrossEncoderVerifier":
+        """Load by folder or cached id.
+
+        Raises:
+            VerifierError: there is none, or it has more than one output.
+        """
+        from sentence_transformers import CrossEncoder
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        try:
+            model = CrossEncoder(name)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise VerifierError(
+                f"cannot load verifier {name!r} ({reason}): give a folder, a cached CrossEncoder id, or 'built-in'"
+            ) from None
+        if model.config.num_labels != 1:
+            raise VerifierError(
+                f"verifier {name!r} has {model.config.num_labels} outputs: give a CrossEncoder with one"
+            )
+        return cls(name, model)
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        import torch
+
+        if not pairs:
+            return np.zeros(0, dtype=np.float32)
+        scores = self._model.predict(
+            [list(pair) for pair in pairs], activation_fn=torch.nn.Sigmoid(), show_progress_bar=False
+        )
+        return np.asarray(scores, dtype=np.float32)

@@ -1,0 +1,113 @@
+"""Where a request was forwarded although a similar one is stored: compare the two answers, and let the policy learn from it.
+
+All of it happens off the request path, one comparison after the other; when too many wait, further ones are dropped and counted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from index.entry import Entry
+from index.errors import CacheStoreError
+from index.lookup import Candidate
+from index.observations import Observation
+from index.semantic import SemanticCache
+from kvproxy.proxy.backend import Backend, Call
+from kvproxy.proxy.judges import EqualityJudge, Judge, ModelJudge, SimilarityJudge, answer_text
+from kvproxy.settings import CacheSettings
+
+_WAITING = 64
+_log = logging.getLogger("kvproxy")
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    call: Call
+    candidate: Candidate
+    fresh: Entry
+
+
+class Observer:
+    """Compares answers in the background.
+
+    Args:
+        semantic: knows the cached answers, and learns.
+        judge: says whether two answers are the same.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, semantic: SemanticCache, judge: Judge, clock: Callable[[], float] = time.time) -> None:
+        self._semantic = semantic
+        self._judge = judge
+        self._clock = clock
+        self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
+        self._task: asyncio.Task[None] | None = None
+        self.counts: Counter[str] = Counter()
+        """Comparisons by result: right, wrong, undecided, dropped."""
+
+    def compare(self, call: Call, candidate: Candidate, fresh: Entry) -> None:
+        """Have a fresh answer compared with a candidate's, later."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        try:
+            self._queue.put_nowait(_Comparison(call, candidate, fresh))
+        except asyncio.QueueFull:
+            self.counts["dropped"] += 1
+
+    async def idle(self) -> None:
+        """Wait until everything that was handed in is done."""
+        await self._queue.join()
+
+    async def close(self) -> None:
+        """Stop; what still waits is dropped."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _work(self) -> None:
+        while True:
+            comparison = await self._queue.get()
+            try:
+                self.counts[await self._observe(comparison)] += 1
+            except CacheStoreError as error:
+                _log.error("an observation was not stored: %s", error)
+            except Exception as error:
+                # One answer that cannot be compared must not end all comparing.
+                _log.error("an answer could not be compared", exc_info=error)
+            finally:
+                self._queue.task_done()
+
+    async def _observe(self, comparison: _Comparison) -> str:
+        candidate, fresh = comparison.candidate, comparison.fresh
+        entry = await self._semantic.entry(candidate.id)
+        cached, said = answer_text(entry.response) if entry is not None else None, answer_text(fresh.response)
+        if cached is None or said is None:
+            return "undecided"
+        right = await self._judge.same(comparison.call, fresh.prompt, cached, said)
+        if right is None:
+            return "undecided"
+        policy = self._semantic.policy
+        accepted = candidate.verdict in ("accepted", "explored")
+        await self._semantic.observe(
+            Observation(candidate.id, candidate.score, right, policy.scorer, "answer", accepted, self._clock())
+        )
+        if right and policy.learns:
+            # As in vCache: what a neighbour's answer serves needs no vector of its own, and its observations go to the neighbour.
+            await self._semantic.unindex([fresh.id])
+        return "right" if right else "wrong"
+
+
+def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Observer | None:
+    """The observer that the settings ask for, if any."""
+    judges: dict[str, Callable[[], Judge]] = {
+        "equality": EqualityJudge,
+        "similarity": lambda: SimilarityJudge(semantic.similarity, settings.judge_similarity),
+        "model": lambda: ModelJudge(backend),
+    }
+    make = judges.get(settings.judge)
+    return Observer(semantic, make()) if make is not None else None

@@ -1,0 +1,64 @@
+"""Durable observations agree with a list of them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index.errors import CacheStoreError
+from index.observations import Observation, SqliteObservations
+from tests.reference.memory_observations import MemoryObservations
+
+SCORES = st.one_of(st.none(), st.sampled_from([0.25, 0.5, 0.75]))
+OBSERVATION = st.builds(
+    Observation,
+    st.sampled_from("abc"),
+    SCORES,
+    st.booleans(),
+    st.sampled_from(["cosine", "built-in"]),
+    st.sampled_from(["answer", "user"]),
+    st.booleans(),
+    st.just(1.0),
+)
+STEPS = st.lists(st.one_of(st.lists(OBSERVATION, max_size=8), st.integers(0, 12)), max_size=8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(STEPS)
+def test_agrees_with_a_list(tmp_path_factory: pytest.TempPathFactory, steps: list[list[Observation] | int]) -> None:
+    path = tmp_path_factory.mktemp("observations") / "r.db"
+    model, durable = MemoryObservations(), SqliteObservations(path)
+    for step in steps:
+        if isinstance(step, int):
+            # Numbers are not reused, so the two agree on the newest rows only where nothing was pruned before.
+            assert durable.prune(10_000) == model.prune(10_000) == 0
+        else:
+            model.add(step)
+            durable.add(step)
+    durable.close()
+    again = SqliteObservations(path)
+    for scorer in ("cosine", "built-in"):
+        assert again.histories(["a", "b", "c", "d"], scorer) == model.histories(["a", "b", "c", "d"], scorer)
+        assert again.recent(scorer, 5) == model.recent(scorer, 5)
+    assert again.summary() == model.summary()
+    again.close()
+
+
+def test_old_comparisons_are_pruned_and_verdicts_stay(tmp_path: Path) -> None:
+    observations = SqliteObservations(tmp_path / "r.db")
+    observations.add([Observation.verdict("a", right=False)])
+    observations.add([Observation("b", 0.5, True, "cosine", "answer", False, 1.0)] * 150)
+    assert len(observations.histories(["b"], "cosine")["b"].scores) == 100
+    assert observations.prune(30) == 120
+    assert len(observations.recent("cosine", 1000)) == 30
+    assert observations.histories(["a"], "cosine")["a"].rejected
+    observations.add([Observation.verdict("a", right=True)])
+    assert observations.histories(["a"], "cosine") == {}
+    observations.close()
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "r.db").write_bytes(b"nonsense " * 500)
+    with pytest.raises(CacheStoreError, match="failed"):
+        SqliteObservations(tmp_path / "r.db")

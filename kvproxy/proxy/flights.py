@@ -105,7 +105,8 @@ class Flights:
     def board(self, key: Hashable, make: Callable[[], Flight]) -> tuple[Flight, bool]:
         """Join a flight, or begin one; whether it was under way already."""
         flight = self._flights.get(key)
-        joined = flight is not None and not flight.ended
+        # One whose last client has just left is being cancelled: it is of no use to the next.
+        joined = flight is not None and not flight.ended and not flight.task.cancelling()
         if flight is None or not joined:
             flight = self._flights[key] = make()
             flight.task.add_done_callback(lambda task: self._land(key, flight, task))

@@ -12,6 +12,7 @@ from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import InvalidRequest, ModelNotFound
 from kvproxy.proxy.backend import Call, Reply
 from kvproxy.proxy.sse import DONE, Assembler, event
+from kvproxy.proxy.validate import check_sampling
 
 _REFUSED = {
     "frequency_penalty": 0,
@@ -77,6 +78,7 @@ class LocalBackend:
         for name, unused in _REFUSED.items():
             if body.get(name) not in (None, unused):
                 raise InvalidRequest(f"the embedded engine has no {name}: leave it out, or use --upstream", param=name)
+        check_sampling(call.endpoint, body)
         # A client may send the same request id twice; the engine's ids must be unique.
         id = f"{call.request_id}.{next(self._numbers)}"
         return GenerationRequest(id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body))
@@ -88,9 +90,13 @@ class LocalBackend:
         prompt = call.body["prompt"]
         if isinstance(prompt, str):
             return self.worker.tokenizer.encode(prompt)
-        if isinstance(prompt, list) and all(isinstance(token, int) and token >= 0 for token in prompt):
+        if isinstance(prompt, list) and all(
+            type(token) is int and 0 <= token < self.worker.vocab_size for token in prompt
+        ):
             return prompt
-        raise InvalidRequest("the embedded engine takes one prompt a request: a text, or token ids", param="prompt")
+        raise InvalidRequest(
+            "the embedded engine takes one prompt a request: a text, or ids of tokens that it has", param="prompt"
+        )
 
 
 def sampling_params(call: Call) -> SamplingParams:
@@ -105,7 +111,8 @@ def sampling_params(call: Call) -> SamplingParams:
         max_tokens=body.get("max_completion_tokens")
         or body.get("max_tokens")
         or (16 if call.endpoint != "chat" else None),
-        temperature=1.0 if temperature is None else float(temperature),
+        # Dividing by less than this overflows, and is greedy already.
+        temperature=1.0 if temperature is None else float(temperature) if temperature >= 1e-5 else 0.0,
         top_p=1.0 if top_p is None else float(top_p),
         top_k=int(body.get("top_k") or 0),
         seed=body.get("seed"),

@@ -51,6 +51,17 @@ def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
             raise InvalidRequest("stop is a text or a list of texts", param="stop")
 
 
+def check_sampling(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    """Refuse what would fail inside the embedded engine, where it takes other requests down with it.
+
+    Raises:
+        InvalidRequest: the message names the field and what it takes.
+    """
+    _check_integer(body, "top_k", least=-1)
+    if endpoint == "completions":
+        _check_integer(body, "logprobs", least=0, most=20)
+
+
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages is required: a list with at least one message", param="messages")

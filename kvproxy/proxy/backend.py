@@ -18,7 +18,8 @@ class Call:
         raw: the bytes as the client sent them.
         headers: the client's, names in lower case.
         tenant: who asks, see `keys`.
-        request_id: unique, also given to the client.
+        request_id: also given to the client; a client that chose it may choose it twice.
+        query: the URL's query, without its question mark.
     """
 
     endpoint: Endpoint
@@ -27,6 +28,7 @@ class Call:
     headers: Mapping[str, str]
     tenant: str
     request_id: str
+    query: str = ""
 
     @property
     def stream(self) -> bool:

@@ -1,11 +1,13 @@
 """The names under which an answer is kept: an exact key, and the namespace inside which similar questions are sought."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from kvproxy.errors import InvalidRequest
 from kvproxy.proxy.backend import Call
 
 # What cannot change the answer's content; everything else, known or not, is part of the key.
@@ -19,6 +21,8 @@ _EXACT_ONLY = frozenset(
 # The embedder reads some 256 tokens; of two longer texts it could miss the difference.
 _MAX_SEMANTIC_BYTES = 800
 PUBLIC = "public"
+# Servers differ in the header by which they tell clients apart; any of them makes a tenant of its own.
+_CREDENTIALS = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "cookie")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +42,18 @@ class CacheKey:
     prompt: str
 
 
-def tenant_of(authorization: str | None) -> str:
-    """Who asks: a digest of the Authorization header, `public` without one."""
-    return hashlib.sha256(authorization.encode()).hexdigest()[:16] if authorization else PUBLIC
+def tenant_of(headers: Mapping[str, str]) -> str:
+    """Who asks: a digest of the headers that carry credentials, `public` without any. Names in lower case."""
+    given = {name: headers[name] for name in _CREDENTIALS if headers.get(name)}
+    return _digest(given)[:16] if given else PUBLIC
 
 
 def cache_key(call: Call, backend: str) -> CacheKey:
     """Keys of a request to a backend."""
     body = {name: value for name, value in call.body.items() if name not in _IRRELEVANT and value is not None}
     whole = {"endpoint": call.endpoint, "tenant": call.tenant, "backend": backend, "body": body}
+    if call.query:
+        whole["query"] = call.query
     exact = _digest(whole)
     text = _last_question(body) if call.endpoint == "chat" else None
     if text is None:
@@ -90,4 +97,7 @@ def _shown(call: Call) -> str:
 
 
 def _digest(value: dict[str, Any]) -> str:
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    try:
+        return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    except orjson.JSONEncodeError:
+        raise InvalidRequest("the body is nested too deeply: at most 250 levels") from None

@@ -1,7 +1,6 @@
 """The public HTTP routes."""
 
 import time
-import uuid
 from typing import Any
 
 from starlette.requests import Request
@@ -41,7 +40,7 @@ async def _answer(request: Request, endpoint: Endpoint) -> Response:
         raise
     finally:
         app.metrics.answered(endpoint, layer, status, time.perf_counter() - began)
-    headers = [*answer.headers, ("x-request-id", call.request_id)]
+    headers = answer.headers
     if isinstance(answer.body, bytes):
         response = Response(answer.body, status)
         kept = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -56,8 +55,8 @@ async def read_call(request: Request, endpoint: Endpoint) -> Call:
     body = parse_body(raw)
     check_body(endpoint, body)
     headers = dict(request.headers)
-    request_id = headers.get("x-request-id") or uuid.uuid4().hex
-    return Call(endpoint, body, raw, headers, tenant_of(headers.get("authorization")), request_id)
+    request_id = request.scope["state"]["request_id"]
+    return Call(endpoint, body, raw, headers, tenant_of(headers), request_id, request.url.query)
 
 
 async def models(request: Request) -> Response:
@@ -83,12 +82,16 @@ async def metrics(request: Request) -> Response:
 async def other(request: Request) -> Response:
     """Anything else under the upstream passes through untouched; without one it does not exist."""
     backend = services(request).answerer.backend
-    if not isinstance(backend, UpstreamBackend):
+    # What looks like ours and is not must not carry the admin token elsewhere.
+    ours = request.url.path.startswith("/admin") or request.url.path in ("/health", "/metrics")
+    if ours or not isinstance(backend, UpstreamBackend):
         raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
     query = f"?{request.url.query}" if request.url.query else ""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     body: Any = request.stream() if has_body else b""
-    reply = await backend.forward(request.method, request.url.path + query, request.headers, body)
+    reply = await backend.forward(
+        request.method, request.scope["raw_path"].decode("latin-1") + query, request.headers, body
+    )
     return RelayResponse(reply.chunks, reply.status, [*reply.headers, ("cache-status", "kvproxy; fwd=bypass")])
 
 

@@ -66,7 +66,10 @@ class UpstreamBackend:
         # The flow reads what passes by, so it must not be compressed.
         headers = {name: value for name, value in call.headers.items() if name != "cache-control"}
         response = await self._request(
-            "POST", PATHS[call.endpoint], headers | {"accept-encoding": "identity"}, call.raw
+            "POST",
+            PATHS[call.endpoint] + (f"?{call.query}" if call.query else ""),
+            headers | {"accept-encoding": "identity"},
+            call.raw,
         )
         return _reply(response)
 
@@ -122,6 +125,8 @@ async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
         raise UpstreamTimeout("the upstream went silent in the middle of its answer") from None
     except (httpx.HTTPError, httpx.StreamError) as error:
         raise UpstreamUnreachable(f"the upstream broke its answer off: {error or type(error).__name__}") from None
+    finally:
+        await response.aclose()
 
 
 def _end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from kvproxy.proxy.backend import Backend, Call, Reply
 from kvproxy.proxy.cache_headers import CacheControl, forward_status, hit_status, parse_cache_control
 from kvproxy.proxy.flights import Flight, Flights
 from kvproxy.proxy.keys import CacheKey, cache_key
-from kvproxy.proxy.sse import DONE, Assembler, EventReader, replay
+from kvproxy.proxy.sse import Assembler, EventReader, replay, says_done
 from kvproxy.settings import CacheSettings
 
 JSON = ("content-type", "application/json")
@@ -116,12 +116,12 @@ class Answerer:
             return Flight(
                 open=lambda: self.backend.send(call),
                 finish=lambda reply, chunks: self._keep(call, key, reply, chunks, keep),
-                is_last=lambda chunk: call.stream and DONE in chunk,
+                is_last=lambda chunk: call.stream and says_done(chunk),
             )
 
         # A request that wants a fresh or an unstored answer flies alone.
         alone = control.no_cache or control.no_store
-        name = (key.exact, call.stream, call.include_usage, call.request_id if alone else "")
+        name = (key.exact, call.stream, call.include_usage, object() if alone else None)
         flight, collapsed = self.flights.board(name, make)
         try:
             reply = await flight.head()
@@ -156,7 +156,14 @@ class Answerer:
         """Store an answer if it is complete and successful; whether it was stored."""
         if not keep or reply.status != 200:
             return False
-        whole = _assemble(call, chunks, reply)
+        try:
+            return await self._store(call, key, _assemble(call, chunks, reply))
+        except Exception as error:
+            # Whatever keeps an answer out of the cache must not keep it from the client.
+            _log.error("the answer was not stored: %s", error or type(error).__name__)
+            return False
+
+    async def _store(self, call: Call, key: CacheKey, whole: dict[str, Any] | None) -> bool:
         if whole is None:
             return False
         usage = whole.get("usage") or {}
@@ -177,11 +184,7 @@ class Answerer:
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or 0,
         )
-        try:
-            await self.insert(entry)
-        except CacheStoreError as error:
-            _log.error("the answer was not stored: %s", error)
-            return False
+        await self.insert(entry)
         return True
 
     async def insert(self, entry: Entry) -> None:

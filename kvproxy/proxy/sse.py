@@ -8,12 +8,18 @@ import orjson
 
 DONE = b"[DONE]"
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LAST = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]")
 _PIECE = re.compile(r"\s*\S+\s*")
 
 
 def event(data: dict[str, Any] | bytes) -> bytes:
     """One event with JSON or given data."""
     return b"data: " + (data if isinstance(data, bytes) else orjson.dumps(data)) + b"\n\n"
+
+
+def says_done(chunk: bytes) -> bool:
+    """Whether a chunk holds the event that ends a stream; the same letters in an answer's text do not count."""
+    return _LAST.search(chunk) is not None
 
 
 class EventReader:
@@ -108,9 +114,11 @@ def _merge_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
 
 def _merge_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
     index = part.get("index", 0)
-    while len(calls) <= index:
+    if index == len(calls):
         calls.append({"function": {"name": "", "arguments": ""}})
     call = calls[index]
+    if part.get("id") and call.get("id", part["id"]) != part["id"]:
+        raise ValueError("two tool calls share one index")
     call.update({name: value for name, value in part.items() if name not in ("index", "function") and value})
     for name, value in (part.get("function") or {}).items():
         call["function"][name] = call["function"].get(name, "") + (value or "")

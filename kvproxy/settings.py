@@ -24,6 +24,9 @@ class CacheSettings(BaseModel):
     semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
     threshold: float = Field(0.95, ge=0.0, le=1.0, description="Least cosine similarity of a semantic hit.")
     ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
+    max_response_bytes: int = Field(
+        8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
+    )
 
 
 class EngineSettings(BaseModel):
@@ -61,7 +64,8 @@ class UpstreamSettings(BaseModel):
     connect_timeout: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
     read_timeout: float = Field(600.0, gt=0, description="Seconds between two parts of an answer.")
     max_connections: int = Field(512, ge=1, description="Open connections to the upstream.")
-    api_key: str | None = Field(None, description="Sent in place of the client's own Authorization header.")
+    retries: int = Field(1, ge=0, description="Further tries when no connection could be made.")
+    api_key: str | None = Field(None, description="Sent in place of the client's own key.")
 
 
 class Settings(BaseSettings):

@@ -15,8 +15,9 @@ from index.entry import Entry
 from kvproxy.blocks import view
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
+from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.explain import explain
-from kvproxy.proxy.routes import read_call
+from kvproxy.proxy.routes import parse_body, read_call
 from kvproxy.proxy.services import Services, services
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -184,7 +185,13 @@ async def cache_import(request: Request) -> Response:
 
 
 async def explain_request(request: Request) -> Response:
-    return JSONResponse(await explain(services(request), await read_call(request, "chat")))
+    dialect = DIALECTS["chat"]
+    call = await read_call(request, dialect)
+    if isinstance(call, bytes):
+        parse_body(call)
+        raise InvalidRequest("explain takes the body of a chat request")
+    dialect.check(call.body)
+    return JSONResponse(await explain(services(request), call))
 
 
 ROUTES = [

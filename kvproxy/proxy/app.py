@@ -97,8 +97,12 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             log_level="warning",
             access_log=False,
             server_header=False,
+            # Labels adds one where the upstream has not.
+            date_header=False,
             timeout_graceful_shutdown=5,
         )
+        # Relaying an upstream that breaks off closes the connection on purpose, and says so itself.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.msg)
         # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])

@@ -1,12 +1,13 @@
-"""What every response carries, whoever made it: Cache-Status and X-Request-Id."""
+"""What every response carries, whoever made it: Cache-Status, X-Request-Id and Date."""
 
 import uuid
+from email.utils import formatdate
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Labels:
-    """ASGI middleware that adds the two headers where a response has none of its own.
+    """ASGI middleware that adds the three headers where a response has none of its own.
 
     The request id is the client's, or a new one; it is at `scope["state"]["request_id"]`. A response that an upstream
     gave an id keeps that one.
@@ -26,8 +27,12 @@ class Labels:
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
                 names = {name for name, _ in message["headers"]}
-                missing = [(b"cache-status", b"kvproxy; fwd=bypass"), (b"x-request-id", request_id)]
-                added = [header for header in missing if header[0] not in names]
+                missing = {
+                    b"cache-status": b"kvproxy; fwd=bypass",
+                    b"x-request-id": request_id,
+                    b"date": formatdate(usegmt=True).encode(),
+                }
+                added = [header for header in missing.items() if header[0] not in names]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 

@@ -15,13 +15,16 @@ PARTS = [b"a", b"b", b"c"]
 class Source:
     """Work that waits at a gate before each part, and counts how often it was begun, finished and closed."""
 
+    limit = 1_000_000
+
     def __init__(self, error_at: int | None = None) -> None:
         self.begun = self.finished = self.closed = 0
         self.error_at = error_at
+        self.kept: list[bytes] = []
         self.gate = asyncio.Semaphore(0)
 
     def flight(self) -> Flight:
-        return Flight(self._open, self._finish, lambda chunk: chunk == PARTS[-1])
+        return Flight(self._open, self)
 
     def release(self, parts: int) -> None:
         for _ in range(parts):
@@ -38,8 +41,12 @@ class Source:
                 raise UpstreamUnreachable("cut")
             yield part
 
-    async def _finish(self, reply: Reply, chunks: list[bytes]) -> bool:
-        assert chunks == PARTS
+    def push(self, reply: Reply, chunk: bytes) -> bool:
+        self.kept.append(chunk)
+        return chunk == PARTS[-1]
+
+    async def finish(self, reply: Reply) -> bool:
+        assert self.kept == PARTS
         self.finished += 1
         return True
 
@@ -77,10 +84,10 @@ async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:
     second, _ = flights.board("k", source.flight)
     source.release(1)
     assert await anext(second.chunks()) == b"a"
-    flights.leave(first)
+    first.leave()
     await asyncio.sleep(0)
     assert not second.task.done()
-    flights.leave(second)
+    second.leave()
     await until_landed(flights)
     assert second.task.cancelled()
     assert (source.finished, source.closed) == (0, 1)
@@ -90,12 +97,12 @@ async def test_nobody_boards_a_flight_that_is_being_cancelled() -> None:
     source, flights = Source(), Flights()
     first, _ = flights.board("k", source.flight)
     await first.head()
-    flights.leave(first)
+    first.leave()
     second, joined = flights.board("k", source.flight)
     assert not joined
     source.release(3)
     assert await second.body() == b"abc"
-    flights.leave(second)
+    second.leave()
     await until_landed(flights)
     assert source.begun == source.closed == 2
 
@@ -114,14 +121,12 @@ async def test_an_error_before_the_head_is_raised_there() -> None:
     async def refuse() -> Reply:
         raise UpstreamUnreachable("refused")
 
-    async def finish(reply: Reply, chunks: list[bytes]) -> bool:
-        raise AssertionError("there is nothing to keep")
-
-    flights = Flights()
-    flight, _ = flights.board("k", lambda: Flight(refuse, finish, lambda chunk: False))
+    source, flights = Source(), Flights()
+    flight, _ = flights.board("k", lambda: Flight(refuse, source))
     with pytest.raises(UpstreamUnreachable, match="refused"):
         await flight.head()
     await until_landed(flights)
+    assert source.finished == 0
 
 
 async def test_close_ends_everything() -> None:

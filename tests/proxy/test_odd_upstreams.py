@@ -95,7 +95,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
-            Route("/v1/responses", server.endless, methods=["POST"]),
+            Route("/v1/endless", server.endless, methods=["POST"]),
             Route("/{path:path}", server.path),
         ]
     )
@@ -150,6 +150,16 @@ def test_no_answer_crosses_from_one_key_to_another(odd: tuple[httpx.Client, Serv
         assert "hit" in post(client, "keys", **headers).headers["cache-status"]
 
 
+def test_what_cannot_be_keyed_passes_and_is_not_cached(odd: tuple[httpx.Client, Services, Odd]) -> None:
+    client, services, _ = odd
+    before = services.answerer.store.stats()["entries"]
+    seeds = [b"18446744073709551617", b"18446744073709551618", b"[" * 300 + b"]" * 300]
+    for raw in [b'{"model": "m", "messages": [], "seed": ' + seed + b"}" for seed in seeds] * 2:
+        answer = client.post("/v1/chat/completions", content=raw)
+        assert (answer.json(), answer.headers["cache-status"]) == (WHOLE, "kvproxy; fwd=bypass")
+    assert services.answerer.store.stats()["entries"] == before
+
+
 def test_query_path_and_request_id_stay_as_they_are(odd: tuple[httpx.Client, Services, Odd]) -> None:
     client, _, server = odd
     body = {"model": "query", "messages": [{"role": "user", "content": "hi"}]}
@@ -161,7 +171,7 @@ def test_query_path_and_request_id_stay_as_they_are(odd: tuple[httpx.Client, Ser
 
 def test_an_upstream_is_told_when_the_client_of_another_route_leaves(odd: tuple[httpx.Client, Services, Odd]) -> None:
     client, _, server = odd
-    with client.stream("POST", "/v1/responses", json={}) as response:
+    with client.stream("POST", "/v1/endless", json={}) as response:
         assert next(response.iter_raw())
         assert server.open == 1
     end = time.monotonic() + 5

@@ -38,6 +38,7 @@ class EngineWorker:
         self.tokenizer = loaded.tokenizer
         self._engine = Engine(loaded, settings, tiers or TierSettings())
         self.max_model_len = self._engine.max_model_len
+        self.vocab_size: int = loaded.model.get_input_embeddings().num_embeddings
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
         self._threads = settings.threads

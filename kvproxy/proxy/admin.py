@@ -104,8 +104,13 @@ async def blocks_show(request: Request) -> Response:
     return JSONResponse(block | {"text": text})
 
 
+def _reset(manager: KVCacheManager) -> dict[str, Any]:
+    figures = view.stats(manager)
+    return {"reset": manager.reset_prefix_cache(), "pinned": figures["pinned"], "used": figures["used"]}
+
+
 async def blocks_reset(request: Request) -> Response:
-    return await _inspect(request, lambda manager: {"reset": manager.reset_prefix_cache()})
+    return await _inspect(request, _reset)
 
 
 async def cache_list(request: Request) -> Response:

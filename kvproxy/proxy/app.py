@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from index.errors import CacheStoreError
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
-from kvproxy.proxy import admin, feedback, routes
+from kvproxy.proxy import admin, admin_pins, feedback, routes
 from kvproxy.proxy.labels import Labels
 from kvproxy.proxy.services import Services, build
 from kvproxy.settings import Settings
@@ -33,7 +33,7 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     app = Starlette(
-        routes=[*routes.ROUTES, *admin.ROUTES, *feedback.ROUTES, routes.OTHER],
+        routes=[*routes.ROUTES, *admin.ROUTES, *admin_pins.ROUTES, *feedback.ROUTES, routes.OTHER],
         lifespan=lifespan,
         middleware=[Middleware(Labels)],
         exception_handlers={

@@ -101,7 +101,9 @@ class LocalBackend:
         _check_sampling(call)
         # A client may send the same request id twice; the engine's ids must be unique.
         id = f"{call.request_id}.{next(self._numbers)}"
-        return GenerationRequest(id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body))
+        return GenerationRequest(
+            id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body), priority=_priority(call)
+        )
 
     def tokens(self, call: Call) -> list[int]:
         """The prompt in token ids."""
@@ -168,6 +170,14 @@ async def _whole(call: Call, events: AsyncIterator[bytes], reply: Reply) -> Asyn
         for data in reader.push(part):
             assembler.push(data)
     yield orjson.dumps(assembler.result(reply.usage))
+
+
+def _priority(call: Call) -> int:
+    """What the header x-kvproxy-priority says: blocks of a higher one outlive those of a lower one."""
+    text = call.headers.get("x-kvproxy-priority", "0").strip()
+    if not (text.isdecimal() and int(text) <= 9):
+        raise InvalidRequest(f"x-kvproxy-priority is a whole number from 0 to 9, not {text!r}")
+    return int(text)
 
 
 def _check_sampling(call: Call) -> None:

@@ -160,8 +160,9 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
         print_json(found)
     else:
         residency = found.pop("residency") or {}
-        facts = found | {f"residency {name}": value for name, value in residency.items() if value is not None}
-        print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in facts.items())
+        if residency.get("evicted"):
+            found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
+        print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in found.items())
 
 
 @app.command("tiers")

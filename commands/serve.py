@@ -24,6 +24,7 @@ def serve(
     kv_memory: Annotated[float | None, Flag(help="Share of free memory for the pool, or bytes.")] = None,
     device: Annotated[str | None, Flag(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
     threads: Annotated[int | None, Flag(help="CPU threads of a forward pass.", show_default=False)] = None,
+    eviction: Annotated[str | None, Flag(help="Order of eviction: lru, lfu, s3fifo or arc.  [default: lru]")] = None,
     tier_host: Annotated[str | None, Flag(help='Host memory for chunks of the prefix cache, as in "4GiB".')] = None,
     tier_disk: Annotated[Path | None, Flag(help="Folder for chunks, found again by a restart.")] = None,
     tier_disk_size: Annotated[str | None, Flag(help='Most bytes in it, as in "20GiB".', show_default=False)] = None,
@@ -54,7 +55,12 @@ def serve(
         store=store,
         data=data,
         engine=_given(
-            num_blocks=num_blocks, block_size=block_size, kv_memory=kv_memory, device=device, threads=threads
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_memory=kv_memory,
+            device=device,
+            threads=threads,
+            policy=eviction,
         ),
         tiers=_given(
             host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens

@@ -17,7 +17,7 @@ def serve(
     model: Annotated[str | None, Flag(help="demo, a folder, or a Hugging Face id.", show_default=False)] = None,
     upstream: Annotated[str | None, Flag(help="Forward to this server instead of a model.", show_default=False)] = None,
     embedder: Annotated[str | None, Flag(help="default, a folder, or a sentence-transformers id.")] = None,
-    store: Annotated[Path | None, Flag(help="File of stored responses.", show_default=False)] = None,
+    store: Annotated[str | None, Flag(help="File of stored responses, or postgresql://...", show_default=False)] = None,
     data: Annotated[Path | None, Flag(help="Folder of all state.", show_default=False)] = None,
     num_blocks: Annotated[int | None, Flag(help="Blocks in the pool.", show_default=False)] = None,
     block_size: Annotated[int | None, Flag(help="Tokens in a block.  [default: 16]", show_default=False)] = None,
@@ -31,6 +31,8 @@ def serve(
     tier_redis: Annotated[str | None, Flag(help="URL of a Redis or Valkey for chunks.", show_default=False)] = None,
     chunk_tokens: Annotated[int | None, Flag(help="Tokens in a chunk.  [default: 256]", show_default=False)] = None,
     policy: Annotated[str | None, Flag(help="threshold, checked or verified.", show_default=False)] = None,
+    max_entries: Annotated[int | None, Flag(help="Most stored responses.", show_default=False)] = None,
+    max_bytes: Annotated[int | None, Flag(help="Most bytes of stored responses.", show_default=False)] = None,
     threshold: Annotated[float | None, Flag(help="Least similarity of a semantic hit.", show_default=False)] = None,
     level: Annotated[float | None, Flag(help="Least probability of the verifier.", show_default=False)] = None,
     max_error: Annotated[float | None, Flag(help="Largest wrong share, for the policy verified.")] = None,
@@ -74,6 +76,8 @@ def serve(
             shadow=shadow,
             ttl=ttl,
             semantic=semantic,
+            max_entries=max_entries,
+            max_bytes=max_bytes,
         ),
     )
     run(settings, _banner)
@@ -94,7 +98,7 @@ def _banner(services: "Services", url: str) -> None:
     else:
         typer.echo(f"kvproxy with {worker.name}")
     typer.echo(f"  listening  {url}/v1")
-    typer.echo(f"  responses  {settings.store_path}")
+    typer.echo(f"  responses  {services.answerer.store.name}")
     if worker is not None:
         typer.echo(f"  blocks     {worker.num_blocks} of {worker.block_size} tokens")
         tiers = [f"{tier['name']} ({tier['chunks']} chunks)" for tier in worker.tier_stats()]

@@ -94,6 +94,14 @@ class Overloaded(KvproxyError):
     code = "overloaded"
 
 
+class StoreUnavailable(KvproxyError):
+    """The store of responses cannot be used now."""
+
+    status = 503
+    type = "server_error"
+    code = "store_unavailable"
+
+
 class UpstreamUnreachable(KvproxyError):
     """The upstream refused the connection, or broke it before an answer."""
 

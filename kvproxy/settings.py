@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from kvproxy.errors import SettingsError
@@ -57,6 +57,13 @@ class CacheSettings(BaseModel):
     ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
     max_response_bytes: int = Field(
         8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
+    )
+    max_entries: int | None = Field(None, ge=1, description="Most stored responses; beyond it the least useful go.")
+    max_bytes: int | None = Field(
+        None, ge=1, description="Most bytes of requests, responses and vectors; beyond it the least useful go."
+    )
+    vectors: Literal["float32", "fp16", "int8"] = Field(
+        "float32", description="How vectors are kept in memory; fp16 takes half, int8 a quarter."
     )
 
     @property
@@ -147,8 +154,9 @@ class Settings(BaseSettings):
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Folder for all state."
     )
-    store: Path | None = Field(
-        None, description="File of stored responses; by default responses.db in the data folder."
+    store: str | None = Field(
+        None,
+        description="File of stored responses, or postgresql://USER@HOST/DATABASE; responses.db in the data folder if unset.",
     )
     admin_token: str | None = Field(None, description="Bearer token of the admin routes; needed beyond loopback.")
     cache: CacheSettings = CacheSettings()
@@ -156,10 +164,20 @@ class Settings(BaseSettings):
     tiers: TierSettings = TierSettings()
     forward: UpstreamSettings = UpstreamSettings()
 
+    @field_validator("store", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @property
+    def store_where(self) -> str:
+        """Where the responses are: a path, or a URL."""
+        return self.store or str(self.data / "responses.db")
+
     @property
     def store_path(self) -> Path:
-        """The file of stored responses."""
-        return self.store or self.data / "responses.db"
+        """The file of stored responses, where it is one."""
+        return Path(self.store_where)
 
     @classmethod
     def settings_customise_sources(

@@ -14,7 +14,7 @@ async def explain(app: Services, call: Call) -> dict[str, Any]:
     """Which layer would answer, and why not the ones before it."""
     answerer = app.answerer
     key = cache_key(call, answerer.backend.name)
-    exact = answerer.store.find(key.exact)
+    exact = await answerer.cache.find(key.exact)
     semantic = await _semantic(app, key)
     prefix = await _prefix(app, call)
     reusable = prefix["matched_tokens"] + sum(prefix["tiers"].values()) if prefix else 0

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from index.errors import CacheStoreError
 from kvproxy import __version__
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
 from kvproxy.proxy.backend import Call, Endpoint, Forwarder
@@ -18,7 +19,7 @@ from kvproxy.proxy.dialects.dialect import Dialect
 from kvproxy.proxy.documents import loads
 from kvproxy.proxy.keys import tenant_of
 from kvproxy.proxy.relay import RelayResponse, unless_gone, whole_response
-from kvproxy.proxy.services import services
+from kvproxy.proxy.services import Services, services
 from kvproxy.proxy.sse import event
 
 BYPASS = ("cache-status", forward_status("bypass"))
@@ -116,10 +117,15 @@ async def metrics(request: Request) -> Response:
     pool = await app.worker.inspect(lambda manager: manager.stats()) if app.worker else None
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {})
-    text = app.metrics.render(
-        pool, app.answerer.store.stats()["entries"], app.worker.tier_stats() if app.worker else ()
-    )
+    text = app.metrics.render(pool, await _entries(app), app.worker.tier_stats() if app.worker else ())
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _entries(app: Services) -> int:
+    try:
+        return await asyncio.to_thread(app.answerer.store.count)
+    except CacheStoreError:
+        return 0
 
 
 async def other(request: Request) -> Response:

@@ -1,12 +1,15 @@
 """What an app is made of, built once from the settings and handed to every route."""
 
-from dataclasses import dataclass
+import asyncio
+import logging
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
 from index.errors import CacheStoreError, EmbedderError, VerifierError
-from index.observations import Observations, SqliteObservations
-from index.store import ResponseStore
+from index.observations import Observations
+from index.store import Capacity, open_store
+from index.store.opening import open_observations
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import SettingsError
 from kvproxy.proxy.answer import Answerer
@@ -18,6 +21,9 @@ from kvproxy.proxy.semantic import build_semantic
 from kvproxy.proxy.upstream import UpstreamBackend
 from kvproxy.settings import Settings
 
+_HOUSEKEEPING = 30.0  # Seconds between two rounds.
+_log = logging.getLogger("kvproxy")
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -28,17 +34,30 @@ class Services:
     observations: Observations
     metrics: Metrics
     worker: EngineWorker | None
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
         await self.answerer.backend.start()
+        self.tasks.append(asyncio.create_task(self._keep_house()))
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING)
+            try:
+                await asyncio.to_thread(self.answerer.cache.maintain)
+            except CacheStoreError as error:
+                _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.answerer.flights.close()
         if self.answerer.observer is not None:
             await self.answerer.observer.close()
         await self.answerer.backend.close()
+        await asyncio.to_thread(self.answerer.cache.close)
         self.observations.close()
-        self.answerer.store.close()
 
 
 def build(settings: Settings) -> Services:
@@ -53,8 +72,9 @@ def build(settings: Settings) -> Services:
             "tiers keep what the embedded engine computes: leave them out with an upstream", param="tiers"
         )
     try:
-        store = ResponseStore(settings.store_path)
-        observations = SqliteObservations(settings.store_path)
+        capacity = Capacity(settings.cache.max_entries, settings.cache.max_bytes)
+        store = open_store(settings.store_where, capacity=capacity)
+        observations = open_observations(settings.store_where)
         semantic = build_semantic(settings, store, observations)
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None

@@ -18,8 +18,9 @@ _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
 _TOKEN = re.compile(f"{_WORD.pattern}|{_NUMBER.pattern}")
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£]?[^\W\d_]+)|([$€£])\s*\d")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
+_PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
 _CODE = re.compile(
-    r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|--?\w[\w-]*|(?:/[\w.-]+)+|\b\w+(?:\.\w+)+\b"
+    r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|(?<!\w)--?\w[\w-]*|(?<!\w)(?:/[\w.-]+)+|\b\w+(?:\.\w+)+\b"
     r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
 )
 _QUESTION = re.compile(r"\b(how come|how (?:many|much|long|often|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b")
@@ -44,6 +45,7 @@ def numbers_differ(question: str, cached: str) -> bool:
 
 def _numbers(text: str) -> Counter[str]:
     found = Counter(number.strip(".,:") for number in _NUMBER.findall(text))
+    found += Counter(lexicon.ROMAN[word] for word in _WORD.findall(text) if word in lexicon.ROMAN)
     return found + Counter(word for word in _words(text) if word in lexicon.NUMBER_WORDS)
 
 
@@ -75,24 +77,41 @@ def _opposite(one: str, other: str) -> bool:
 
 
 def quotes_differ(question: str, cached: str) -> bool:
-    """`what does "stop" mean` against `what does "seed" mean`."""
-    return _quoted(question) != _quoted(cached)
+    """`what does "stop" mean` against `what does "seed" mean`: a quotation whose words the other text does not have in a row."""
+    return _quotes_more(question, cached) or _quotes_more(cached, question)
 
 
-def _quoted(text: str) -> set[str]:
-    return {next(filter(None, groups)).lower() for groups in _QUOTED.findall(text)}
+def _quotes_more(text: str, other: str) -> bool:
+    said = _spaced(other)
+    return any(_spaced(next(filter(None, groups))) not in said for groups in _QUOTED.findall(text))
+
+
+def _spaced(text: str) -> str:
+    """The tokens in lower case, a space around each, so that a phrase is found as a part."""
+    return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
 def code_differs(question: str, cached: str) -> bool:
     """`max_tokens` against `max_model_len`, `--port` against `--host`, `/v1/models` against `/metrics`."""
-    return {code.strip("`") for code in _CODE.findall(question)} != {code.strip("`") for code in _CODE.findall(cached)}
+    ours, theirs = _code(question), _code(cached)
+    # A brand such as iPhone is written in any case; an identifier is not.
+    return any(code.lower() not in _words(cached) for code in ours - theirs) or any(
+        code.lower() not in _words(question) for code in theirs - ours
+    )
+
+
+def _code(text: str) -> set[str]:
+    return {code.strip("`") for code in _CODE.findall(text)}
 
 
 def names_differ(question: str, cached: str) -> bool:
     """`weather in Paris` against `weather in Rome`: capitalised words inside a sentence that the other text lacks."""
     ours, theirs = _names(question), _names(cached)
-    return bool(ours - set(_words(cached)) and theirs - set(_words(question))) or (
-        bool(ours) != bool(theirs) and bool((ours | theirs) - (set(_words(question)) & set(_words(cached))))
+    here, there = (
+        {word.removesuffix("'s") for word in _words(text)} | set(_words(text)) for text in (question, cached)
+    )
+    return bool(ours - there and theirs - here) or (
+        bool(ours) != bool(theirs) and bool((ours | theirs) - (here & there))
     )
 
 
@@ -102,14 +121,28 @@ def _names(text: str) -> set[str]:
         word = match.group()
         begins = not text[: match.start()].strip() or text[: match.start()].rstrip()[-1] in ".?!:"
         if word[0].isupper() and word != "I" and not (begins and not word.isupper()):
-            names.add(word.lower())
+            names.add(word.lower().replace("’", "'").removesuffix("'s"))
     return names - lexicon.FUNCTION_WORDS
 
 
 def order_differs(question: str, cached: str) -> bool:
-    """`convert miles to kilometres` against `convert kilometres to miles`: the same words in another order."""
+    """`convert miles to kilometres` against `convert kilometres to miles`: the same sentence with words that changed places.
+
+    Words around `and` and `or` may, and so may a sentence as a whole, as in `which is the best X` and `which X is best`.
+    """
     ours, theirs = _content(question), _content(cached)
-    return ours != theirs and Counter(ours) == Counter(theirs)
+    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached):
+        return False
+    one, other = _words(question), _words(cached)
+    moved = [place for place, (ours_, theirs_) in enumerate(zip(one, other, strict=False)) if ours_ != theirs_]
+    around = len(moved) == 2 and moved[1] - moved[0] == 2 and one[moved[0] + 1] in ("and", "or", "vs", "versus")
+    return not around and "between" not in one
+
+
+def _frame(text: str) -> list[str]:
+    """The function words in their places among the others, articles aside."""
+    tokens = [token for token in _WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
+    return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
 
 
 def _content(text: str) -> list[str]:
@@ -134,8 +167,9 @@ def _times(text: str) -> set[str]:
 
 
 def units_differ(question: str, cached: str) -> bool:
-    """`10 miles` against `10 kilometres`: a unit right after a number that the other text does not have there."""
-    return _units(question) != _units(cached)
+    """`10 miles` against `10 kilometres`: both have units right after a number, and not the same ones."""
+    ours, theirs = _units(question), _units(cached)
+    return bool(ours and theirs) and ours != theirs
 
 
 def _units(text: str) -> set[str]:
@@ -144,9 +178,10 @@ def _units(text: str) -> set[str]:
 
 
 def question_differs(question: str, cached: str) -> bool:
-    """`when was it invented` against `where was it invented`; `what` may ask for the same as `how`."""
+    """`when was it invented` against `where was it invented`; `what` may ask for the same as `how`, `where` and `why`."""
     ours, theirs = _kind(question), _kind(cached)
-    return ours != theirs and None not in (ours, theirs) and {ours, theirs} != {"what", "how"}
+    alike = "what" in (ours, theirs) and bool({ours, theirs} & {"how", "where", "why"})
+    return ours != theirs and None not in (ours, theirs) and not alike
 
 
 def _kind(text: str) -> str | None:

@@ -11,6 +11,7 @@ NUMBER_WORDS = frozenset(
     "zero two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty hundred thousand million"
     " first second third fourth fifth half double twice".split()
 )
+ROMAN = {"II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9"}
 NEGATION = frozenset(
     "not no never none nothing without cannot neither nor hardly except unless isn't aren't wasn't weren't don't doesn't"
     " didn't can't won't shouldn't wouldn't couldn't haven't hasn't hadn't mustn't".split()

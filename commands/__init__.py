@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commands import blocks, cache, calibrate, doctor, explain, feedback, serve, simulate, warm
+from commands import blocks, blocks_pin, cache, calibrate, doctor, explain, feedback, serve, simulate, warm
 from kvproxy.errors import KvproxyError
 
 
@@ -33,6 +33,9 @@ app.add_typer(cache.app, name="cache")
 cache.app.command("reject")(feedback.reject)
 cache.app.command("approve")(feedback.approve)
 app.add_typer(blocks.app, name="blocks")
+blocks.app.command("pin")(blocks_pin.pin)
+blocks.app.command("pins")(blocks_pin.pins)
+blocks.app.command("unpin")(blocks_pin.unpin)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("simulate")(simulate.simulate)

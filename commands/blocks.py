@@ -10,8 +10,8 @@ from commands.output import percent, print_facts, print_json, print_table
 
 app = typer.Typer(help="The prefix cache: its blocks, their order of eviction, the chains they form.")
 
-_SHAPES = {"free": "·", "cached": "▒", "used": "█", "null": "0"}
-_COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "null": "bright_black"}
+_SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
+_COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
 _ROWS = 16
 
 
@@ -46,9 +46,10 @@ def _draw(states: list[str], stats: dict[str, Any]) -> None:
             line.append(_SHAPES[state], _COLOURS[state])
         console.print(line)
     legend = Text(" ")
-    for state in ("used", "cached", "free"):
+    counts = stats | {"free": stats["free"] - stats["cached"], "used": stats["used"] - stats["pinned"]}
+    for state in ("used", "pinned", "cached", "free") if stats["pinned"] else ("used", "cached", "free"):
         legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
-        count = stats["free"] - stats["cached"] if state == "free" else stats[state]
+        count = counts[state]
         legend.append(f"{count:,}   ")
     legend.append(f"({'one block a cell' if per_cell == 1 else f'{per_cell} blocks a cell'})", "bright_black")
     console.print(legend)
@@ -60,14 +61,16 @@ def _draw(states: list[str], stats: dict[str, Any]) -> None:
 
 
 def _busiest(states: list[str]) -> str:
-    return next((state for state in ("used", "cached", "free") if state in states), "null")
+    return next((state for state in ("used", "pinned", "cached", "free") if state in states), "null")
 
 
 @app.command("ls")
 def ls(
     url: Url = DEFAULT_URL,
     token: Token = None,
-    state: Annotated[str | None, typer.Option(help="Only free, cached or used ones.", show_default=False)] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only free, cached, used or pinned ones.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List blocks in id order.
@@ -156,6 +159,9 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
     if as_json:
         print_json(found)
     else:
+        residency = found.pop("residency") or {}
+        if residency.get("evicted"):
+            found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in found.items())
 
 
@@ -188,6 +194,14 @@ def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
     )
 
 
+def _reset_sentence(done: dict[str, Any]) -> str:
+    if done["reset"]:
+        return "the prefix cache is empty now"
+    if done["pinned"]:
+        return f"refused: {done['pinned']} blocks are pinned; blocks pins lists the pins, blocks unpin takes one back"
+    return "refused: a request holds blocks; try again"
+
+
 @app.command("reset")
 def reset(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
     """Forget everything in the prefix cache; refused while a request is running.
@@ -198,6 +212,6 @@ def reset(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
     if as_json:
         print_json(done)
     else:
-        typer.echo("the prefix cache is empty now" if done["reset"] else "refused: a request holds blocks; try again")
+        typer.echo(_reset_sentence(done))
     if not done["reset"]:
         raise typer.Exit(1)

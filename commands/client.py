@@ -26,11 +26,12 @@ class ProxyClient:
             "GET", path, params={name: value for name, value in query.items() if value is not None}
         ).json()
 
-    def post(self, path: str, body: Any = None) -> Any:
-        """JSON of a POST with a JSON body, or with bytes as they are."""
+    def post(self, path: str, body: Any = None, **query: Any) -> Any:
+        """JSON of a POST with a JSON body, or with bytes as they are; query values that are None are left out."""
+        params = {name: value for name, value in query.items() if value is not None}
         if isinstance(body, bytes):
-            return self._send("POST", path, content=body).json()
-        return self._send("POST", path, json=body).json()
+            return self._send("POST", path, content=body, params=params).json()
+        return self._send("POST", path, json=body, params=params).json()
 
     def delete(self, path: str, **query: Any) -> Any:
         """JSON of a DELETE."""

@@ -30,7 +30,7 @@ def explain(
     Example: kvproxy explain "What is a block?"
     """
     client = ProxyClient(url, token)
-    body = _body(prompt, system, file)
+    body = chat_body(prompt, system, file)
     body.setdefault("model", model or client.get("/v1/models")["data"][0]["id"])
     if temperature is not None:
         body["temperature"] = temperature
@@ -41,7 +41,8 @@ def explain(
         _render(found)
 
 
-def _body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:
+def chat_body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:
+    """The chat request that a command line describes."""
     from kvproxy.errors import InvalidRequest, NotFound
 
     if (prompt is None) == (file is None):

@@ -43,6 +43,10 @@ class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class Unkeyable(InvalidRequest):
+    """The request cannot be compared with others."""
+
+
 class Unauthorized(KvproxyError):
     """A token is missing or wrong."""
 
@@ -96,6 +100,10 @@ class UpstreamUnreachable(KvproxyError):
     status = 502
     type = "server_error"
     code = "upstream_unreachable"
+
+
+class UpstreamBroken(UpstreamUnreachable):
+    """The upstream's answer broke off after it had begun; the client's is to break off alike."""
 
 
 class UpstreamTimeout(KvproxyError):

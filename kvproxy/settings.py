@@ -55,6 +55,9 @@ class CacheSettings(BaseModel):
         0.9, ge=0.0, le=1.0, description="Least cosine similarity of two answers that count as the same."
     )
     ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
+    max_response_bytes: int = Field(
+        8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
+    )
 
     @property
     def least_similarity(self) -> float:
@@ -121,7 +124,8 @@ class UpstreamSettings(BaseModel):
     connect_timeout: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
     read_timeout: float = Field(600.0, gt=0, description="Seconds between two parts of an answer.")
     max_connections: int = Field(512, ge=1, description="Open connections to the upstream.")
-    api_key: str | None = Field(None, description="Sent in place of the client's own Authorization header.")
+    retries: int = Field(1, ge=0, description="Further tries when no connection could be made.")
+    api_key: str | None = Field(None, description="Sent in place of the client's own key.")
 
 
 class Settings(BaseSettings):

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.manager import KVCacheManager
@@ -18,17 +19,29 @@ class Pin:
     expires: float | None
 
 
+class PinsFull(Exception):
+    """A pin would leave too few blocks for requests; the message tells how many there may be."""
+
+
 class Pins:
     """Pins by name over a manager. A pinned block counts as used, and a reset is refused while there is one.
 
     Args:
         manager: the block cache; the caller calls `expire` when blocks run short, and before it reads figures.
+        max_blocks: most blocks that all pins may hold, None for no limit.
         clock: seconds, ever growing.
     """
 
-    def __init__(self, manager: KVCacheManager, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_blocks: int | None = None,
+    ) -> None:
         self._manager = manager
         self._clock = clock
+        self._max_blocks = max_blocks
         self._pins: dict[str, Pin] = {}
 
     def __len__(self) -> int:
@@ -43,16 +56,29 @@ class Pins:
             ttl: seconds to hold it for; None until `unpin`.
 
         Returns:
-            Tokens held.
+            Tokens held; 0, and no pin, where nothing is cached.
+
+        Raises:
+            PinsFull: all pins together would hold more than `max_blocks`; the older pin of the name stays.
         """
         found = self._manager.get_computed_blocks(request)
         null = self._manager.pool.null_block
         blocks = tuple(block for group in found.groups for block in group if block is not null)
+        if not blocks:
+            self.unpin(name)
+            return 0
+        self._check_room(name, blocks)
         # Held before the old pin ends, so that blocks which both hold are never idle in between.
         self._manager.pool.touch(blocks)
         self.unpin(name)
         self._pins[name] = Pin(blocks, None if ttl is None else self._clock() + ttl)
         return found.num_tokens
+
+    def _check_room(self, name: str, blocks: tuple[Block, ...]) -> None:
+        others = {block.id for other, pin in self._pins.items() if other != name for block in pin.blocks}
+        total = len(others | {block.id for block in blocks})
+        if self._max_blocks is not None and total > self._max_blocks:
+            raise PinsFull(f"pins would hold {total} blocks where they may hold {self._max_blocks}")
 
     def unpin(self, name: str) -> bool:
         """Let a pin's blocks go, last first; whether there was such a pin."""
@@ -62,6 +88,11 @@ class Pins:
         self._manager.pool.release(pin.blocks[::-1])
         return True
 
+    def clear(self) -> None:
+        """End all pins."""
+        for name in list(self._pins):
+            self.unpin(name)
+
     def expire(self) -> int:
         """End the pins whose time is over; how many there were."""
         now = self._clock()
@@ -69,6 +100,18 @@ class Pins:
         for name in over:
             self.unpin(name)
         return len(over)
+
+    def list(self) -> list[dict[str, Any]]:
+        """Pins as JSON-able rows: name, blocks held, seconds left (None for a pin without end)."""
+        now = self._clock()
+        return [
+            {
+                "name": name,
+                "blocks": [block.id for block in pin.blocks],
+                "seconds_left": None if pin.expires is None else max(0.0, pin.expires - now),
+            }
+            for name, pin in self._pins.items()
+        ]
 
     def held(self) -> Counter[int]:
         """Holders of each block id, for `check_integrity`."""

@@ -87,8 +87,28 @@ def chains(manager: KVCacheManager) -> list[dict[str, Any]]:
 
 
 def stats(manager: KVCacheManager) -> dict[str, Any]:
-    """Figures of the pool."""
-    return asdict(manager.stats())
+    """Figures of the pool, and of how long cached blocks stay where that is noted."""
+    holders = _holders(manager)
+    null = manager.pool.null_block
+    pinned = sum(
+        1 for block in manager.pool.blocks if block.ref_count and block is not null and block.id not in holders
+    )
+    residency = manager.pool.residency
+    return asdict(manager.stats()) | {
+        "pinned": pinned,
+        "residency": residency.stats().as_dict() if residency is not None else None,
+    }
+
+
+def chain_to(manager: KVCacheManager, digest: str) -> CacheRequest | None:
+    """A request that would reuse the chain which ends in the block whose hash begins with `digest`, if there is one."""
+    for block in manager.pool.blocks:
+        if block.hash is not None and block.source is not None and block.hash.hex().startswith(digest):
+            request, start = block.source
+            # One token more than the chain, since a lookup leaves one token to compute.
+            tokens = [*request.tokens[: start + manager.block_size], 0]
+            return CacheRequest("chain", tokens, salt=request.salt, lora=request.lora, mm=request.mm)
+    return None
 
 
 def match(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
@@ -140,7 +160,8 @@ def _row(manager: KVCacheManager, block: Block, holders: dict[int, list[str]]) -
     if block is manager.pool.null_block:
         state = "null"
     elif block.ref_count:
-        state = "used"
+        # What is held by no request is held by a pin.
+        state = "used" if block.id in holders else "pinned"
     else:
         state = "cached" if block.hash is not None else "free"
     return {
@@ -151,5 +172,6 @@ def _row(manager: KVCacheManager, block: Block, holders: dict[int, list[str]]) -
         "parent": block.parent.hex() if block.parent else None,
         "num_tokens": manager.block_size if block.hash else 0,
         "last_accessed": block.last_accessed,
+        "priority": block.priority,
         "requests": holders.get(block.id, []) if block is not manager.pool.null_block else [],
     }

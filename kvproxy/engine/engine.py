@@ -4,6 +4,8 @@ import torch
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.pins import Pins
+from kvproxy.blocks.residency import Residency
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pool import KVPool, count_blocks
 from kvproxy.engine.request import GenerationRequest
@@ -38,7 +40,11 @@ class Engine:
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.policy,
             keep_tokens=True,
+            priorities=True,
+            residency=Residency(),
         )
+        # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
+        self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.capacity // size))
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
         self._runner = Runner(loaded, pool)
         self.tiers = make_tiering(loaded, pool, self.manager, settings, tiers)
@@ -105,6 +111,7 @@ class Engine:
 
     def step(self) -> None:
         """Compute one step and hand out its tokens; does nothing where `is_stalled`."""
+        self.pins.expire()
         plan = self._scheduler.plan()
         self._runner.pool.copy_blocks(self.manager.take_copies())
         self._stalled = not plan and bool(self._scheduler.loading)
@@ -124,6 +131,7 @@ class Engine:
         for sequence in lost:
             self._scheduler.remove(sequence)
         self.manager.take_copies()
+        self.pins.clear()
         self.manager.reset_prefix_cache()
         return list(dict.fromkeys(sequence.source.id for sequence in lost))
 

@@ -35,12 +35,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt in token ids. Requests with different salts never share blocks."""
+    """A prompt in token ids.
+
+    Attributes:
+        salt: requests with different ones never share blocks.
+        priority: what the request leaves cached outlives what those of a lower one left.
+    """
 
     id: str
     tokens: tuple[int, ...]
     sampling: SamplingParams
     salt: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class RunningSequence:
         self.index = index
         self.sampling = request.sampling
         self.max_tokens = max_tokens
-        self.cache = CacheRequest(f"{request.id}#{index}", request.tokens, salt=request.salt)
+        self.cache = CacheRequest(f"{request.id}#{index}", request.tokens, salt=request.salt, priority=request.priority)
         self.num_prompt = len(request.tokens)
         self.cached_tokens = 0
         self.tier_tokens = 0

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
@@ -38,6 +39,7 @@ class EngineWorker:
         self.tokenizer = loaded.tokenizer
         self._engine = Engine(loaded, settings, tiers or TierSettings())
         self.max_model_len = self._engine.max_model_len
+        self.vocab_size: int = loaded.model.get_input_embeddings().num_embeddings
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
         self._threads = settings.threads
@@ -102,12 +104,20 @@ class EngineWorker:
 
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
         """What `read` returns for the block cache, on the engine's thread between steps."""
+        return await self._between_steps(lambda: read(self._engine.manager))
+
+    async def pins(self, change: Callable[[Pins], T]) -> T:
+        """What `change` returns for the pinned chains, on the engine's thread between steps."""
+        return await self._between_steps(lambda: change(self._engine.pins))
+
+    async def _between_steps(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
         def job() -> None:
             try:
-                value = read(self._engine.manager)
+                self._engine.pins.expire()
+                value = call()
             except Exception as error:
                 loop.call_soon_threadsafe(_fail, result, error)
             else:

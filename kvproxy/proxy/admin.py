@@ -1,6 +1,7 @@
 """Admin routes: both caches seen and changed from outside. See `guard` for who may use them."""
 
 import hmac
+import math
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Any
@@ -15,8 +16,9 @@ from kvproxy.blocks import view
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
 from kvproxy.proxy.decisions import semantic_stats
+from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.explain import explain
-from kvproxy.proxy.routes import read_call
+from kvproxy.proxy.routes import parse_body, read_call
 from kvproxy.proxy.services import Services, services
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -102,22 +104,36 @@ async def blocks_show(request: Request) -> Response:
     return JSONResponse(block | {"text": text})
 
 
+def _reset(manager: KVCacheManager) -> dict[str, Any]:
+    figures = view.stats(manager)
+    return {"reset": manager.reset_prefix_cache(), "pinned": figures["pinned"], "used": figures["used"]}
+
+
 async def blocks_reset(request: Request) -> Response:
-    return await _inspect(request, lambda manager: {"reset": manager.reset_prefix_cache()})
+    return await _inspect(request, _reset)
 
 
 async def cache_list(request: Request) -> Response:
     query = request.query_params
-    limit = query.get("limit", "100")
-    if not limit.isdigit():
-        raise InvalidRequest(f"limit must be a whole number, not {limit!r}", param="limit")
+    limit = _number(query.get("limit", "100"), "limit")
     entries = services(request).answerer.store.ls(
-        limit=int(limit) or None,
+        limit=int(limit or 0) or None,
         namespace=query.get("namespace"),
         model=query.get("model"),
         search=query.get("search"),
     )
     return JSONResponse([entry.summary() for entry in entries])
+
+
+def _number(text: str | None, name: str) -> float | None:
+    """A parameter that is a number of at least 0."""
+    try:
+        value = None if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if value is not None and not 0 <= value < math.inf:
+        raise InvalidRequest(f"{name} must be a number, not {text!r}", param=name)
+    return value
 
 
 async def cache_stats(request: Request) -> Response:
@@ -149,13 +165,12 @@ async def cache_delete(request: Request) -> Response:
 
 async def cache_delete_many(request: Request) -> Response:
     app, query = services(request), request.query_params
-    if not any(query.get(name) for name in ("all", "namespace", "model", "older_than")):
+    if query.get("all") != "true" and not any(query.get(name) for name in ("namespace", "model", "older_than")):
         raise InvalidRequest("say what to remove: all=true, namespace=, model= or older_than=")
-    older_than = query.get("older_than")
     entries = app.answerer.store.ls(
         namespace=query.get("namespace"),
         model=query.get("model"),
-        older_than=float(older_than) if older_than else None,
+        older_than=_number(query.get("older_than"), "older_than"),
     )
     return JSONResponse({"removed": await app.answerer.remove([entry.id for entry in entries])})
 
@@ -184,7 +199,13 @@ async def cache_import(request: Request) -> Response:
 
 
 async def explain_request(request: Request) -> Response:
-    return JSONResponse(await explain(services(request), await read_call(request, "chat")))
+    dialect = DIALECTS["chat"]
+    call = await read_call(request, dialect)
+    if isinstance(call, bytes):
+        parse_body(call)
+        raise InvalidRequest("explain takes the body of a chat request")
+    dialect.check(call.body)
+    return JSONResponse(await explain(services(request), call))
 
 
 ROUTES = [

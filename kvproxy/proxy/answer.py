@@ -15,28 +15,36 @@ from index.errors import CacheStoreError
 from index.lookup import Candidate
 from index.semantic import SemanticCache
 from index.store import ResponseStore
-from kvproxy.errors import NotCached
+from kvproxy.errors import NotCached, UpstreamBroken
 from kvproxy.proxy.backend import Backend, Call, Reply
 from kvproxy.proxy.cache_headers import CacheControl, forward_status, hit_status, parse_cache_control, semantic_detail
 from kvproxy.proxy.flights import Flight, Flights
 from kvproxy.proxy.keys import CacheKey, cache_key
 from kvproxy.proxy.observer import Observer
-from kvproxy.proxy.sse import DONE, Assembler, EventReader, replay
+from kvproxy.proxy.recording import Recording
 from kvproxy.settings import CacheSettings
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
+HOLD_SECONDS = 1.0
+"""How long an answer that is no stream is held back after its first part, so that Cache-Status can tell whether it is stored."""
 _log = logging.getLogger("kvproxy")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the client gets. `layer` says who answered: exact, semantic, or forward."""
+    """What the client gets.
+
+    Attributes:
+        layer: who answered: exact, semantic, or forward.
+        close: to be called when a body that comes in parts is done with, read or not.
+    """
 
     status: int
     headers: list[tuple[str, str]]
     body: bytes | AsyncIterator[bytes]
     layer: str
+    close: Callable[[], None] = lambda: None
 
 
 class Answerer:
@@ -67,7 +75,7 @@ class Answerer:
         self.outcomes: Counter[str] = Counter()
         """Semantic lookups by what came of them."""
         self.flights = Flights()
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
 
     async def answer(self, call: Call) -> Answer:
@@ -80,7 +88,8 @@ class Answerer:
         control = parse_cache_control(call.headers.get("cache-control"))
         key = cache_key(call, self.backend.name)
         near = None
-        if self._settings.enabled and not control.no_cache:
+        cacheable = self.settings.enabled and call.dialect.cacheable(call.body)
+        if cacheable and not control.no_cache:
             hit, near = await self._cached(call, key, control)
             if hit is not None:
                 return hit
@@ -88,7 +97,7 @@ class Answerer:
             raise NotCached(
                 "no stored answer, and the request said only-if-cached: send it without to have it computed"
             )
-        return await self._forward(call, key, control, near)
+        return await self._forward(call, key, control, near, cacheable=cacheable)
 
     async def _cached(self, call: Call, key: CacheKey, control: CacheControl) -> tuple[Answer | None, Candidate | None]:
         """An answer from the cache; without one, the similar entry that a fresh answer may be compared with."""
@@ -104,7 +113,7 @@ class Answerer:
             _log.error("lookup failed, the request is forwarded: %s", error)
             return None, None
         self.outcomes[lookup.outcome] += 1
-        if lookup.entry is None or self._settings.shadow or not self._young(lookup.entry, control):
+        if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, control):
             return None, lookup.comparable
         return self._hit(call, lookup.entry, "semantic", semantic_detail(lookup)), None
 
@@ -117,62 +126,45 @@ class Answerer:
         age = ("age", str(max(0, int(self._clock() - entry.created))))
         if not call.stream:
             return Answer(200, [JSON, status, age], entry.response, layer)
-        events = replay(orjson.loads(entry.response), include_usage=call.include_usage)
+        events = call.dialect.replay(orjson.loads(entry.response), call.body)
         return Answer(200, [EVENTS, status, age, ("cache-control", "no-cache")], b"".join(events), layer)
 
-    async def _forward(self, call: Call, key: CacheKey, control: CacheControl, near: Candidate | None) -> Answer:
-        keep = self._settings.enabled and not control.no_store
-
-        def make() -> Flight:
-            return Flight(
-                open=lambda: self.backend.send(call),
-                finish=lambda reply, chunks: self._keep(call, key, reply, chunks, keep, near),
-                is_last=lambda chunk: call.stream and DONE in chunk,
-            )
-
+    async def _forward(
+        self, call: Call, key: CacheKey, control: CacheControl, near: Candidate | None, *, cacheable: bool
+    ) -> Answer:
+        keep = cacheable and not control.no_store
         # A request that wants a fresh or an unstored answer flies alone.
-        alone = control.no_cache or control.no_store
-        name = (key.exact, call.stream, call.include_usage, call.request_id if alone else "")
-        flight, collapsed = self.flights.board(name, make)
+        alone = control.no_cache or not keep
+        form = (call.stream, orjson.dumps(call.body.get("stream_options")))
+        flight, collapsed = self.flights.board(
+            (key.exact, form, object() if alone else None),
+            lambda: Flight(lambda: self.backend.send(call), _Keeper(self, call, key, near, keep=keep)),
+        )
         try:
             reply = await flight.head()
-            reason = "request" if alone else "uri-miss"
-            if not self._settings.enabled:
-                reason = "bypass"
-            body = None if call.stream and reply.status == 200 else await flight.body()
+            whole = not reply.streams and await flight.settle(HOLD_SECONDS)
+            if flight.error is not None and not isinstance(flight.error, UpstreamBroken):
+                raise flight.error
+            status = forward_status(
+                ("request" if alone else "uri-miss") if cacheable else "bypass",
+                stored=flight.stored,
+                collapsed=collapsed,
+                detail=reply.detail,
+                status=reply.status if reply.status != 200 else None,
+            )
+            headers = [*reply.headers, ("cache-status", status)]
+            if not whole:
+                return Answer(reply.status, headers, flight.chunks(), "forward", flight.leave)
+            body = await flight.body()
         except BaseException:
-            self.flights.leave(flight)
+            flight.leave()
             raise
-        status = forward_status(
-            reason,
-            stored=flight.stored,
-            collapsed=collapsed,
-            detail=reply.detail,
-            status=reply.status if reply.status != 200 else None,
-        )
-        headers = [*reply.headers, ("cache-status", status)]
-        if body is not None:
-            self.flights.leave(flight)
-            return Answer(reply.status, headers, body, "forward")
-        return Answer(reply.status, headers, self._relay(flight), "forward")
+        flight.leave()
+        return Answer(reply.status, headers, body, "forward")
 
-    async def _relay(self, flight: Flight) -> AsyncIterator[bytes]:
-        try:
-            async for chunk in flight.chunks():
-                yield chunk
-        finally:
-            self.flights.leave(flight)
-
-    async def _keep(
-        self, call: Call, key: CacheKey, reply: Reply, chunks: list[bytes], keep: bool, near: Candidate | None
-    ) -> bool:
-        """Store an answer if it is complete and successful; whether it was stored."""
-        if not keep or reply.status != 200:
-            return False
-        whole = _assemble(call, chunks, reply)
-        if whole is None:
-            return False
-        usage = whole.get("usage") or {}
+    async def store_answer(self, call: Call, key: CacheKey, whole: dict[str, Any], near: Candidate | None) -> None:
+        """Keep a complete answer to a request, and have it compared with that of a similar one."""
+        prompt_tokens, completion_tokens = call.dialect.usage(whole)
         now = self._clock()
         entry = Entry(
             id=new_id(),
@@ -186,18 +178,13 @@ class Answerer:
             request=call.raw,
             response=orjson.dumps(whole),
             created=now,
-            expires=now + self._settings.ttl,
-            prompt_tokens=usage.get("prompt_tokens") or 0,
-            completion_tokens=usage.get("completion_tokens") or 0,
+            expires=now + self.settings.ttl,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
         )
-        try:
-            await self.insert(entry)
-        except CacheStoreError as error:
-            _log.error("the answer was not stored: %s", error)
-            return False
+        await self.insert(entry)
         if self.observer is not None and near is not None:
             self.observer.compare(call, near, entry)
-        return True
 
     async def insert(self, entry: Entry) -> None:
         """Keep an entry; durable and findable when this returns."""
@@ -213,21 +200,32 @@ class Answerer:
         return await asyncio.to_thread(self.store.delete, ids)
 
 
-def _assemble(call: Call, chunks: list[bytes], reply: Reply) -> dict[str, Any] | None:
-    """The complete object of an answer, or None where it is broken, partial or an error."""
-    if not call.stream:
+class _Keeper:
+    """Keeps the answer of a flight, if it is complete and successful."""
+
+    def __init__(self, answerer: Answerer, call: Call, key: CacheKey, near: Candidate | None, *, keep: bool) -> None:
+        self.limit = answerer.settings.max_response_bytes
+        self._answerer = answerer
+        self._call = call
+        self._key = key
+        self._near = near
+        self._keep = keep
+        self._recording: Recording | None = None
+
+    def push(self, reply: Reply, chunk: bytes) -> bool:
+        if not self._keep or reply.status != 200:
+            return False
+        if self._recording is None:
+            self._recording = Recording(self._call.dialect, reply.streams, self.limit)
+        return self._recording.push(chunk)
+
+    async def finish(self, reply: Reply) -> bool:
         try:
-            whole = orjson.loads(b"".join(chunks))
-        except orjson.JSONDecodeError:
-            return None
-        complete = isinstance(whole, dict) and whole.get("choices") and "error" not in whole
-        return whole if complete and all(_finished(choice) for choice in whole["choices"]) else None
-    reader, assembler = EventReader(), Assembler()
-    for chunk in chunks:
-        for data in reader.push(chunk):
-            assembler.push(data)
-    return assembler.result(reply.usage)
-
-
-def _finished(choice: object) -> bool:
-    return isinstance(choice, dict) and choice.get("finish_reason") is not None
+            whole = self._recording.result(reply.usage) if self._recording is not None else None
+            if whole is not None:
+                await self._answerer.store_answer(self._call, self._key, whole, self._near)
+            return whole is not None
+        except Exception as error:
+            # Whatever keeps an answer out of the cache must not keep it from the client.
+            _log.error("the answer was not stored: %s", error or type(error).__name__)
+            return False

@@ -6,11 +6,15 @@ import socket
 from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.proxy import admin, feedback, routes
+from index.errors import CacheStoreError
+from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
+from kvproxy.proxy import admin, admin_pins, feedback, routes
+from kvproxy.proxy.labels import Labels
 from kvproxy.proxy.services import Services, build
 from kvproxy.settings import Settings
 
@@ -29,9 +33,16 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     app = Starlette(
-        routes=[*routes.ROUTES, *admin.ROUTES, *feedback.ROUTES, routes.OTHER],
+        routes=[*routes.ROUTES, *admin.ROUTES, *admin_pins.ROUTES, *feedback.ROUTES, routes.OTHER],
         lifespan=lifespan,
-        exception_handlers={KvproxyError: _known, ClientDisconnect: _gone, Exception: _unknown},
+        middleware=[Middleware(Labels)],
+        exception_handlers={
+            KvproxyError: _known,
+            CacheStoreError: _store,
+            HTTPException: _refused,
+            ClientDisconnect: _gone,
+            Exception: _unknown,
+        },
     )
     app.state.services = services
     return app
@@ -39,7 +50,17 @@ def create_app(services: Services) -> Starlette:
 
 async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
-    return JSONResponse(error.body(), error.status, headers={"cache-status": "kvproxy; fwd=bypass"})
+    return JSONResponse(error.body(), error.status)
+
+
+async def _store(request: Request, error: Exception) -> Response:
+    return await _known(request, KvproxyError(str(error)))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = InvalidRequest(f"{request.method} {request.url.path}: {error.detail}; see docs/http.md").body()
+    return JSONResponse(body, error.status_code, headers=error.headers)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -76,8 +97,12 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             log_level="warning",
             access_log=False,
             server_header=False,
+            # Labels adds one where the upstream has not.
+            date_header=False,
             timeout_graceful_shutdown=5,
         )
+        # Relaying an upstream that breaks off closes the connection on purpose, and says so itself.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.msg)
         # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])

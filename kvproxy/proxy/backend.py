@@ -2,23 +2,26 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-Endpoint = Literal["chat", "completions"]
-PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+from kvproxy.proxy.dialects import DIALECTS
+from kvproxy.proxy.dialects.dialect import Dialect
+
+Endpoint = Literal["chat", "completions", "embeddings", "messages", "responses"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A validated request.
+    """A request to one of the APIs whose answers are cached.
 
     Attributes:
         endpoint: which API.
-        body: the parsed JSON.
+        body: the parsed JSON; an upstream's business beyond what `dialects` read of it.
         raw: the bytes as the client sent them.
         headers: the client's, names in lower case.
         tenant: who asks, see `keys`.
-        request_id: unique, also given to the client.
+        request_id: also given to the client; a client that chose it may choose it twice.
+        query: the URL's query, without its question mark.
     """
 
     endpoint: Endpoint
@@ -27,15 +30,15 @@ class Call:
     headers: Mapping[str, str]
     tenant: str
     request_id: str
+    query: str = ""
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.endpoint]
 
     @property
     def stream(self) -> bool:
         return bool(self.body.get("stream"))
-
-    @property
-    def include_usage(self) -> bool:
-        options = self.body.get("stream_options")
-        return bool(options.get("include_usage")) if isinstance(options, dict) else False
 
 
 async def _nothing() -> None:
@@ -48,8 +51,8 @@ class Reply:
 
     Attributes:
         status: HTTP status.
-        headers: headers for the client.
-        chunks: a JSON body, or server-sent events as they come.
+        headers: headers for the client, lower case, repeated ones included.
+        chunks: the body's parts as they come; raises a KvproxyError where it breaks off.
         detail: what the backend says of its own cache, for Cache-Status.
         usage: token counts that a stream did not carry itself, known when it ended.
         close: ends the work behind the reply; safe to call at any time.
@@ -61,6 +64,11 @@ class Reply:
     detail: str | None = None
     usage: dict[str, Any] | None = None
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the body is server-sent events."""
+        return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
 
 
 class Backend(Protocol):
@@ -80,3 +88,20 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Release everything."""
+
+
+@runtime_checkable
+class Forwarder(Protocol):
+    """A backend that takes any request, not only those of the cached APIs."""
+
+    async def forward(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | AsyncIterator[bytes]
+    ) -> Reply:
+        """Pass a request through untouched.
+
+        Args:
+            method: HTTP method.
+            path: as the client sent it, with the query.
+            headers: the client's, names in lower case.
+            body: whole or as it comes.
+        """

@@ -1,16 +1,31 @@
 """Identical requests under way share one generation: late ones get what has come so far, then the rest as it comes.
 
-The generation goes on until its last client leaves; the first one leaving does not harm the others.
+The generation goes on until its last client leaves; the first one leaving does not harm the others. It is read no faster
+than its fastest client takes it, and once it has grown too large to be kept, no faster than its slowest.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from typing import Protocol
 
 from kvproxy.proxy.backend import Reply
 
-Finish = Callable[[Reply, list[bytes]], Awaitable[bool]]
-"""Called with the whole answer before its last part is handed on; True if it is stored now."""
-IsLast = Callable[[bytes], bool]
+WINDOW = 256 * 1024
+"""Bytes that may wait for a client before the source has to."""
+
+
+class Keeper(Protocol):
+    """Keeps the answer of a flight."""
+
+    limit: int
+    """Bytes up to which all parts are held for clients that come later."""
+
+    def push(self, reply: Reply, chunk: bytes) -> bool:
+        """Take a part before it is handed on; True if the answer is complete with it."""
+
+    async def finish(self, reply: Reply) -> bool:
+        """Called once, when the answer is complete or has ended; whether it is stored now."""
 
 
 class Flight:
@@ -18,22 +33,30 @@ class Flight:
 
     Args:
         open: begins the work.
-        finish: keeps the complete answer.
-        is_last: tells the chunk that completes a stream, so that it is kept before anyone sees it complete.
+        keeper: keeps the answer.
     """
 
-    def __init__(self, open: Callable[[], Awaitable[Reply]], finish: Finish, is_last: IsLast) -> None:
+    def __init__(self, open: Callable[[], Awaitable[Reply]], keeper: Keeper) -> None:
         self._open = open
-        self._finish = finish
-        self._is_last = is_last
+        self._keeper = keeper
         self._chunks: list[bytes] = []
+        self._dropped = 0
+        self._size = 0
+        self._read: dict[object, int] = {}
+        self._taken: dict[object, int] = {}
         self._changed = asyncio.Event()
-        self._error: BaseException | None = None
+        self._moved = asyncio.Event()
+        self.error: BaseException | None = None
         self.reply: Reply | None = None
         self.ended = False
         self.stored = False
         self.passengers = 0
         self.task = asyncio.create_task(self._fly())
+
+    @property
+    def open_to_all(self) -> bool:
+        """Whether one more client would get everything from the start."""
+        return not (self.ended or self._dropped or self.task.cancelling())
 
     async def _fly(self) -> None:
         reply: Reply | None = None
@@ -41,17 +64,19 @@ class Flight:
             reply = await self._open()
             self.reply = reply
             self._notify()
-            kept = False
+            finished = False
             async for chunk in reply.chunks:
-                if not kept and self._is_last(chunk):
-                    kept = True
-                    self.stored = await self._finish(reply, [*self._chunks, chunk])
+                if not finished and self._keeper.push(reply, chunk):
+                    finished = True
+                    self.stored = await self._keeper.finish(reply)
                 self._chunks.append(chunk)
+                self._size += len(chunk)
                 self._notify()
-            if not kept:
-                self.stored = await self._finish(reply, self._chunks)
+                await self._room()
+            if not finished:
+                self.stored = await self._keeper.finish(reply)
         except BaseException as error:
-            self._error = error
+            self.error = error
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
@@ -64,14 +89,63 @@ class Flight:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def _room(self) -> None:
+        """Wait for the clients, so that no more than a window of parts lies here unread."""
+        while self._size > WINDOW:
+            large = self._size > self._keeper.limit
+            if large:
+                self._drop()
+            if self._size - self._reached(min if large else max) <= WINDOW:
+                return
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _reached(self, which: Callable[[list[int]], int]) -> int:
+        """Bytes that the fastest or the slowest client has; one that has not begun to read has none."""
+        waiting = [0] * (self.passengers - len(self._read))
+        return which([*self._read.values(), *waiting] or [self._size])
+
+    def _drop(self) -> None:
+        """Let go of what every client has."""
+        if len(self._taken) < self.passengers:
+            return
+        taken = min(self._taken.values(), default=0) - self._dropped
+        if taken > 0:
+            del self._chunks[:taken]
+            self._dropped += taken
+
+    def leave(self) -> None:
+        """A client is done or gone; the last to go ends the work."""
+        self.passengers -= 1
+        self._moved.set()
+        if self.passengers == 0 and not self.ended:
+            self.task.cancel()
+
     async def head(self) -> Reply:
         """The reply, once its first part is there; raises what the backend raised."""
         while self.reply is None and not self.ended:
             await self._changed.wait()
         if self.reply is None:
-            assert self._error is not None
-            raise self._error
+            assert self.error is not None
+            raise self.error
         return self.reply
+
+    async def settle(self, seconds: float) -> bool:
+        """Wait until the answer is whole, or has been under way too long or grown too large to be held back.
+
+        Args:
+            seconds: from the first part on; a backend that has sent none yet is waited for.
+
+        Returns:
+            Whether it is whole.
+        """
+        while not self._size and not self.ended:
+            await self._changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.ended and self._size < WINDOW:
+                    await self._changed.wait()
+        return self.ended and self.error is None
 
     async def body(self) -> bytes:
         """The whole answer."""
@@ -79,54 +153,62 @@ class Flight:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """All parts from the first one on; raises what broke the answer off."""
-        sent = 0
-        while True:
-            changed = self._changed
-            while sent < len(self._chunks):
-                yield self._chunks[sent]
-                sent += 1
-            if self.ended and sent == len(self._chunks):
-                break
-            if sent == len(self._chunks) and changed is self._changed:
-                await changed.wait()
-        if self._error is not None:
-            raise self._error
+        me = object()
+        sent = self._dropped
+        self._read[me], self._taken[me] = 0, sent
+        try:
+            while True:
+                changed = self._changed
+                while sent < self._dropped + len(self._chunks):
+                    chunk = self._chunks[sent - self._dropped]
+                    yield chunk
+                    sent += 1
+                    self._read[me] += len(chunk)
+                    self._taken[me] = sent
+                    self._moved.set()
+                if self.ended and sent == self._dropped + len(self._chunks):
+                    break
+                if sent == self._dropped + len(self._chunks) and changed is self._changed:
+                    await changed.wait()
+            if self.error is not None:
+                raise self.error
+        finally:
+            del self._read[me], self._taken[me]
+            self._moved.set()
 
 
 class Flights:
     """Flights under way, by what makes requests identical."""
 
     def __init__(self) -> None:
-        self._flights: dict[Hashable, Flight] = {}
+        self._boarding: dict[Hashable, Flight] = {}
+        self._flying: set[Flight] = set()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._flying)
 
     def board(self, key: Hashable, make: Callable[[], Flight]) -> tuple[Flight, bool]:
         """Join a flight, or begin one; whether it was under way already."""
-        flight = self._flights.get(key)
-        joined = flight is not None and not flight.ended
+        flight = self._boarding.get(key)
+        # One whose last client has just left is being cancelled: it is of no use to the next.
+        joined = flight is not None and flight.open_to_all
         if flight is None or not joined:
-            flight = self._flights[key] = make()
+            flight = self._boarding[key] = make()
+            self._flying.add(flight)
             flight.task.add_done_callback(lambda task: self._land(key, flight, task))
         flight.passengers += 1
         return flight, joined
 
-    def leave(self, flight: Flight) -> None:
-        """A client is done or gone; the last to go ends the work."""
-        flight.passengers -= 1
-        if flight.passengers == 0 and not flight.ended:
-            flight.task.cancel()
-
     def _land(self, key: Hashable, flight: Flight, task: "asyncio.Task[None]") -> None:
-        if self._flights.get(key) is flight:
-            del self._flights[key]
+        self._flying.discard(flight)
+        if self._boarding.get(key) is flight:
+            del self._boarding[key]
         if not task.cancelled():
             task.exception()
 
     async def close(self) -> None:
         """End everything under way."""
-        tasks = [flight.task for flight in self._flights.values()]
+        tasks = [flight.task for flight in self._flying]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

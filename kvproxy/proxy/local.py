@@ -1,17 +1,21 @@
 """The embedded engine as a backend: OpenAI requests in, OpenAI objects and chunks out."""
 
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams, TokenLogprob
+from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
 from kvproxy.engine.worker import EngineWorker
-from kvproxy.errors import InvalidRequest, ModelNotFound
+from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.proxy.backend import Call, Reply
-from kvproxy.proxy.sse import DONE, Assembler, event
+from kvproxy.proxy.chunks import ChunkWriter
+from kvproxy.proxy.dialects.fields import check_integer
+from kvproxy.proxy.sse import DONE, EventReader, event
+from kvproxy.proxy.translate import TRANSLATORS
+from kvproxy.proxy.translate.translator import Job
 
 _REFUSED = {
     "frequency_penalty": 0,
@@ -52,10 +56,15 @@ class LocalBackend:
         """Generate; returns with the first piece, when it is known how much of the prompt was cached.
 
         Raises:
+            NotFound: the engine does not speak this API.
             ModelNotFound: the request names another model.
             InvalidRequest: it asks for what the engine cannot do.
         """
-        request = self.request(call)
+        if call.endpoint == "embeddings":
+            raise NotFound("the embedded engine makes no embeddings: use --upstream")
+        translator = TRANSLATORS.get(call.endpoint)
+        asked = call if translator is None else replace(call, endpoint="chat", body=translator.to_chat(call.body))
+        request = self.request(asked)
         pieces = self.worker.generate(request)
         first = await anext(pieces)
         reply = Reply(200, [], _nothing())
@@ -63,18 +72,23 @@ class LocalBackend:
         tiers = f" tiers={usage.tier_tokens}" if usage.tier_tokens else ""
         reply.detail = f"prefix {usage.cached_tokens}/{usage.prompt_tokens}{tiers}"
         reply.close = pieces.aclose  # type: ignore[attr-defined]
-        writer = _Writer(call, self.worker.name, self._observe)
-        events = writer.events(first, pieces, reply)
+        chunks = ChunkWriter(asked, self.worker.name).chunks(first, pieces, reply)
+        if translator is None:
+            events = _openai(chunks)
+        else:
+            events = translator.events(
+                chunks, Job(call, self.worker.name, usage.prompt_tokens, usage.cached_tokens), reply
+            )
         if call.stream:
             reply.headers = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
             reply.chunks = events
         else:
             reply.headers = [("content-type", "application/json")]
-            reply.chunks = _whole(events, reply)
+            reply.chunks = _whole(call, events, reply)
         return reply
 
     def request(self, call: Call) -> GenerationRequest:
-        """The engine's form of a request."""
+        """The engine's form of a chat or completion request."""
         body = call.body
         if body["model"] != self.worker.name:
             raise ModelNotFound(
@@ -84,9 +98,12 @@ class LocalBackend:
         for name, unused in _REFUSED.items():
             if body.get(name) not in (None, unused):
                 raise InvalidRequest(f"the embedded engine has no {name}: leave it out, or use --upstream", param=name)
+        _check_sampling(call)
         # A client may send the same request id twice; the engine's ids must be unique.
         id = f"{call.request_id}.{next(self._numbers)}"
-        return GenerationRequest(id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body))
+        return GenerationRequest(
+            id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body), priority=_priority(call)
+        )
 
     def tokens(self, call: Call) -> list[int]:
         """The prompt in token ids."""
@@ -95,9 +112,13 @@ class LocalBackend:
         prompt = call.body["prompt"]
         if isinstance(prompt, str):
             return self.worker.tokenizer.encode(prompt)
-        if isinstance(prompt, list) and all(isinstance(token, int) and token >= 0 for token in prompt):
+        if isinstance(prompt, list) and all(
+            type(token) is int and 0 <= token < self.worker.vocab_size for token in prompt
+        ):
             return prompt
-        raise InvalidRequest("the embedded engine takes one prompt a request: a text, or token ids", param="prompt")
+        raise InvalidRequest(
+            "the embedded engine takes one prompt a request: a text, or ids of tokens that it has", param="prompt"
+        )
 
 
 def sampling_params(call: Call) -> SamplingParams:
@@ -112,7 +133,8 @@ def sampling_params(call: Call) -> SamplingParams:
         max_tokens=body.get("max_completion_tokens")
         or body.get("max_tokens")
         or (16 if call.endpoint != "chat" else None),
-        temperature=1.0 if temperature is None else float(temperature),
+        # Dividing by less than this overflows, and is greedy already.
+        temperature=1.0 if temperature is None else float(temperature) if temperature >= 1e-5 else 0.0,
         top_p=1.0 if top_p is None else float(top_p),
         top_k=int(body.get("top_k") or 0),
         seed=body.get("seed"),
@@ -135,92 +157,31 @@ async def _nothing() -> AsyncIterator[bytes]:
     yield b""
 
 
-async def _whole(events: AsyncIterator[bytes], reply: Reply) -> AsyncIterator[bytes]:
+async def _openai(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        yield event(chunk)
+    yield event(DONE)
+
+
+async def _whole(call: Call, events: AsyncIterator[bytes], reply: Reply) -> AsyncIterator[bytes]:
     """A stream put together to one JSON body."""
-    assembler = Assembler()
-    async for data in events:
-        assembler.push(data[6:-2])
+    reader, assembler = EventReader(), call.dialect.assembler()
+    async for part in events:
+        for data in reader.push(part):
+            assembler.push(data)
     yield orjson.dumps(assembler.result(reply.usage))
 
 
-class _Writer:
-    """Writes one request's pieces as OpenAI chunks."""
-
-    def __init__(self, call: Call, model: str, observe: Callable[[Delta], None]) -> None:
-        self._observe = observe
-        self._chat = call.endpoint == "chat"
-        self._usage_asked = call.stream and call.include_usage
-        prefix, kind = ("chatcmpl", "chat.completion.chunk") if self._chat else ("cmpl", "text_completion")
-        self._head = {
-            "id": f"{prefix}-{call.request_id}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        } | ({"usage": None} if self._usage_asked else {})
-        self._begun: set[int] = set()
-        self._offset: dict[int, int] = {}
-
-    async def events(self, first: Delta, pieces: AsyncIterator[Delta], reply: Reply) -> AsyncIterator[bytes]:
-        """Server-sent events up to and with [DONE]; leaves the token counts in the reply."""
-        generated: dict[int, int] = {}
-        delta: Delta | None = first
-        while delta is not None:
-            generated[delta.index] = delta.usage.completion_tokens
-            if delta.finish_reason:
-                self._observe(delta)
-            for choice in self._choices(delta):
-                yield event(self._head | {"choices": [choice]})
-            delta = await anext(pieces, None)
-        usage = first.usage
-        total = sum(generated.values())
-        reply.usage = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": total,
-            "total_tokens": usage.prompt_tokens + total,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        }
-        if self._usage_asked:
-            yield event(self._head | {"choices": [], "usage": reply.usage})
-        yield event(DONE)
-
-    def _choices(self, delta: Delta) -> list[dict[str, Any]]:
-        if not self._chat:
-            logprobs = self._text_logprobs(delta) if delta.logprobs else None
-            if not delta.text and not delta.finish_reason and not logprobs:
-                return []
-            reason = delta.finish_reason
-            return [{"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": reason}]
-        choices: list[dict[str, Any]] = []
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            choices.append(_chat_choice(delta.index, {"role": "assistant", "content": ""}))
-        if delta.text or delta.logprobs:
-            choice = _chat_choice(delta.index, {"content": delta.text})
-            if delta.logprobs:
-                choice["logprobs"] = {"content": [_logprob(item) for item in delta.logprobs]}
-            choices.append(choice)
-        if delta.finish_reason:
-            choices.append(_chat_choice(delta.index, {}, delta.finish_reason))
-        return choices
-
-    def _text_logprobs(self, delta: Delta) -> dict[str, Any]:
-        offsets = []
-        for item in delta.logprobs:
-            offset = self._offset.get(delta.index, 0)
-            offsets.append(offset)
-            self._offset[delta.index] = offset + len(item.text)
-        return {
-            "tokens": [item.text for item in delta.logprobs],
-            "token_logprobs": [item.logprob for item in delta.logprobs],
-            "top_logprobs": [{text: value for _, text, value in item.top} for item in delta.logprobs],
-            "text_offset": offsets,
-        }
+def _priority(call: Call) -> int:
+    """What the header x-kvproxy-priority says: blocks of a higher one outlive those of a lower one."""
+    text = call.headers.get("x-kvproxy-priority", "0").strip()
+    if not (text.isdecimal() and int(text) <= 9):
+        raise InvalidRequest(f"x-kvproxy-priority is a whole number from 0 to 9, not {text!r}")
+    return int(text)
 
 
-def _chat_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-
-
-def _logprob(item: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for _, text, value in item.top]
-    return {"token": item.text, "logprob": item.logprob, "bytes": list(item.text.encode()), "top_logprobs": top}
+def _check_sampling(call: Call) -> None:
+    """Refuse what would fail inside the engine, where it takes other requests down with it."""
+    check_integer(call.body, "top_k", least=-1)
+    if call.endpoint == "completions":
+        check_integer(call.body, "logprobs", least=0, most=20)

@@ -1,68 +1,106 @@
 """The public HTTP routes."""
 
+import asyncio
 import time
-import uuid
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy import __version__
-from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.proxy.backend import Call, Endpoint
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
+from kvproxy.proxy.backend import Call, Endpoint, Forwarder
+from kvproxy.proxy.cache_headers import forward_status
+from kvproxy.proxy.dialects import DIALECTS
+from kvproxy.proxy.dialects.dialect import Dialect
+from kvproxy.proxy.documents import loads
 from kvproxy.proxy.keys import tenant_of
-from kvproxy.proxy.responses import RelayResponse, unless_gone
+from kvproxy.proxy.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.proxy.services import services
-from kvproxy.proxy.upstream import UpstreamBackend
-from kvproxy.proxy.validate import check_body, parse_body
+from kvproxy.proxy.sse import event
+
+BYPASS = ("cache-status", forward_status("bypass"))
+_OURS = ("/health", "/metrics")
 
 
-async def chat_completions(request: Request) -> Response:
-    """POST /v1/chat/completions."""
-    return await _answer(request, "chat")
+def cached(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of an API whose answers are cached."""
+
+    async def answer(request: Request) -> Response:
+        app = services(request)
+        began = time.perf_counter()
+        layer, status = "error", 500
+        try:
+            call = await read_call(request, dialect)
+            if isinstance(call, bytes):
+                return await _forward(request, call)
+            given = await unless_gone(request, app.answerer.answer(call))
+            layer, status = given.layer, given.status
+        except Unkeyable:
+            if isinstance(app.answerer.backend, Forwarder):
+                return await _forward(request, await request.body())
+            raise
+        except KvproxyError as error:
+            status = error.status
+            return JSONResponse(dialect.error(error), status)
+        finally:
+            app.metrics.answered(dialect.name, layer, status, time.perf_counter() - began)
+        if isinstance(given.body, bytes):
+            return whole_response(given.body, status, given.headers)
+        return RelayResponse(
+            given.body, status, given.headers, given.close, lambda error: event(dialect.error(error), "error")
+        )
+
+    return answer
 
 
-async def completions(request: Request) -> Response:
-    """POST /v1/completions."""
-    return await _answer(request, "completions")
+async def read_call(request: Request, dialect: Dialect) -> Call | bytes:
+    """The request. With an upstream, one that cannot be read is the upstream's to judge: then its bytes.
 
-
-async def _answer(request: Request, endpoint: Endpoint) -> Response:
-    app = services(request)
-    began = time.perf_counter()
-    layer, status = "error", 500
-    try:
-        call = await read_call(request, endpoint)
-        answer = await unless_gone(request, app.answerer.answer(call))
-        layer, status = answer.layer, answer.status
-    except KvproxyError as error:
-        status = error.status
-        raise
-    finally:
-        app.metrics.answered(endpoint, layer, status, time.perf_counter() - began)
-    headers = [*answer.headers, ("x-request-id", call.request_id)]
-    if isinstance(answer.body, bytes):
-        response = Response(answer.body, status)
-        kept = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        response.raw_headers = [*kept, (b"content-length", str(len(answer.body)).encode())]
-        return response
-    return RelayResponse(answer.body, status, headers)
-
-
-async def read_call(request: Request, endpoint: Endpoint) -> Call:
-    """The request, validated."""
+    Raises:
+        InvalidRequest: without an upstream, the message names the field and what it takes.
+    """
     raw = await request.body()
-    body = parse_body(raw)
-    check_body(endpoint, body)
-    headers = dict(request.headers)
-    request_id = headers.get("x-request-id") or uuid.uuid4().hex
-    return Call(endpoint, body, raw, headers, tenant_of(headers.get("authorization")), request_id)
+    forwards = isinstance(services(request).answerer.backend, Forwarder)
+    try:
+        body = parse_body(raw)
+        if not forwards:
+            dialect.check(body)
+    except InvalidRequest:
+        if forwards:
+            return raw
+        raise
+    headers: dict[str, str] = {}
+    for name, value in request.headers.items():
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    request_id = request.scope["state"]["request_id"]
+    endpoint = cast("Endpoint", dialect.name)
+    return Call(endpoint, body, raw, headers, tenant_of(headers), request_id, _query(request))
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """A body as an object.
+
+    Raises:
+        InvalidRequest: it is no JSON object.
+    """
+    try:
+        body = loads(raw)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return body
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models."""
-    return JSONResponse(await services(request).answerer.backend.models())
+    """GET /v1/models: the upstream's own answer where there is one."""
+    backend = services(request).answerer.backend
+    if isinstance(backend, Forwarder):
+        return await other(request)
+    return JSONResponse(await backend.models())
 
 
 async def health(request: Request) -> Response:
@@ -86,19 +124,45 @@ async def metrics(request: Request) -> Response:
 
 async def other(request: Request) -> Response:
     """Anything else under the upstream passes through untouched; without one it does not exist."""
-    backend = services(request).answerer.backend
-    if not isinstance(backend, UpstreamBackend):
-        raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
-    query = f"?{request.url.query}" if request.url.query else ""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
-    body: Any = request.stream() if has_body else b""
-    reply = await backend.forward(request.method, request.url.path + query, request.headers, body)
-    return RelayResponse(reply.chunks, reply.status, [*reply.headers, ("cache-status", "kvproxy; fwd=bypass")])
+    return await _forward(request, None if has_body else b"")
+
+
+async def _forward(request: Request, body: bytes | None) -> Response:
+    """Pass a request on; one whose body has not been read yet is passed on as it comes."""
+    backend = services(request).answerer.backend
+    # What looks like ours and is not must not carry the admin token elsewhere.
+    ours = request.url.path.startswith("/admin") or request.url.path in _OURS
+    if ours or not isinstance(backend, Forwarder):
+        raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
+    query = _query(request)
+    path = request.scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+    uploaded = asyncio.Event()
+    if body is None:
+        # Only the upload reads from the client until it is done; it notices by itself when the client goes.
+        reply = await backend.forward(request.method, path, request.headers, _upload(request, uploaded))
+    else:
+        uploaded.set()
+        reply = await unless_gone(request, backend.forward(request.method, path, request.headers, body))
+    return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, uploaded=uploaded)
+
+
+def _query(request: Request) -> str:
+    query: bytes = request.scope["query_string"]
+    return query.decode("latin-1")
+
+
+async def _upload(request: Request, uploaded: asyncio.Event) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in request.stream():
+            if chunk:
+                yield chunk
+    finally:
+        uploaded.set()
 
 
 ROUTES = [
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
+    *(Route(dialect.path, cached(dialect), methods=["POST"]) for dialect in DIALECTS.values()),
     Route("/v1/models", models, methods=["GET"]),
     Route("/health", health, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),

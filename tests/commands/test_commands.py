@@ -45,7 +45,7 @@ def test_blocks(demo: Demo) -> None:
     url = demo[0]
     ask(url, "What is the pool?", "You are a helpful assistant. " * 10)
     stats = result("blocks", "stats", url=url)
-    names = "num_blocks block_size free cached used usage queries hits hit_rate evictions"
+    names = "num_blocks block_size free cached used usage queries hits hit_rate evictions pinned residency"
     assert list(stats) == names.split()
     assert stats["free"] == stats["num_blocks"] - 1
     blocks, queue = result("blocks", "ls", url=url), result("blocks", "queue", url=url)
@@ -64,7 +64,7 @@ def test_blocks(demo: Demo) -> None:
 
 def test_reset_empties_the_prefix_cache(demo: Demo) -> None:
     ask(demo[0], "What is eviction?", "Be brief. " * 20)
-    assert result("blocks", "reset", url=demo[0]) == {"reset": True}
+    assert result("blocks", "reset", url=demo[0]) == {"reset": True, "pinned": 0, "used": 0}
     assert result("blocks", "stats", url=demo[0])["cached"] == 0
 
 

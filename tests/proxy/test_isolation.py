@@ -89,7 +89,7 @@ CHANGES: dict[str, Change] = {
 
 
 def call(body: Body, tenant: str) -> Call:
-    return Call("chat", body, b"", {}, tenant_of(f"Bearer {tenant}"), "id")
+    return Call("chat", body, b"", {}, tenant_of({"authorization": f"Bearer {tenant}"}), "id")
 
 
 def test_no_hit_crosses_what_the_answer_depends_on() -> None:

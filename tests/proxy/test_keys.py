@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.errors import Unkeyable
 from kvproxy.proxy.backend import Call
 from kvproxy.proxy.keys import cache_key, tenant_of
 
@@ -31,8 +33,9 @@ BODIES = st.fixed_dictionaries(
 TENANTS = st.sampled_from([None, "Bearer a", "Bearer b"])
 
 
-def call(body: dict[str, Any], tenant: str | None = None) -> Call:
-    return Call("chat", body, b"", {}, tenant_of(tenant), "id")
+def call(body: dict[str, Any], tenant: str | None = None, query: str = "") -> Call:
+    headers = {"authorization": tenant} if tenant else {}
+    return Call("chat", body, b"", headers, tenant_of(headers), "id", query)
 
 
 def relevant(body: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +68,24 @@ def test_the_order_of_fields_is_irrelevant_and_the_backend_is_not() -> None:
     turned = {"messages": [{"content": "x", "role": "user"}], "model": "a"}
     assert cache_key(call(body), "x") == cache_key(call(turned), "x")
     assert cache_key(call(body), "x").namespace != cache_key(call(body), "y").namespace
+
+
+def test_every_header_with_credentials_makes_a_tenant() -> None:
+    names = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "cookie")
+    tenants = {tenant_of({name: value}) for name in names for value in ("a", "b")}
+    assert len(tenants) == 2 * len(names)
+    assert tenant_of({}) == tenant_of({"user-agent": "a"}) == "public"
+
+
+def test_the_query_is_part_of_the_key_and_depth_is_bounded() -> None:
+    body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+    assert cache_key(call(body, query="v=1"), "x").exact != cache_key(call(body, query="v=2"), "x").exact
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    for vendor in (deep, 2**64):
+        with pytest.raises(Unkeyable, match="nested"):
+            cache_key(call(body | {"vendor": vendor}), "x")
 
 
 def test_what_is_never_matched_by_similarity() -> None:

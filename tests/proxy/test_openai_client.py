@@ -127,6 +127,29 @@ def test_errors_name_the_fix(
     assert client.models.list().data
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": "x"}, "logprobs"),
+        ({"top_k": "abc"}, "top_k"),
+        ({"prompt": [999_999_999]}, "ids"),
+        ({"prompt": [True]}, "ids"),
+        ({"temperature": 1e-320}, None),
+    ],
+)
+def test_no_request_takes_others_or_the_prefix_cache_down(demo: Demo, options: dict, names: str | None) -> None:  # type: ignore[type-arg]
+    with httpx.Client(base_url=demo[0], timeout=60) as client:
+        client.post("/v1/completions", json={"model": "demo", "prompt": LONG, "max_tokens": 1})
+        before = client.get("/admin/blocks/stats").json()["cached"]
+        assert before > 0
+        answer = client.post("/v1/completions", json={"model": "demo", "prompt": "hi", "max_tokens": 2} | options)
+        assert answer.status_code == (200 if names is None else 400)
+        if names is not None:
+            assert names in answer.json()["error"]["message"]
+        assert client.get("/admin/blocks/stats").json()["cached"] >= before
+
+
 def test_malformed_json_and_unknown_routes(demo: Demo) -> None:
     bad = httpx.post(f"{demo[0]}/v1/chat/completions", content=b"{nonsense")
     assert bad.status_code == 400

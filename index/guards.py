@@ -14,12 +14,13 @@ from index import lexicon
 from index.opposites import OPPOSITES
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
-_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
 _TOKEN = re.compile(f"{_WORD.pattern}|{_NUMBER.pattern}")
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£]?[^\W\d_]+)|([$€£])\s*\d")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
+_PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
 _CODE = re.compile(
-    r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|--?\w[\w-]*|(?:/[\w.-]+)+|\b\w+(?:\.\w+)+\b"
+    r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|(?<!\w)--?\w[\w-]*|(?<!\w)(?:/[\w.-]+)+|\b[^\W\d]\w+(?:\.[a-z_]\w+)+\b"
     r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
 )
 _QUESTION = re.compile(r"\b(how come|how (?:many|much|long|often|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b")
@@ -38,13 +39,21 @@ class Guard:
 
 
 def numbers_differ(question: str, cached: str) -> bool:
-    """`port 80` against `port 8080`, `two` against `three`."""
-    return _numbers(question) != _numbers(cached)
+    """`port 80` against `port 8080`, `two` against `three`: each has a number that the other lacks."""
+    ours, theirs = _numbers(question), _numbers(cached)
+    return bool(ours - theirs and theirs - ours)
 
 
 def _numbers(text: str) -> Counter[str]:
-    found = Counter(number.strip(".,:") for number in _NUMBER.findall(text))
-    return found + Counter(word for word in _words(text) if word in lexicon.NUMBER_WORDS)
+    found = Counter(map(_plain, _NUMBER.findall(text)))
+    found += Counter(lexicon.ROMAN[word] for word in _WORD.findall(text) if word in lexicon.ROMAN)
+    return found + Counter(lexicon.NUMBER_WORDS[word] for word in _words(text) if word in lexicon.NUMBER_WORDS)
+
+
+def _plain(number: str) -> str:
+    """`30k` and `30,000` as `30000`."""
+    digits = re.sub(r",(?=\d{3}\b)", "", number.lower())
+    return digits[:-1] + "000" if digits.endswith("k") else digits
 
 
 def negation_differs(question: str, cached: str) -> bool:
@@ -75,25 +84,56 @@ def _opposite(one: str, other: str) -> bool:
 
 
 def quotes_differ(question: str, cached: str) -> bool:
-    """`what does "stop" mean` against `what does "seed" mean`."""
-    return _quoted(question) != _quoted(cached)
+    """`what does "stop" mean` against `what does "seed" mean`: each quotes words that the other text does not have in a row."""
+    return _quotes_more(question, cached) and _quotes_more(cached, question)
 
 
-def _quoted(text: str) -> set[str]:
-    return {next(filter(None, groups)).lower() for groups in _QUOTED.findall(text)}
+def _quotes_more(text: str, other: str) -> bool:
+    said = _spaced(other)
+    return any(_spaced(next(filter(None, groups))) not in said for groups in _QUOTED.findall(text))
+
+
+def _spaced(text: str) -> str:
+    """The tokens in lower case, a space around each, so that a phrase is found as a part."""
+    return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
 def code_differs(question: str, cached: str) -> bool:
     """`max_tokens` against `max_model_len`, `--port` against `--host`, `/v1/models` against `/metrics`."""
-    return {code.strip("`") for code in _CODE.findall(question)} != {code.strip("`") for code in _CODE.findall(cached)}
+    ours, theirs = _code(question), _code(cached)
+    # A brand such as iPhone is written in any case; an identifier is not.
+    return any(code.lower() not in _words(cached) for code in ours - theirs) or any(
+        code.lower() not in _words(question) for code in theirs - ours
+    )
+
+
+def _code(text: str) -> set[str]:
+    return {code.strip("`") for code in _CODE.findall(text)}
 
 
 def names_differ(question: str, cached: str) -> bool:
-    """`weather in Paris` against `weather in Rome`: capitalised words inside a sentence that the other text lacks."""
-    ours, theirs = _names(question), _names(cached)
-    return bool(ours - set(_words(cached)) and theirs - set(_words(question))) or (
-        bool(ours) != bool(theirs) and bool((ours | theirs) - (set(_words(question)) & set(_words(cached))))
+    """`weather in Paris` against `weather in Rome`: as many names on either side that the other text does not mention."""
+    ours = {name for name in _names(question) if not _mentions(cached, name)}
+    theirs = {name for name in _names(cached) if not _mentions(question, name)}
+    return 0 < len(ours) == len(theirs) or _renamed(question, cached)
+
+
+def _renamed(question: str, cached: str) -> bool:
+    """`Python or something else` against `Java or something else`: one sentence, with other names in the same places."""
+    ours, theirs = _WORD.findall(question), _WORD.findall(cached)
+    changed = [pair for pair in zip(ours, theirs, strict=False) if pair[0].lower() != pair[1].lower()]
+    return len(ours) == len(theirs) > len(changed) > 0 and all(
+        word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair
     )
+
+
+def _mentions(text: str, name: str) -> bool:
+    """Whether a word of the text is the name, or a form of it: `India`, `Indian`, `India's`."""
+    return any(word == name or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text))
+
+
+def _plain_words(text: str) -> set[str]:
+    return {word.removesuffix("'s") for word in _words(text)}
 
 
 def _names(text: str) -> set[str]:
@@ -102,14 +142,28 @@ def _names(text: str) -> set[str]:
         word = match.group()
         begins = not text[: match.start()].strip() or text[: match.start()].rstrip()[-1] in ".?!:"
         if word[0].isupper() and word != "I" and not (begins and not word.isupper()):
-            names.add(word.lower())
+            names.add(word.lower().replace("’", "'").removesuffix("'s"))
     return names - lexicon.FUNCTION_WORDS
 
 
 def order_differs(question: str, cached: str) -> bool:
-    """`convert miles to kilometres` against `convert kilometres to miles`: the same words in another order."""
+    """`convert miles to kilometres` against `convert kilometres to miles`: the same sentence with words that changed places.
+
+    Words around `and` and `or` may, and so may a sentence as a whole, as in `which is the best X` and `which X is best`.
+    """
     ours, theirs = _content(question), _content(cached)
-    return ours != theirs and Counter(ours) == Counter(theirs)
+    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached):
+        return False
+    one, other = _words(question), _words(cached)
+    moved = [place for place, (ours_, theirs_) in enumerate(zip(one, other, strict=False)) if ours_ != theirs_]
+    around = len(moved) == 2 and moved[1] - moved[0] == 2 and one[moved[0] + 1] in ("and", "or", "vs", "versus")
+    return not around and "between" not in one
+
+
+def _frame(text: str) -> list[str]:
+    """The function words in their places among the others, articles aside."""
+    tokens = [token for token in _WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
+    return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
 
 
 def _content(text: str) -> list[str]:
@@ -121,8 +175,9 @@ def _content(text: str) -> list[str]:
 
 
 def time_differs(question: str, cached: str) -> bool:
-    """`open on monday` against `open on sunday`, `last week` against `this week`, `now` against a text without a time."""
-    return _times(question) != _times(cached)
+    """`open on monday` against `open on sunday`, `last week` against `this week`, `today` against a text without a time."""
+    ours, theirs = _times(question), _times(cached)
+    return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
 
 
 def _times(text: str) -> set[str]:
@@ -134,8 +189,9 @@ def _times(text: str) -> set[str]:
 
 
 def units_differ(question: str, cached: str) -> bool:
-    """`10 miles` against `10 kilometres`: a unit right after a number that the other text does not have there."""
-    return _units(question) != _units(cached)
+    """`10 miles` against `10 kilometres`: both have units right after a number, and not the same ones."""
+    ours, theirs = _units(question), _units(cached)
+    return bool(ours and theirs) and ours != theirs
 
 
 def _units(text: str) -> set[str]:
@@ -144,18 +200,22 @@ def _units(text: str) -> set[str]:
 
 
 def question_differs(question: str, cached: str) -> bool:
-    """`when was it invented` against `where was it invented`; `what` may ask for the same as `how`."""
-    ours, theirs = _kind(question), _kind(cached)
-    return ours != theirs and None not in (ours, theirs) and {ours, theirs} != {"what", "how"}
+    """`when was it invented` against `where was it invented`; `what` may ask for the same as any but `who`."""
+    ours, theirs = _kinds(question), _kinds(cached)
+    if not ours or not theirs or ours & theirs:
+        return False
+    return "what" not in ours | theirs or bool({"who"} & (ours | theirs))
 
 
-def _kind(text: str) -> str | None:
-    """The kind of the first question word, or None where there is none."""
-    for word in _QUESTION.findall(text.lower()):
-        kind = word if word.startswith("how ") and word != "how come" else _QUESTION_KINDS.get(word)
-        if kind is not None:
-            return kind
-    return None
+def _kinds(text: str) -> set[str]:
+    """The kinds of the first question words: one, or two of them in `when and where`."""
+    found = list(_QUESTION.findall(text.lower()))
+    kinds = [word if word.startswith("how ") and word != "how come" else _QUESTION_KINDS.get(word) for word in found]
+    first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
+    if first is None:
+        return set()
+    second = kinds[first + 2] if found[first + 1 : first + 2] == ["and"] and len(kinds) > first + 2 else kinds[first]
+    return {kind for kind in (kinds[first], second) if kind is not None}
 
 
 def language_differs(question: str, cached: str) -> bool:

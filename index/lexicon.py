@@ -7,10 +7,12 @@ FUNCTION_WORDS = frozenset(
     " also just exactly hi hello hey ok in on at of to for from by with about has have had"
     " isn't aren't wasn't weren't don't doesn't didn't can't couldn't wouldn't shouldn't won't".split()
 )
-NUMBER_WORDS = frozenset(
-    "zero two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty hundred thousand million"
-    " first second third fourth fifth half double twice".split()
-)
+NUMBER_WORDS = {word: str(number) for number, word in enumerate(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
+    " nineteen twenty".split()) if word != "one"} | {"thirty": "30", "forty": "40", "fifty": "50", "hundred": "100",
+    "thousand": "1000", "million": "1000000"} | {word: word for word in
+    "first second third fourth fifth half double twice".split()}  # fmt: skip
+ROMAN = {"II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9"}
 NEGATION = frozenset(
     "not no never none nothing without cannot neither nor hardly except unless isn't aren't wasn't weren't don't doesn't"
     " didn't can't won't shouldn't wouldn't couldn't haven't hasn't hadn't mustn't".split()
@@ -21,6 +23,10 @@ TIMES = frozenset(
     "today tonight tomorrow yesterday now currently latest recent recently monday tuesday wednesday thursday friday"
     " saturday sunday january february march april june july august september october november december week month"
     " year weekday weekdays weekend weekends spring summer autumn winter morning noon afternoon evening midnight".split()
+)
+# What a day names changes with the day on which it is said; `now` and `latest` are mostly said for emphasis.
+DAYS = frozenset(
+    "today tonight tomorrow yesterday monday tuesday wednesday thursday friday saturday sunday weekend weekends".split()
 )
 # `may` is left out of the months: it is a verb far more often.
 TIME_SHIFTS = frozenset("this next last past previous coming".split())

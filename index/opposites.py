@@ -13,6 +13,7 @@ inside outside|in out|input output|inbound outbound|incoming outgoing|left right
 front back|forward backward|ascending descending|public private|internal external|local remote|true false|yes no|positive negative
 valid invalid|legal illegal|safe unsafe|safe dangerous|possible impossible|visible invisible|include exclude
 included excluded|subscribe unsubscribe|follow unfollow|register unregister|login logout|activate deactivate|freeze unfreeze
+ban unban|pin unpin|do undo|zip unzip|tag untag|bar unbar
 advantages disadvantages|advantage disadvantage|pros cons|benefits drawbacks|benefits risks|strengths weaknesses|causes effects
 male female|men women|man woman|boy girl|boys girls|husband wife|father mother|son daughter|brother sister|young old
 younger older|dead alive|live die|rich poor|strong weak|heavy light|wet dry|full empty|deep shallow|thick thin|wide narrow

@@ -16,7 +16,7 @@ from kvproxy.errors import SettingsError
 
 PolicyName = Literal["threshold", "checked", "verified"]
 # The cosine alone has to be high; where a verifier has the last word, the cosine only finds what to ask it about.
-LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.7, "verified": 0.7}
+LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "verified": 0.6}
 
 
 class CacheSettings(BaseModel):
@@ -27,13 +27,13 @@ class CacheSettings(BaseModel):
     enabled: bool = Field(True, description="Answer from stored responses at all.")
     semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
     policy: PolicyName = Field(
-        "threshold", description="What decides over similar questions; see docs/semantic-cache.md."
+        "checked", description="What decides over similar questions; see docs/semantic-cache.md."
     )
     threshold: float | None = Field(
         None,
         ge=0.0,
         le=1.0,
-        description="Least cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.7 for the"
+        description="Least cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6 for the"
         " others, which ask a verifier too.",
     )
     guards: bool = Field(True, description="Let guards veto before the policy is asked.")

@@ -20,7 +20,9 @@ _SHARE_NEVER = 0.05
 # Entries that the prior is worth. A third of it expects even high scores to be wrong, so that after n entries without a mistake
 # about 3/n of error is still feared: the rule of three, the upper end of a 95% interval.
 _STRENGTH = 10.0
-_SWEEPS = 200
+_SWEEPS = 500
+_STILL = 2e-4  # Mass that a sweep moves at the end.
+_CHUNK = 10_000  # Observations in memory at a time.
 CURVES = len(_THRESHOLD) + 1
 
 
@@ -79,14 +81,19 @@ class Population:
         if not len(z):
             return Population.unknown()
         names, places = np.unique(np.asarray(entries), return_inverse=True)
-        total = np.zeros((len(names), CURVES))
-        np.add.at(total, places, likelihood(z, rights))
+        total = np.zeros((len(names), CURVES), dtype=np.float32)
+        for start in range(0, len(z), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            np.add.at(total, places[part], likelihood(z[part], rights[part]).astype(np.float32))
         evidence = np.exp(total - total.max(axis=1, keepdims=True))
         prior = _STRENGTH * _prior()
         weights = self.weights
         for _ in range(_SWEEPS):
-            weights = prior + weights * (evidence.T @ (1.0 / (evidence @ weights)))
-            weights /= _STRENGTH + len(names)
+            explained = evidence @ weights.astype(np.float32)
+            better = (prior + weights * (evidence.T @ (1.0 / explained))) / (_STRENGTH + len(names))
+            moved, weights = np.abs(better - weights).sum(), better
+            if moved < _STILL:
+                break
         return Population(weights, len(names))
 
     def error_bound(self, z: float, seen: np.ndarray, rights: np.ndarray) -> float:

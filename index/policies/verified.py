@@ -14,8 +14,10 @@ from index.policies.population import Population, coordinate
 from index.policies.screen import scores, screen
 from index.verifier import Verifier
 
-_RECENT = 20_000  # Observations that the population is fitted to.
-_KEEP = 10 * _RECENT
+# Observations that the population is fitted to. Many, because what is served is seldom observed again: in a short memory
+# only the entries that are never served would be left.
+_RECENT = 100_000
+_KEEP = 2 * _RECENT
 
 
 class VerifiedPolicy:

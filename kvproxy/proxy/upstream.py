@@ -1,5 +1,6 @@
 """Any OpenAI-compatible server as a backend: bytes pass through as they are, in both directions."""
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
@@ -148,14 +149,28 @@ def _reply(response: aiohttp.ClientResponse) -> Reply:
     return Reply(response.status, headers, _chunks(response), close=close)
 
 
+def _closing(response: aiohttp.ClientResponse) -> "asyncio.Future[None] | None":
+    """Tells how the connection ended, where only its end ends the body: aiohttp takes a reset for a proper end there."""
+    framed = any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
+    if framed or response.connection is None or response.connection.protocol is None:
+        return None
+    closing = response.connection.protocol.closed
+    if closing is not None:
+        closing.add_done_callback(lambda future: future.cancelled() or future.exception())
+    return closing
+
+
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    closing = _closing(response)
     try:
         async for chunk in response.content.iter_any():
             yield chunk
+        if closing is not None and closing.done() and closing.exception() is not None:
+            raise UpstreamBroken("the upstream broke its answer off")
     except TimeoutError:
         raise UpstreamBroken("the upstream went silent in the middle of its answer") from None
-    except (aiohttp.ClientError, OSError) as error:
-        # aiohttp tells of the end before it hands out what came ahead of it, which is the client's all the same.
+    except (aiohttp.ClientError, OSError, RuntimeError) as error:
+        # aiohttp (which calls some ends a RuntimeError) tells of the end before it hands out what came ahead of it, which is the client's all the same.
         for chunk in list(response.content._buffer):
             yield chunk
         raise UpstreamBroken(f"the upstream broke its answer off: {error or type(error).__name__}") from None

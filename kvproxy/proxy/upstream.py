@@ -170,7 +170,8 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     except TimeoutError:
         raise UpstreamBroken("the upstream went silent in the middle of its answer") from None
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
-        # aiohttp (which calls some ends a RuntimeError) tells of the end before it hands out what came ahead of it, which is the client's all the same.
+        # aiohttp, which calls some ends a RuntimeError, tells of the end before it hands out what came ahead of it.
+        # That is the client's all the same.
         for chunk in list(response.content._buffer):
             yield chunk
         raise UpstreamBroken(f"the upstream broke its answer off: {error or type(error).__name__}") from None

@@ -35,9 +35,11 @@ def targets(litellm_command: Path | None) -> Iterator[Targets]:
         else:
             for name, cache in (("LiteLLM miss", False), ("LiteLLM hit", True)):
                 found[name] = (stack.enter_context(litellm(litellm_command, direct, Path(data), cache=cache)), cache)
-        for hit_url, hit in found.values():
-            for stream in (False, True) if hit else ():
-                httpx.post(hit_url + PATH, content=body(stream, None), timeout=60).raise_for_status()
+        for target, hit in found.values():
+            for stream in (False, True):
+                # What is to hit is stored with this; what is not to hit has what it loads late behind it.
+                question = None if hit else "the first"
+                httpx.post(target + PATH, content=body(stream, question), timeout=60).raise_for_status()
         yield found
 
 

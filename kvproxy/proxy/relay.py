@@ -98,8 +98,6 @@ class RelayResponse(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # The server holds the head back until a part comes, which may take long, or never happen.
-        await send({"type": "http.response.body", "body": b"", "more_body": True})
         try:
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})

@@ -269,3 +269,13 @@ def test_a_stream_that_never_ends_is_read_no_faster_than_its_client_takes_it(ben
         # What lies in the kernel's buffers counts too.
         assert asyncio.run(slow()) < 30_000_000
         bench.nothing_is_left()
+
+
+def test_a_body_that_is_no_http_ends_the_answer_and_does_not_hang_it(bench: Bench) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    number = bench.add(Script((head, b"5\r\nhello\r\n", b"zz\r\n"), pause=0.1, malformed=True))
+    for name in ("chat", "other"):
+        body = request_of(name, False, number)
+        seen = asyncio.run(observe(bench.proxy, PATHS[name], body, number, patience=5.0))
+        assert (seen.status, seen.body, seen.complete) == (200, b"hello", False)
+    bench.nothing_is_left()

@@ -144,12 +144,11 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     query = _query(request)
     path = request.scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
     uploaded = asyncio.Event()
-    if body is None:
-        # Only the upload reads from the client until it is done; it notices by itself when the client goes.
-        reply = await backend.forward(request.method, path, request.headers, _upload(request, uploaded))
-    else:
+    if body is not None:
         uploaded.set()
-        reply = await unless_gone(request, backend.forward(request.method, path, request.headers, body))
+    # Only the upload reads from the client until it is done; it notices by itself when the client goes.
+    sent = _upload(request, uploaded) if body is None else body
+    reply = await unless_gone(request, backend.forward(request.method, path, request.headers, sent), uploaded)
     return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, uploaded=uploaded)
 
 

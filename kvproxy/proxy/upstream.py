@@ -1,5 +1,6 @@
 """Any OpenAI-compatible server as a backend: bytes pass through as they are, in both directions."""
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
@@ -149,18 +150,48 @@ def _reply(response: aiohttp.ClientResponse) -> Reply:
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    content = response.content
+    protocol = response.connection.protocol if response.connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+
+    def wake(closed: "asyncio.Future[None]") -> None:
+        # aiohttp leaves those who read some malformed bodies waiting for ever.
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection was closed"))
+
+    if closed is not None:
+        closed.add_done_callback(wake)
     try:
-        async for chunk in response.content.iter_any():
+        async for chunk in content.iter_any():
             yield chunk
+        # Where only the end of the connection ends the body, aiohttp takes a reset for a proper end.
+        if closed is not None and not _framed(response) and closed.done() and closed.exception() is not None:
+            raise UpstreamBroken("the upstream broke its answer off")
     except TimeoutError:
         raise UpstreamBroken("the upstream went silent in the middle of its answer") from None
-    except (aiohttp.ClientError, OSError) as error:
-        # aiohttp tells of the end before it hands out what came ahead of it, which is the client's all the same.
-        for chunk in list(response.content._buffer):
+    except (aiohttp.ClientError, OSError, RuntimeError) as error:
+        # aiohttp, which calls some ends a RuntimeError, tells of the end before it hands out what came ahead of it.
+        # That is the client's all the same.
+        for chunk in list(content._buffer):
             yield chunk
         raise UpstreamBroken(f"the upstream broke its answer off: {error or type(error).__name__}") from None
     finally:
+        if closed is not None:
+            # The connection lives on for other requests, which are to find no more than this one of it.
+            closed.remove_done_callback(wake)
+            closed.remove_done_callback(_retrieve)
+            closed.add_done_callback(_retrieve)
         response.close()
+
+
+def _framed(response: aiohttp.ClientResponse) -> bool:
+    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
+
+
+def _retrieve(closed: "asyncio.Future[None]") -> None:
+    """Keeps asyncio from complaining that nobody asked how an idle connection ended."""
+    if not closed.cancelled():
+        closed.exception()
 
 
 def _end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -38,8 +38,13 @@ class GenerationRequest:
     """A prompt in token ids.
 
     Attributes:
-        salt: requests with different ones never share blocks.
+        id: unique.
+        tokens: the prompt.
+        sampling: how to answer it.
+        salt: requests with different salts never share blocks.
         priority: what the request leaves cached outlives what those of a lower one left.
+        tenant: whose request it is; tenants of the same queue priority get equal shares of the engine.
+        queue_priority: lower is served first.
     """
 
     id: str
@@ -47,6 +52,8 @@ class GenerationRequest:
     sampling: SamplingParams
     salt: str | None = None
     priority: int = 0
+    tenant: str = ""
+    queue_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The engine's pieces as chunks of OpenAI's chat completions and completions."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from kvproxy.engine.request import Delta, TokenLogprob
@@ -15,11 +15,9 @@ class ChunkWriter:
     Args:
         call: the request.
         model: its name for the client.
-        observe: takes the last piece of each answer.
     """
 
-    def __init__(self, call: Call, model: str, observe: Callable[[Delta], None] = lambda delta: None) -> None:
-        self._observe = observe
+    def __init__(self, call: Call, model: str) -> None:
         self._chat = call.endpoint == "chat"
         self._usage_asked = call.stream and includes_usage(call.body)
         prefix, kind = ("chatcmpl", "chat.completion.chunk") if self._chat else ("cmpl", "text_completion")
@@ -38,8 +36,6 @@ class ChunkWriter:
         delta: Delta | None = first
         while delta is not None:
             generated[delta.index] = delta.usage.completion_tokens
-            if delta.finish_reason:
-                self._observe(delta)
             for choice in self._choices(delta):
                 yield self._head | {"choices": [choice]}
             delta = await anext(pieces, None)

@@ -1,13 +1,13 @@
 """The embedded engine as a backend: OpenAI requests in, OpenAI objects and chunks out."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.engine.request import GenerationRequest, SamplingParams
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.proxy.backend import Call, Reply
@@ -29,16 +29,10 @@ _REFUSED = {
 
 
 class LocalBackend:
-    """Answers from the embedded engine.
+    """Answers from the embedded engine."""
 
-    Args:
-        worker: the engine.
-        observe: told of the last piece of each answer.
-    """
-
-    def __init__(self, worker: EngineWorker, observe: Callable[[Delta], None] = lambda delta: None) -> None:
+    def __init__(self, worker: EngineWorker) -> None:
         self.worker = worker
-        self._observe = observe
         self._numbers = itertools.count()
         self.name = f"local:{worker.name}"
 
@@ -102,7 +96,13 @@ class LocalBackend:
         # A client may send the same request id twice; the engine's ids must be unique.
         id = f"{call.request_id}.{next(self._numbers)}"
         return GenerationRequest(
-            id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body), priority=_priority(call)
+            id,
+            tuple(self.tokens(call)),
+            sampling_params(call),
+            salt=_salt(body),
+            priority=_priority(call),
+            tenant=call.tenant,
+            queue_priority=body.get("priority") or 0,
         )
 
     def tokens(self, call: Call) -> list[int]:
@@ -183,5 +183,6 @@ def _priority(call: Call) -> int:
 def _check_sampling(call: Call) -> None:
     """Refuse what would fail inside the engine, where it takes other requests down with it."""
     check_integer(call.body, "top_k", least=-1)
+    check_integer(call.body, "priority")
     if call.endpoint == "completions":
         check_integer(call.body, "logprobs", least=0, most=20)

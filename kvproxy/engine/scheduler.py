@@ -37,6 +37,7 @@ class Scheduler:
         exact_chunks: round hits down to whole chunks of `max_batch_tokens`, so that a hit is computed in the same pieces as
             a miss and its logits are equal bit for bit.
         tiers: what lies beyond the pool.
+        speculate: most guesses computed with each generated token.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Scheduler:
         *,
         exact_chunks: bool = False,
         tiers: Tiering | None = None,
+        speculate: int = 0,
     ) -> None:
         self.manager = manager
         self.loading: list[RunningSequence] = []
@@ -56,6 +58,7 @@ class Scheduler:
         self._max_tokens = max_batch_tokens
         self._max_sequences = max_sequences
         self._exact_chunks = exact_chunks
+        self._speculate = speculate
 
     def add(self, sequence: RunningSequence) -> None:
         """Queue a new sequence."""
@@ -121,6 +124,10 @@ class Scheduler:
                 budget -= self._admit(sequence, computed, budget, plan)
 
     def _continue(self, sequence: RunningSequence, budget: int, plan: Plan) -> int:
+        if self._speculate and sequence.num_generated and sequence.num_remaining == 1:
+            count = self._continue_guessing(sequence, budget, plan)
+            if count:
+                return count
         count = min(sequence.num_remaining, budget)
         while self.manager.allocate_slots(sequence.cache, count) is None:
             # Never one that this step has planned already: its blocks are named, and would stay so with nothing in them.
@@ -130,6 +137,18 @@ class Scheduler:
                 return 0
         self._append(sequence, count, plan)
         return count
+
+    def _continue_guessing(self, sequence: RunningSequence, budget: int, plan: Plan) -> int:
+        """Plan a sequence's last token with guesses behind it; 0 where there are none, or no blocks for them."""
+        guesses = sequence.guess(min(self._speculate, budget - 1))
+        cache, start = sequence.cache, sequence.cache.num_computed_tokens
+        if not guesses or self.manager.allocate_slots(cache, 1, num_lookahead_tokens=len(guesses)) is None:
+            return 0
+        tokens = [*cache.tokens[start:], *guesses]
+        plan.prefills.append((sequence, Span(tokens, start, self.manager.block_ids(cache.id), len(guesses))))
+        cache.num_computed_tokens += 1
+        self.waiting.charge(sequence, 1)
+        return len(tokens)
 
     def _match(self, sequence: RunningSequence) -> ComputedBlocks:
         computed = self.manager.get_computed_blocks(sequence.cache)

@@ -11,7 +11,7 @@ from kvproxy.engine.request import GenerationRequest, SamplingParams
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.proxy.backend import Call, Reply
-from kvproxy.proxy.chunks import ChunkWriter
+from kvproxy.proxy.chunks import ChunkWriter, Echo
 from kvproxy.proxy.dialects.fields import check_integer
 from kvproxy.proxy.sse import DONE, EventReader, event
 from kvproxy.proxy.translate import TRANSLATORS
@@ -22,7 +22,6 @@ _REFUSED = {
     "presence_penalty": 0,
     "logit_bias": {},
     "best_of": 1,
-    "echo": False,
     "suffix": "",
 }
 """Fields that would change the answer and that the engine does not have, with the value that means "not used"."""
@@ -66,7 +65,7 @@ class LocalBackend:
         tiers = f" tiers={usage.tier_tokens}" if usage.tier_tokens else ""
         reply.detail = f"prefix {usage.cached_tokens}/{usage.prompt_tokens}{tiers}"
         reply.close = pieces.aclose  # type: ignore[attr-defined]
-        chunks = ChunkWriter(asked, self.worker.name).chunks(first, pieces, reply)
+        chunks = ChunkWriter(asked, self.worker.name, self._echo(asked, request)).chunks(first, pieces, reply)
         if translator is None:
             events = _openai(chunks)
         else:
@@ -105,6 +104,14 @@ class LocalBackend:
             queue_priority=body.get("priority") or 0,
         )
 
+    def _echo(self, call: Call, request: GenerationRequest) -> Echo | None:
+        """The prompt for the answer to begin with, where that is asked for."""
+        if not call.body.get("echo"):
+            return None
+        name, prompt = self.worker.tokenizer.token_text, call.body["prompt"]
+        text = prompt if isinstance(prompt, str) else self.worker.tokenizer.decode(prompt)
+        return Echo(text, name(request.tokens[0]))
+
     def tokens(self, call: Call) -> list[int]:
         """The prompt in token ids."""
         if call.endpoint == "chat":
@@ -142,6 +149,7 @@ def sampling_params(call: Call) -> SamplingParams:
         logprobs=None if logprobs is None else int(logprobs),
         n=body.get("n") or 1,
         ignore_eos=bool(body.get("ignore_eos")),
+        prompt_logprobs=None if logprobs is None or not body.get("echo") else int(logprobs),
     )
 
 
@@ -184,5 +192,7 @@ def _check_sampling(call: Call) -> None:
     """Refuse what would fail inside the engine, where it takes other requests down with it."""
     check_integer(call.body, "top_k", least=-1)
     check_integer(call.body, "priority")
+    if call.body.get("echo") and call.endpoint != "completions":
+        raise InvalidRequest("echo belongs to /v1/completions: leave it out", param="echo")
     if call.endpoint == "completions":
         check_integer(call.body, "logprobs", least=0, most=20)

@@ -92,6 +92,9 @@ class EngineSettings(BaseModel):
         "auto", description="Weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; by default the cores.")
+    speculate: int = Field(
+        0, ge=0, le=32, description="Guesses at the next tokens, looked up in the request's own text; 0 is off."
+    )
     strict: bool = Field(
         False, description="Use only hits that end on a whole batch, so that logits equal an uncached run bit for bit."
     )

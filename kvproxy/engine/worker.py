@@ -47,6 +47,8 @@ class EngineWorker:
         self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)
         if self._engine.tiers is not None:
             self._engine.tiers.wake = lambda: self._jobs.put(_nothing)
+        self.observe: Callable[[Delta], None] = lambda last: None
+        """Told of the last piece of each answer, on the event loop."""
         self._failures: dict[str, Callable[[KvproxyError], None]] = {}
 
     @classmethod
@@ -97,7 +99,9 @@ class EngineWorker:
                 piece = await pieces.get()
                 if isinstance(piece, KvproxyError):
                     raise piece
-                open_answers -= piece.finish_reason is not None
+                if piece.finish_reason is not None:
+                    open_answers -= 1
+                    self.observe(piece)
                 yield piece
         finally:
             self._jobs.put(cancel)

@@ -80,11 +80,9 @@ def build(settings: Settings) -> Services:
         raise SettingsError(str(error)) from None
     metrics = Metrics()
     worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model, settings.tiers)
-    backend: Backend = (
-        LocalBackend(worker, metrics.generated)
-        if worker
-        else UpstreamBackend(settings.upstream or "", settings.forward)
-    )
+    if worker is not None:
+        worker.observe = metrics.generated
+    backend: Backend = LocalBackend(worker) if worker else UpstreamBackend(settings.upstream or "", settings.forward)
     observer = make_observer(semantic, backend, settings.cache) if semantic is not None else None
     answerer = Answerer(backend, store, semantic, settings.cache, observer=observer)
     return Services(settings, answerer, observations, metrics, worker)

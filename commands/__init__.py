@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commands import blocks, cache, calibrate, doctor, explain, feedback, serve, simulate, warm
+from commands import blocks, cache, calibrate, doctor, explain, feedback, serve, simulate, upstreams, warm
 from kvproxy.errors import KvproxyError
 
 
@@ -33,6 +33,7 @@ app.add_typer(cache.app, name="cache")
 cache.app.command("reject")(feedback.reject)
 cache.app.command("approve")(feedback.approve)
 app.add_typer(blocks.app, name="blocks")
+app.add_typer(upstreams.app, name="upstreams")
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("simulate")(simulate.simulate)

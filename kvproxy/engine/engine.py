@@ -38,6 +38,7 @@ class Engine:
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.policy,
             keep_tokens=True,
+            record_events=settings.kv_events is not None,
         )
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
         self._runner = Runner(loaded, pool)

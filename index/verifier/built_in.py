@@ -1,28 +1,84 @@
 """The verifier in the box: the packaged MiniLM with a trained adapter, in ONNX Runtime."""
 
+import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from index.errors import VerifierError
+from index.errors import EmbedderError, VerifierError
+from index.minilm.graph import verifier_graph
+from index.minilm.session import keeps_integers, open_session
+from index.minilm.tokens import load_tokenizer, look_up, sides
+from index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
+from index.verifier.calibration import Calibration
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
+RANGES = "ranges."
+MAX_TOKENS = 256
 
 
 class BuiltInVerifier:
-    """Scores with the adapter's calibration."""
+    """Scores a pair by the cross-encoder's logit, made a probability by the calibration that is noted in the adapter.
+
+    The two questions are put in alphabetical order before they are read, so that the score does not depend on the order.
+
+    Args:
+        base: the packaged weights.
+        adapter: what was trained, and under `ranges.` the ranges for 8 bits.
+        calibration: from logits to probabilities.
+        threads: that one call computes on, a pair on each.
+        integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
+    """
 
     name = "built-in"
 
+    def __init__(
+        self,
+        adapter: Weights,
+        calibration: Calibration,
+        threads: int = 1,
+        integers: bool | None = None,
+    ) -> None:
+        integers = keeps_integers() if integers is None else integers
+        ranges = {name.removeprefix(RANGES): value for name, value in adapter.items() if name.startswith(RANGES)}
+        folder = packaged_model()
+        weights = merge(
+            base_weights(folder), {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
+        )
+        self._session = open_session(verifier_graph(weights, ranges if integers else None))
+        self._tables = {name: table for name, table in weights.items() if name.startswith("embeddings.")}
+        self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
+        self._calibration = calibration
+        self._threads = threads
+
     @classmethod
     def load(cls, threads: int = 1) -> "BuiltInVerifier":
-        """Merge the adapter into the packaged weights.
+        """Merge the shipped adapter into the packaged weights.
 
         Raises:
-            VerifierError: the adapter is missing.
+            VerifierError: either is missing.
         """
-        raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
+        if not ADAPTER.is_file():
+            raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
+        adapter, notes = read_tensors(ADAPTER)
+        try:
+            return cls(adapter, Calibration(**json.loads(notes["calibration"])), threads)
+        except EmbedderError as error:
+            raise VerifierError(str(error)) from None
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        raise NotImplementedError
+        return self._calibration.probabilities(self.logits(pairs))
+
+    def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Before calibration: float32 `[len(pairs)]`."""
+        if self._threads == 1 or len(pairs) < 2:
+            return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
+        with ThreadPoolExecutor(self._threads) as pool:
+            return np.array(list(pool.map(self._one, pairs)), dtype=np.float32)
+
+    def _one(self, pair: tuple[str, str]) -> float:
+        encoded = self._tokenizer.encode(*sorted(pair))
+        tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
+        return float(self._session.run(None, {"tokens": tokens, "sides": sides(encoded.type_ids)})[0].item())

@@ -1,0 +1,117 @@
+"""MiniLM in torch, with the head of a cross-encoder: what is trained, and what the graphs are compared with."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from index.minilm.weights import EPSILON, HEADS, LAYERS, MATRICES, Weights
+
+HEAD_WIDTH = 128
+NORMS = ("norm1", "norm2")
+
+
+class Adapted(nn.Module):
+    """A linear layer whose matrix is fixed but for a low-rank change; `rank` 0 changes the bias only."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, rank: int) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.register_buffer("weight", weight, persistent=False)
+        self.bias = nn.Parameter(bias.clone())
+        self.rank = rank
+        if rank:
+            # As in LoRA (arXiv 2106.09685): one factor starts at zero, so that training starts from the base.
+            self.low = nn.Parameter(torch.randn(rank, weight.shape[1]) * weight.shape[1] ** -0.5)
+            self.high = nn.Parameter(torch.zeros(weight.shape[0], rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return y + F.linear(F.linear(x, self.low), self.high) if self.rank else y
+
+
+class Norm(nn.LayerNorm):
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__(weight.shape[0], eps=EPSILON)
+        self.weight = nn.Parameter(weight.clone())
+        self.bias = nn.Parameter(bias.clone())
+
+
+class Layer(nn.Module):
+    """A post-norm transformer layer of BERT."""
+
+    def __init__(self, weights: dict[str, Tensor], prefix: str, rank: int) -> None:
+        super().__init__()
+        parts = {
+            name: (weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]) for name in (*MATRICES, *NORMS)
+        }
+        self.qkv, self.out, self.up, self.down = (Adapted(*parts[name], rank) for name in MATRICES)
+        self.norm1, self.norm2 = (Norm(*parts[name]) for name in NORMS)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        n, length, width = x.shape
+        q, k, v = self.qkv(x).view(n, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = self.norm1(x + self.out(seen.transpose(1, 2).reshape(n, length, width)))
+        y: Tensor = self.norm2(x + self.down(F.gelu(self.up(x))))
+        return y
+
+
+class CrossEncoder(nn.Module):
+    """Reads `[CLS] a [SEP] b [SEP]` and gives the logit of one answer serving both.
+
+    The head sees the first token and, as a bi-encoder's would, the distance and the product of the two questions' means.
+
+    Args:
+        weights: base weights, or merged ones with a head in them.
+        rank: of the trained change to every matrix; 0 for none.
+    """
+
+    def __init__(self, weights: Weights, rank: int = 0) -> None:
+        super().__init__()
+        tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+        self.word: Tensor
+        self.position: Tensor
+        self.register_buffer("word", tensors["embeddings.word"], persistent=False)
+        self.register_buffer("position", tensors["embeddings.position"], persistent=False)
+        self.segment = nn.Parameter(tensors["embeddings.segment"].clone())
+        self.norm = Norm(tensors["embeddings.norm.weight"], tensors["embeddings.norm.bias"])
+        self.layer = nn.ModuleList(Layer(tensors, f"layer.{n}.", rank) for n in range(LAYERS))
+        width = self.word.shape[1]
+        self.hidden = nn.Linear(3 * width, HEAD_WIDTH)
+        self.score = nn.Linear(HEAD_WIDTH, 1)
+        self.dropout = nn.Dropout(0.1)
+        if "head.hidden.weight" in tensors:
+            for name, module in (("hidden", self.hidden), ("score", self.score)):
+                module.weight.data.copy_(tensors[f"head.{name}.weight"])
+                module.bias.data.copy_(tensors[f"head.{name}.bias"])
+
+    def forward(self, ids: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
+        """Logits `[n]` of token ids, segments (0 or 1) and mask (1 for a token, 0 for padding), int64 `[n, length]`."""
+        x = self.encode(ids, segments, mask)
+        u, v = _mean(x, mask * (1 - segments)), _mean(x, mask * segments)
+        features = self.dropout(torch.cat([x[:, 0], (u - v).abs(), u * v], dim=1))
+        logit: Tensor = self.score(F.gelu(self.hidden(features)))[:, 0]
+        return logit
+
+    def encode(self, ids: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
+        """Last hidden states `[n, length, width]`."""
+        x: Tensor = self.norm(self.word[ids] + self.position[: ids.shape[1]] + self.segment[segments])
+        seen = None if bool(mask.all()) else mask[:, None, None, :].bool()
+        for layer in self.layer:
+            x = layer(x, seen)
+        return x
+
+    def tuned(self) -> Weights:
+        """What was trained, under the names that `weights.merge` reads."""
+        names = {"norm.": "embeddings.norm.", "segment": "embeddings.segment", "hidden.": "head.hidden."}
+        names["score."] = "head.score."
+        tuned: Weights = {}
+        for name, value in self.named_parameters():
+            start = next((start for start in names if name.startswith(start)), None)
+            tuned[name if start is None else names[start] + name.removeprefix(start)] = value.detach().numpy().copy()
+        return tuned
+
+
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    weight = mask[:, :, None].to(x.dtype)
+    return (x * weight).sum(1) / weight.sum(1).clamp(min=1)

@@ -1,0 +1,45 @@
+"""Texts and pairs of texts to what the graphs and the network read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index.minilm.weights import Weights
+
+
+def load_tokenizer(folder: Path, max_tokens: int) -> Any:
+    """The packaged model's tokenizer; of a pair that is too long the longer text is cut first."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(max_tokens, strategy="longest_first")
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
+    """Word, position and segment vectors of one text or pair, summed: float32 `[1, length, 384]`."""
+    tokens: np.ndarray = weights["embeddings.word"][np.asarray(ids)]
+    tokens += weights["embeddings.position"][: len(ids)]
+    tokens += weights["embeddings.segment"][np.asarray(segments)]
+    return tokens[None]
+
+
+def sides(segments: Sequence[int]) -> np.ndarray:
+    """Rows that average the tokens of either text of a pair: float32 `[1, 2, length]`."""
+    second = np.asarray(segments, dtype=np.float32)
+    rows: np.ndarray = np.stack([1 - second, second])
+    rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
+    return rows[None]
+
+
+def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, segments and mask, int64 `[n, longest]`, of encoded texts or pairs."""
+    shape = len(encoded), max(len(each.ids) for each in encoded)
+    ids, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
+    for row, each in enumerate(encoded):
+        length = len(each.ids)
+        ids[row, :length], segments[row, :length], mask[row, :length] = each.ids, each.type_ids, 1
+    return ids, segments, mask

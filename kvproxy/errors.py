@@ -102,7 +102,13 @@ class StoreUnavailable(KvproxyError):
     code = "store_unavailable"
 
 
-class UpstreamUnreachable(KvproxyError):
+class UpstreamError(KvproxyError):
+    """An upstream gave no answer. `unsent` tells that it never got the request either, so that another may have it."""
+
+    unsent = False
+
+
+class UpstreamUnreachable(UpstreamError):
     """The upstream refused the connection, or broke it before an answer."""
 
     status = 502
@@ -114,7 +120,7 @@ class UpstreamBroken(UpstreamUnreachable):
     """The upstream's answer broke off after it had begun; the client's is to break off alike."""
 
 
-class UpstreamTimeout(KvproxyError):
+class UpstreamTimeout(UpstreamError):
     """The upstream did not answer in time."""
 
     status = 504

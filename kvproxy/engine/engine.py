@@ -42,6 +42,7 @@ class Engine:
             keep_tokens=True,
             priorities=True,
             residency=Residency(),
+            record_events=settings.kv_events is not None,
         )
         # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
         self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.capacity // size))

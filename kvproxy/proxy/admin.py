@@ -3,17 +3,15 @@
 import hmac
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.blocks import view
-from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
 from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.explain import explain
+from kvproxy.proxy.fleet.routes import drain, undrain, upstreams
 from kvproxy.proxy.routes import parse_body, read_call
 from kvproxy.proxy.services import services
 
@@ -51,23 +49,16 @@ def guard(handler: Handler) -> Handler:
     return guarded
 
 
-async def _inspect(request: Request, read: Callable[[KVCacheManager], Any]) -> Response:
-    app = services(request)
-    if app.worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
-    return JSONResponse(await app.worker.inspect(read))
-
-
 async def blocks(request: Request) -> Response:
-    return await _inspect(request, view.list_blocks)
+    return JSONResponse(await services(request).prefix.blocks())
 
 
 async def blocks_queue(request: Request) -> Response:
-    return await _inspect(request, view.eviction_queue)
+    return JSONResponse(await services(request).prefix.queue())
 
 
 async def blocks_stats(request: Request) -> Response:
-    return await _inspect(request, view.stats)
+    return JSONResponse(await services(request).prefix.stats())
 
 
 async def blocks_tiers(request: Request) -> Response:
@@ -78,35 +69,19 @@ async def blocks_tiers(request: Request) -> Response:
 
 
 async def blocks_chains(request: Request) -> Response:
-    app = services(request)
-    if app.worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
-    found = await app.worker.inspect(view.chains)
-    for chain in found:
-        first = chain.pop("first_tokens")
-        chain["begins"] = "".join(map(app.worker.tokenizer.token_text, first)) if first else ""
-    return JSONResponse(found)
+    return JSONResponse(await services(request).prefix.chains())
 
 
 async def blocks_show(request: Request) -> Response:
-    app = services(request)
-    number = int(request.path_params["id"])
-    if app.worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
-    block = await app.worker.inspect(lambda manager: view.show_block(manager, number))
+    name = request.path_params["id"]
+    block = await services(request).prefix.show(name)
     if block is None:
-        raise NotFound(f"no block {number}: blocks ls lists them")
-    text = "".join(map(app.worker.tokenizer.token_text, block["tokens"] or []))
-    return JSONResponse(block | {"text": text})
-
-
-def _reset(manager: KVCacheManager) -> dict[str, Any]:
-    figures = view.stats(manager)
-    return {"reset": manager.reset_prefix_cache(), "pinned": figures["pinned"], "used": figures["used"]}
+        raise NotFound(f"no block {name}: blocks ls lists them")
+    return JSONResponse(block)
 
 
 async def blocks_reset(request: Request) -> Response:
-    return await _inspect(request, _reset)
+    return JSONResponse(await services(request).prefix.reset())
 
 
 async def explain_request(request: Request) -> Response:
@@ -126,6 +101,9 @@ ROUTES = [
     Route("/admin/blocks/stats", guard(blocks_stats), methods=["GET"]),
     Route("/admin/blocks/tiers", guard(blocks_tiers), methods=["GET"]),
     Route("/admin/blocks/reset", guard(blocks_reset), methods=["POST"]),
-    Route("/admin/blocks/{id:int}", guard(blocks_show), methods=["GET"]),
+    Route("/admin/blocks/{id}", guard(blocks_show), methods=["GET"]),
     Route("/admin/explain", guard(explain_request), methods=["POST"]),
+    Route("/admin/upstreams", guard(upstreams), methods=["GET"]),
+    Route("/admin/upstreams/drain", guard(drain), methods=["POST"]),
+    Route("/admin/upstreams/undrain", guard(undrain), methods=["POST"]),
 ]

@@ -115,6 +115,8 @@ async def metrics(request: Request) -> Response:
     """GET /metrics: Prometheus' text format."""
     app = services(request)
     pool = await app.worker.inspect(lambda manager: manager.stats()) if app.worker else None
+    for engine in getattr(app.answerer.backend, "engines", {}).values():
+        app.metrics.upstream(engine.status())
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {})
     text = app.metrics.render(pool, await _entries(app), app.worker.tier_stats() if app.worker else ())

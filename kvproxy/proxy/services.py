@@ -17,6 +17,7 @@ from kvproxy.proxy.backend import Backend
 from kvproxy.proxy.local import LocalBackend
 from kvproxy.proxy.metrics import Metrics
 from kvproxy.proxy.observer import make_observer
+from kvproxy.proxy.prefix import EmbeddedPrefix, NoPrefix, PrefixView
 from kvproxy.proxy.semantic import build_semantic
 from kvproxy.proxy.upstream import UpstreamBackend
 from kvproxy.settings import Settings
@@ -34,6 +35,7 @@ class Services:
     observations: Observations
     metrics: Metrics
     worker: EngineWorker | None
+    prefix: PrefixView
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -67,7 +69,7 @@ def build(settings: Settings) -> Services:
         SettingsError: the store, the embedder or a tier cannot be used.
         ModelUnsupported: the model cannot.
     """
-    if settings.upstream and settings.tiers.enabled:
+    if settings.servers and settings.tiers.enabled:
         raise SettingsError(
             "tiers keep what the embedded engine computes: leave them out with an upstream", param="tiers"
         )
@@ -79,13 +81,27 @@ def build(settings: Settings) -> Services:
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
     metrics = Metrics()
-    worker = None if settings.upstream else EngineWorker.load(settings.engine, settings.model, settings.tiers)
+    worker = None if settings.servers else EngineWorker.load(settings.engine, settings.model, settings.tiers)
     if worker is not None:
         worker.observe = metrics.generated
-    backend: Backend = LocalBackend(worker) if worker else UpstreamBackend(settings.upstream or "", settings.forward)
+    backend, prefix = _local(worker) if worker else _upstreams(settings)
     observer = make_observer(semantic, backend, settings.cache) if semantic is not None else None
     answerer = Answerer(backend, store, semantic, settings.cache, observer=observer)
-    return Services(settings, answerer, observations, metrics, worker)
+    return Services(settings, answerer, observations, metrics, worker, prefix)
+
+
+def _local(worker: EngineWorker) -> tuple[Backend, PrefixView]:
+    backend = LocalBackend(worker)
+    return backend, EmbeddedPrefix(backend)
+
+
+def _upstreams(settings: Settings) -> tuple[Backend, PrefixView]:
+    servers = settings.servers
+    if len(servers) == 1 and servers[0].kv_events is None:
+        return UpstreamBackend(servers[0].url, settings.forward), NoPrefix()
+    from kvproxy.proxy.fleet.build import build_fleet
+
+    return build_fleet(settings)
 
 
 def services(request: Request) -> Services:

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from kvproxy.errors import KvproxyError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.proxy.backend import Call, Reply
 from kvproxy.settings import UpstreamSettings
 
@@ -102,7 +102,9 @@ class UpstreamBackend:
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 # The request never left, so one more try cannot do anything twice.
                 if tries == 0:
-                    raise self._no_connection(error) from None
+                    refused = self._no_connection(error)
+                    refused.unsent = True
+                    raise refused from None
             except TimeoutError:
                 raise UpstreamTimeout(f"{self._base} gave no answer in {self._settings.read_timeout:g} s") from None
             except (aiohttp.ClientError, OSError) as error:
@@ -120,7 +122,7 @@ class UpstreamBackend:
         url = URL(self._base + path, encoded=True)
         return await self._opened.request(method, url, headers=headers, data=data, allow_redirects=False)
 
-    def _no_connection(self, error: Exception) -> KvproxyError:
+    def _no_connection(self, error: Exception) -> UpstreamError:
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(f"no connection to {self._base} within {self._settings.connect_timeout:g} s")
         return UpstreamUnreachable(

@@ -6,6 +6,9 @@ Load and cost are counted in tokens of prefill, so that they can be added up: se
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MISS = 8.0
+"""Tokens of another request's work that a token computed anew outweighs: it also takes room in a second cache, and time from
+all that come after. Higher hits more and balances less; see docs/routing.md for how this was chosen."""
 SLACK = 1.25
 """How much more than its share an engine may carry before a key goes to the next one on the ring: consistent hashing with
 bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018)."""
@@ -41,7 +44,7 @@ def choose(candidates: Sequence[Candidate], prompt_tokens: int, order: Sequence[
         return bounded(candidates, prompt_tokens, place)
 
     def cost(candidate: Candidate) -> float:
-        return (prompt_tokens - (candidate.matched or 0) + candidate.load) / candidate.weight
+        return (MISS * (prompt_tokens - (candidate.matched or 0)) + candidate.load) / candidate.weight
 
     return [each.name for each in sorted(candidates, key=lambda each: (cost(each), place[each.name]))]
 
@@ -52,6 +55,6 @@ def bounded(candidates: Sequence[Candidate], prompt_tokens: int, place: dict[str
     share = SLACK * (sum(candidate.load for candidate in candidates) + prompt_tokens) / weight
 
     def full(candidate: Candidate) -> bool:
-        return candidate.load + prompt_tokens > share * candidate.weight and candidate.load > 0
+        return candidate.load > share * candidate.weight
 
     return [each.name for each in sorted(candidates, key=lambda each: (full(each), place[each.name]))]

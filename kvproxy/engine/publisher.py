@@ -2,19 +2,22 @@
 
 PUB frames are `[topic, number (u64, big-endian), payload]`; the payload is msgpack of `[time, events, rank]`. A ROUTER
 socket answers `[b"", first number]` with every batch that is still buffered, then `[b"", b"", ff x 8, b""]`.
+
+Whoever asks for more than is buffered makes the engine publish its whole content once, as an ordinary batch that begins
+with AllBlocksCleared: any consumer of the stream is right from there on.
 """
 
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
 import zmq
 
-from kvproxy.blocks.events import KVEvent
+from kvproxy.blocks.events import AllBlocksCleared, KVEvent
 from kvproxy.errors import SettingsError
 
 _END = b"\xff" * 8
@@ -29,6 +32,8 @@ class KVEventPublisher:
         replay: ROUTER address, None for none.
         topic: first frame of each batch.
         buffer: batches kept for replay.
+        on_short: called, on the publisher's thread, when a request reaches back further than the buffer: `publish_all` is
+            to follow.
 
     Attributes:
         endpoint, replay: the addresses with the ports that they got.
@@ -37,13 +42,24 @@ class KVEventPublisher:
         SettingsError: an address cannot be used.
     """
 
-    def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", buffer: int = 10_000) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        replay: str | None = None,
+        *,
+        topic: str = "",
+        buffer: int = 10_000,
+        on_short: Callable[[], None] = lambda: None,
+    ) -> None:
         self._topic = topic.encode()
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffer)
         self._batches: queue.SimpleQueue[Sequence[KVEvent] | None] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._sockets: list[Any] = []
         self._number = 0
+        self._on_short = on_short
+        # The last batch from which on a consumer that knew nothing before is right: the first, or a whole content.
+        self._whole = 0
         try:
             self._pub = self._open(zmq.PUB, endpoint)
             self._router = self._open(zmq.ROUTER, replay) if replay else None
@@ -75,6 +91,10 @@ class KVEventPublisher:
         self._batches.put(events)
         self._wake.send(b"")
 
+    def publish_all(self, stored: Sequence[KVEvent]) -> None:
+        """Publish everything that is cached, for those who came too late to know it."""
+        self.publish([AllBlocksCleared(), *stored])
+
     def close(self) -> None:
         """Send what is queued and end."""
         self._batches.put(None)
@@ -101,6 +121,8 @@ class KVEventPublisher:
     def _send(self, events: Sequence[KVEvent]) -> None:
         payload = msgpack.packb([time.time(), [event.as_wire() for event in events], 0])
         number = self._number.to_bytes(8, "big")
+        if isinstance(events[0], AllBlocksCleared):
+            self._whole = self._number
         # Buffered first: whoever has received a batch and asks for a replay must find it there.
         self._buffer.append((number, payload))
         self._pub.send_multipart([self._topic, number, payload])
@@ -112,6 +134,8 @@ class KVEventPublisher:
         if len(frames) != 3 or len(frames[2]) != 8:
             return
         client, _, start = frames
+        if self._buffer and int.from_bytes(self._buffer[0][0], "big") > max(self._whole, int.from_bytes(start, "big")):
+            self._on_short()
         for number, payload in self._buffer:
             if number >= start:
                 self._router.send_multipart([client, b"", self._topic, number, payload])

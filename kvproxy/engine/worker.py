@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
 from kvproxy.engine.request import Delta, GenerationRequest
@@ -53,7 +54,7 @@ class EngineWorker:
         self.observe: Callable[[Delta], None] = lambda last: None
         """Told of the last piece of each answer, on the event loop."""
         self._failures: dict[str, Callable[[KvproxyError], None]] = {}
-        self.publisher = _publisher(settings)
+        self.publisher = _publisher(settings, lambda: self._jobs.put(self._publish_all))
 
     @classmethod
     def load(cls, settings: EngineSettings, model: str, tiers: TierSettings | None = None) -> "EngineWorker":
@@ -197,6 +198,12 @@ class EngineWorker:
         if self.publisher is not None and (events := self._engine.manager.take_events()):
             self.publisher.publish(events)
 
+    def _publish_all(self) -> None:
+        """Tell a late subscriber what is cached."""
+        self._publish()
+        if self.publisher is not None:
+            self.publisher.publish_all(take_snapshot(self._engine.manager).events)
+
     def _drop(self, message: str) -> None:
         for request_id in self._engine.fail():
             send = self._failures.pop(request_id, None)
@@ -208,12 +215,18 @@ def _nothing() -> None:
     """A job that only wakes the engine's thread."""
 
 
-def _publisher(settings: EngineSettings) -> "KVEventPublisher | None":
+def _publisher(settings: EngineSettings, on_short: Job) -> "KVEventPublisher | None":
     if settings.kv_events is None:
         return None
     from kvproxy.engine.publisher import KVEventPublisher
 
-    return KVEventPublisher(settings.kv_events, settings.kv_replay, topic=settings.kv_topic, buffer=settings.kv_buffer)
+    return KVEventPublisher(
+        settings.kv_events,
+        settings.kv_replay,
+        topic=settings.kv_topic,
+        buffer=settings.kv_buffer,
+        on_short=on_short,
+    )
 
 
 def _resolve(future: "asyncio.Future[T]", value: T) -> None:

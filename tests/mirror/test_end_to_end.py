@@ -18,7 +18,9 @@ SYSTEM = "You answer questions about a caching proxy in one short sentence, and 
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """URLs of a proxy with an engine, and of one in front of it that mirrors its blocks."""
     folder: Path = tmp_path_factory.mktemp("pair")
-    engine = {"num_blocks": 64, "kv_events": "tcp://127.0.0.1:*", "kv_replay": "tcp://127.0.0.1:*"}
+    # A short buffer, so that what the mirror missed must come as a whole.
+    events = {"kv_events": "tcp://127.0.0.1:*", "kv_replay": "tcp://127.0.0.1:*", "kv_buffer": 3}
+    engine = {"num_blocks": 64} | events
     behind = load_settings(data=folder / "behind", engine=engine, cache={"enabled": False})
     with run_proxy(behind) as (url, services):
         ask(url, "What is a block?")

@@ -47,8 +47,10 @@ def test_a_mirror_survives_its_engine(tmp_path: Path, monkeypatch: pytest.Monkey
             until(lambda: upstream(url)["state"] == "up")
             ask(url, "What is a pool?")
             until(lambda: stats(url)["cached"] == stats(engine)["cached"] > 0)
-            assert stats(url)["streams"][0]["restarts"] == 1
-            assert stats(url)["complete"]
+            until(lambda: stats(url)["complete"])
+            (stream,) = stats(url)["streams"]
+            # A loss where the engine died in the middle of a replay.
+            assert stream["restarts"] + stream["losses"] == 1
 
 
 def look_around(url: str, engine: str) -> None:

@@ -33,7 +33,7 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     app = Starlette(
-        routes=[*routes.ROUTES, *admin.ROUTES, *admin_cache.ROUTES, *admin_pins.ROUTES, *feedback.ROUTES, routes.OTHER],
+        routes=[*routes.ROUTES, *admin_pins.ROUTES, *admin.ROUTES, *admin_cache.ROUTES, *feedback.ROUTES, routes.OTHER],
         lifespan=lifespan,
         middleware=[Middleware(Labels)],
         exception_handlers={

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commands import blocks, blocks_pin, cache, calibrate, doctor, explain, feedback, serve, simulate, warm
+from commands import blocks, blocks_pin, cache, calibrate, doctor, explain, feedback, serve, simulate, upstreams, warm
 from kvproxy.errors import KvproxyError
 
 
@@ -36,6 +36,7 @@ app.add_typer(blocks.app, name="blocks")
 blocks.app.command("pin")(blocks_pin.pin)
 blocks.app.command("pins")(blocks_pin.pins)
 blocks.app.command("unpin")(blocks_pin.unpin)
+app.add_typer(upstreams.app, name="upstreams")
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("simulate")(simulate.simulate)

@@ -28,7 +28,22 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     if as_json:
         print_json({"stats": stats, "states": [block["state"] for block in blocks]})
         return
-    _draw([block["state"] for block in blocks], stats)
+    if stats["num_blocks"] is None:
+        _mirrored(stats)
+    else:
+        _draw([block["state"] for block in blocks], stats)
+
+
+def _mirrored(stats: dict[str, Any]) -> None:
+    """What is known of an upstream's pool: neither its size nor what is in use is published."""
+    typer.echo(
+        f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
+        f" {stats['evictions']:,} evictions, as the upstream published them"
+    )
+    for stream in stats["streams"]:
+        known = "complete" if stream["complete"] else "incomplete: events from before were lost"
+        state = "following" if stream["connected"] else "not connected to"
+        typer.echo(f"  {state} {stream['endpoint']}, {stream['batches']:,} batches, {known}")
 
 
 def _draw(states: list[str], stats: dict[str, Any]) -> None:
@@ -79,6 +94,14 @@ def ls(
     """
     blocks = ProxyClient(url, token).get("/admin/blocks")
     chosen = [block for block in blocks if state is None or block["state"] == state]
+    if chosen and "copies" in chosen[0] and not as_json:
+        columns = ("hash", "parent", "tokens#", "copies#", "rank#", "medium", "engine")
+        rows = (
+            [(block[name.rstrip("#")] if name != "tokens#" else block["num_tokens"]) for name in columns]
+            for block in chosen
+        )
+        print_table(columns, rows)
+        return
     _print_blocks(chosen, as_json)
 
 
@@ -114,7 +137,7 @@ def _print_blocks(blocks: list[dict[str, Any]], as_json: bool) -> None:
 
 @app.command("show")
 def show(
-    id: Annotated[int, typer.Argument(help="The block's number.")],
+    id: Annotated[str, typer.Argument(help="The block's number, or the beginning of a mirrored block's hash.")],
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,
@@ -143,7 +166,13 @@ def chains(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -
     print_table(
         ("leaf", "blocks#", "tokens#", "in use#", "begins"),
         (
-            (chain["leaf"][:12], chain["num_blocks"], chain["num_tokens"], chain["in_use"], repr(chain["begins"][:44]))
+            (
+                chain["leaf"][:12],
+                chain["num_blocks"],
+                chain["num_tokens"],
+                chain["in_use"],
+                repr(chain["begins"][:44]),
+            )
             for chain in found
         ),
     )
@@ -159,10 +188,11 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
     if as_json:
         print_json(found)
     else:
-        residency = found.pop("residency") or {}
+        residency = found.pop("residency", None) or {}
         if residency.get("evicted"):
             found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
-        print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in found.items())
+        plain = {name: value for name, value in found.items() if not isinstance(value, list)}
+        print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in plain.items())
 
 
 @app.command("tiers")

@@ -17,6 +17,11 @@ app = typer.Typer(
 
 Id = Annotated[str, typer.Argument(help="The entry's id, or the beginning of it.")]
 Namespace = Annotated[str | None, typer.Option(help="Only this namespace, or its beginning.", show_default=False)]
+Key = Annotated[str | None, typer.Option(help="Only this exact key, or its beginning.", show_default=False)]
+Prompt = Annotated[str | None, typer.Option(help="Only prompts that begin with this.", show_default=False)]
+Search = Annotated[str | None, typer.Option(help="Only prompts that contain this.", show_default=False)]
+Tag = Annotated[str | None, typer.Option(help="Only with this tag.", show_default=False)]
+OlderThan = Annotated[float | None, typer.Option(help="Only older than this, in seconds.", show_default=False)]
 Model = Annotated[str | None, typer.Option(help="Only this model.", show_default=False)]
 
 
@@ -25,7 +30,11 @@ def ls(
     limit: Annotated[int, typer.Option(help="Most entries; 0 is all.", min=0)] = 100,
     namespace: Namespace = None,
     model: Model = None,
-    search: Annotated[str | None, typer.Option(help="Text that the prompt contains.", show_default=False)] = None,
+    search: Search = None,
+    key: Key = None,
+    prompt: Prompt = None,
+    tag: Tag = None,
+    older_than: OlderThan = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
@@ -36,8 +45,9 @@ def ls(
 
     Example: kvproxy cache ls --search block
     """
+    where = {"namespace": namespace, "key": key, "model": model, "tag": tag, "prompt": prompt, "search": search}
     with open_cache(url, token, store, data) as cache:
-        entries = cache.ls(limit=limit, namespace=namespace, model=model, search=search)
+        entries = cache.ls(where | {"older_than": older_than}, limit=limit)
     if as_json:
         print_json(entries)
         return
@@ -81,9 +91,10 @@ def rm(
     everything: Annotated[bool, typer.Option("--all", help="Remove every response.")] = False,
     namespace: Namespace = None,
     model: Model = None,
-    older_than: Annotated[
-        float | None, typer.Option(help="Only older than this, in seconds.", show_default=False)
-    ] = None,
+    older_than: OlderThan = None,
+    key: Key = None,
+    prompt: Prompt = None,
+    tag: Tag = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -91,22 +102,22 @@ def rm(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Remove stored responses.
+    """Remove stored responses: by id, or all that every given option fits.
 
-    Example: kvproxy cache rm --model demo --yes
+    Example: kvproxy cache rm --tag handbook --older-than 3600 --yes
     """
-    many = everything or any(value is not None for value in (namespace, model, older_than))
+    where = {"namespace": namespace, "key": key, "model": model, "tag": tag, "prompt": prompt, "older_than": older_than}
+    many = everything or any(value is not None for value in where.values())
     if bool(ids) == many:
-        raise typer.BadParameter("give ids, or one of --all, --namespace, --model, --older-than")
+        raise typer.BadParameter(
+            "give ids, or one of --all, --namespace, --key, --model, --tag, --prompt, --older-than"
+        )
     if many and not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("removing several responses needs --yes")
         typer.confirm("Remove all responses that match?", abort=True)
     with open_cache(url, token, store, data) as cache:
-        if ids:
-            removed = sum(cache.remove(id) for id in ids)
-        else:
-            removed = cache.remove_many(namespace=namespace, model=model, older_than=older_than)
+        removed = sum(map(cache.remove, ids)) if ids else cache.remove_many(where)
     if as_json:
         print_json({"removed": removed})
     else:

@@ -11,22 +11,23 @@ from commands.options import DEFAULT_URL
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, ProxyUnreachable
 
 if TYPE_CHECKING:
-    from index.observations import SqliteObservations
-    from index.store import ResponseStore
+    from index.observations import Observations
+    from index.store import Store
+
+Where = dict[str, Any]
+"""Fields of `index.store.Filter`; None where one does not matter."""
 
 
 class CacheAccess(Protocol):
     """What the cache commands do."""
 
-    def ls(
-        self, *, limit: int, namespace: str | None, model: str | None, search: str | None
-    ) -> list[dict[str, Any]]: ...
+    def ls(self, where: Where, *, limit: int) -> list[dict[str, Any]]: ...
 
     def show(self, id: str) -> dict[str, Any]: ...
 
     def remove(self, id: str) -> int: ...
 
-    def remove_many(self, *, namespace: str | None, model: str | None, older_than: float | None) -> int: ...
+    def remove_many(self, where: Where) -> int: ...
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]: ...
 
@@ -38,8 +39,8 @@ class CacheAccess(Protocol):
 
 
 @contextlib.contextmanager
-def open_cache(url: str, token: str | None, store: Path | None, data: Path | None) -> Iterator[CacheAccess]:
-    """The cache to work on: the file where --store or --data names one, else the proxy at the URL, else the default file.
+def open_cache(url: str, token: str | None, store: str | None, data: Path | None) -> Iterator[CacheAccess]:
+    """The cache to work on: the store where --store or --data names one, else the proxy at the URL, else the default file.
 
     Raises:
         ProxyUnreachable: a URL was given on purpose, and nothing answers there.
@@ -52,20 +53,23 @@ def open_cache(url: str, token: str | None, store: Path | None, data: Path | Non
         if url != DEFAULT_URL:
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave --url out to read the file")
     from index.errors import CacheStoreError
-    from index.store import ResponseStore
+    from index.store import open_store
+    from index.store.opening import is_url
     from kvproxy.settings import load_settings
 
-    path = load_settings(store=store, data=data).store_path
-    if not path.is_file():
-        raise NotFound(f"no proxy answers at {url}, and there is no store {path}: start a proxy, or give --store")
+    settings = load_settings(store=store, data=data)
+    if not is_url(settings.store_where) and not settings.store_path.is_file():
+        raise NotFound(
+            f"no proxy answers at {url}, and there is no store {settings.store_path}: start a proxy, or give --store"
+        )
     try:
-        opened = ResponseStore(path)
+        opened = open_store(settings.store_where)
+        try:
+            yield StoreCache(opened, settings.store_where)
+        finally:
+            opened.close()
     except CacheStoreError as error:
         raise KvproxyError(str(error)) from None
-    try:
-        yield FileCache(opened)
-    finally:
-        opened.close()
 
 
 class RemoteCache:
@@ -74,10 +78,8 @@ class RemoteCache:
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
-    def ls(self, *, limit: int, namespace: str | None, model: str | None, search: str | None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._client.get(
-            "/admin/cache", limit=limit, namespace=namespace, model=model, search=search
-        )
+    def ls(self, where: Where, *, limit: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._client.get("/admin/cache", limit=limit, **where)
         return found
 
     def show(self, id: str) -> dict[str, Any]:
@@ -87,12 +89,9 @@ class RemoteCache:
     def remove(self, id: str) -> int:
         return int(self._client.delete(f"/admin/cache/{id}")["removed"])
 
-    def remove_many(self, *, namespace: str | None, model: str | None, older_than: float | None) -> int:
-        everything = "true" if namespace is None and model is None and older_than is None else None
-        done = self._client.delete(
-            "/admin/cache", all=everything, namespace=namespace, model=model, older_than=older_than
-        )
-        return int(done["removed"])
+    def remove_many(self, where: Where) -> int:
+        everything = "true" if all(value is None for value in where.values()) else None
+        return int(self._client.delete("/admin/cache", all=everything, **where)["removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         body = {"right": right} | ({"question": question} if question is not None else {})
@@ -111,15 +110,17 @@ class RemoteCache:
         return done
 
 
-class FileCache:
-    """The cache of a stopped proxy."""
+class StoreCache:
+    """The cache without a proxy: the file of a stopped one, or a server's."""
 
-    def __init__(self, store: "ResponseStore") -> None:
+    def __init__(self, store: "Store", where: str) -> None:
         self._store = store
+        self._where = where
 
-    def ls(self, *, limit: int, namespace: str | None, model: str | None, search: str | None) -> list[dict[str, Any]]:
-        entries = self._store.ls(limit=limit or None, namespace=namespace, model=model, search=search)
-        return [entry.summary() for entry in entries]
+    def ls(self, where: Where, *, limit: int) -> list[dict[str, Any]]:
+        from index.store import Filter
+
+        return [entry.summary() for entry in self._store.ls(Filter(**where), limit=limit or None)]
 
     def show(self, id: str) -> dict[str, Any]:
         entry = self._store.get(self._one(id))
@@ -135,11 +136,12 @@ class FileCache:
         return ids[0]
 
     def remove(self, id: str) -> int:
-        return self._store.delete([self._one(id)])
+        return len(self._store.delete([self._one(id)]))
 
-    def remove_many(self, *, namespace: str | None, model: str | None, older_than: float | None) -> int:
-        entries = self._store.ls(namespace=namespace, model=model, older_than=older_than)
-        return self._store.delete([entry.id for entry in entries])
+    def remove_many(self, where: Where) -> int:
+        from index.store import Filter
+
+        return len(self._store.delete(self._store.ids(Filter(**where))))
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         if question is not None:
@@ -152,10 +154,10 @@ class FileCache:
         return {"id": entry, "right": right}
 
     @contextlib.contextmanager
-    def _observations(self) -> Iterator["SqliteObservations"]:
-        from index.observations import SqliteObservations
+    def _observations(self) -> Iterator["Observations"]:
+        from index.store.opening import open_observations
 
-        observations = SqliteObservations(self._store.path)
+        observations = open_observations(self._where)
         try:
             yield observations
         finally:
@@ -169,18 +171,12 @@ class FileCache:
         return (json.dumps(document, ensure_ascii=False) for document in self._store.export())
 
     def import_(self, lines: bytes) -> dict[str, int]:
-        from index.entry import Entry
+        from index.errors import ImportFailed
+        from index.transfer import import_into, read_lines
 
-        entries = []
-        for number, line in enumerate(lines.splitlines(), 1):
-            if line.strip():
-                try:
-                    entries.append(Entry.from_document(json.loads(line)))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise InvalidRequest(
-                        f"line {number} is no exported response ({error!r}): nothing was imported"
-                    ) from None
-        fresh = [entry for entry in entries if not self._store.has_key(entry.key)]
-        for entry in fresh:
-            self._store.put(entry)
-        return {"imported": len(fresh), "skipped": len(entries) - len(fresh)}
+        try:
+            entries = read_lines(lines)
+        except ImportFailed as error:
+            raise InvalidRequest(str(error)) from None
+        imported = import_into(self._store, entries)
+        return {"imported": imported, "skipped": len(entries) - imported}

@@ -95,7 +95,14 @@ def _render(found: dict[str, Any]) -> None:
     if semantic.get("shadow"):
         typer.echo("shadow     nothing is served for a similar question; what is accepted would have been")
     if prefix is None:
-        typer.echo("prefix     kept by the upstream")
+        typer.echo("prefix     kept by the upstream: --kv-events shows it")
+    else:
+        _render_prefix(prefix)
+
+
+def _render_prefix(prefix: dict[str, Any]) -> None:
+    if prefix["matched_tokens"] is None:
+        typer.echo(f"prefix     unknown: {prefix['reason']}")
         return
     typer.echo(
         f"prefix     {prefix['matched_tokens']} of {prefix['prompt_tokens']} tokens,"
@@ -103,6 +110,11 @@ def _render(found: dict[str, Any]) -> None:
     )
     for name, tokens in prefix["tiers"].items():
         typer.echo(f"  {name:8} {tokens} tokens more")
+    if prefix.get("engine"):
+        rank = "" if prefix["rank"] is None else f", rank {prefix['rank']}"
+        typer.echo(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (its mirror is incomplete)'}")
+    if prefix.get("reason"):
+        typer.echo(f"           {prefix['reason']}")
     divergence = prefix["divergence"]
     if divergence:
         typer.echo(f"diverges   at token {divergence['position']}, after {divergence['context']!r}")

@@ -7,6 +7,7 @@ import typer
 
 from commands.options import Json
 from commands.output import print_facts, print_json, print_table
+from commands.simulate_fleet import simulate_fleet
 
 if TYPE_CHECKING:
     from kvproxy.simulate.sweep import Sweep
@@ -23,9 +24,15 @@ def simulate(
     bytes_per_token: Annotated[
         int | None, typer.Option(help="KV bytes of a token, likewise.", show_default=False)
     ] = None,
+    engines: Annotated[
+        int | None, typer.Option(help="Compare ways to route between so many engines.", min=1, show_default=False)
+    ] = None,
+    prefill_rate: Annotated[
+        float, typer.Option(help="Prompt tokens an engine computes a second, for --engines.")
+    ] = 10_000,
     as_json: Json = False,
 ) -> None:
-    """Replay a trace: hit rates by pool size and policy, or (conformance traces) what the block cache did.
+    """Replay a trace: hit rates by pool size and policy, what routing does, or (conformance traces) what the blocks did.
 
     Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
     """
@@ -36,6 +43,9 @@ def simulate(
         raise NotFound(f"no trace {trace}")
     if kind_of(trace) == "conformance":
         _conformance(trace, out, as_json)
+        return
+    if engines is not None:
+        simulate_fleet(trace, engines, blocks, block_size, prefill_rate, as_json)
         return
     result = _sweep(trace, blocks, policies, block_size)
     if model is not None:

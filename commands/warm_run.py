@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +52,8 @@ class Report:
 
     def count(self, status: str) -> None:
         """Take one answer's Cache-Status."""
+        # A cache behind this one has said its part before.
+        status = status.rsplit(", ", 1)[-1]
         prefix = _PREFIX.search(status)
         if prefix:
             self.reused_tokens += int(prefix[1])
@@ -61,23 +64,53 @@ class Report:
             self.outcomes["stored" if "stored" in status else "forwarded"] += 1
 
 
+class Pace:
+    """How many requests at a time, and how many a second at most."""
+
+    def __init__(self, concurrency: int, rate: float | None = None) -> None:
+        self.concurrency = concurrency
+        self._interval = 1 / rate if rate else 0.0
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        """Wait until the next request may be sent."""
+        now = time.monotonic()
+        own = self._next = max(self._next, now)
+        self._next += self._interval
+        await asyncio.sleep(own - now)
+
+
+def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
+    """Requests that compute their prompts and a single token."""
+    short = {"/v1/responses": "max_output_tokens"}
+    return [
+        replace(each, body=each.body | {short.get(each.path, "max_tokens"): 1})
+        for each in requests
+        if each.path != "/v1/embeddings"
+    ]
+
+
 async def run(
-    requests: list[WarmRequest], url: str, concurrency: int, api_key: str | None, *, prefix_only: bool = False
+    requests: list[WarmRequest], url: str, pace: Pace, api_key: str | None, cache_control: str | None = None
 ) -> Report:
-    """Send all requests, some at a time, with a progress bar on stderr.
+    """Send all requests in order, with a progress bar on stderr.
+
+    Args:
+        requests: what to send.
+        url: a proxy, or any other server.
+        pace: how fast.
+        api_key: of the tenant whose answers they are.
+        cache_control: what to ask of the caches.
 
     Raises:
-        ProxyUnreachable: the proxy stopped answering; what was stored stays, and a second run goes on from there.
+        ProxyUnreachable: the server stopped answering; what was stored stays, and a second run goes on from there.
     """
     import httpx
     from rich.console import Console
     from rich.progress import Progress
 
     report = Report()
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    if prefix_only:
-        headers["cache-control"] = "no-cache, no-store"
-        requests = [replace(request, body=request.body | {"max_tokens": 1}) for request in requests]
+    headers = {"cache-control": cache_control} if cache_control else {}
     waiting = iter(requests)
     limits = httpx.Timeout(600.0, connect=3.0)
     with Progress(console=Console(stderr=True), disable=not Console(stderr=True).is_terminal) as progress:
@@ -85,24 +118,32 @@ async def run(
 
         async def work(client: httpx.AsyncClient) -> None:
             for request in waiting:
-                await _send(client, request, report)
+                await pace.turn()
+                await _send(client, request, _credentials(request.path, api_key), report)
                 progress.advance(task)
 
         async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=limits) as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(concurrency, len(requests))):
+                    for _ in range(min(pace.concurrency, len(requests))):
                         group.create_task(work(client))
             except* httpx.TransportError:
                 raise ProxyUnreachable(
-                    f"the proxy at {url} stopped answering: start it and run warm again, which goes on from here"
+                    f"{url} stopped answering: start it and run warm again, which goes on from here"
                 ) from None
     return report
 
 
-async def _send(client: Any, request: WarmRequest, report: Report) -> None:
+def _credentials(path: str, api_key: str | None) -> dict[str, str]:
+    """A key as the clients of a route send it; answers are kept apart by it."""
+    if path == "/v1/messages":
+        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def _send(client: Any, request: WarmRequest, headers: dict[str, str], report: Report) -> None:
     for attempt in range(_RETRIES):
-        response = await client.post(request.path, json=request.body)
+        response = await client.post(request.path, json=request.body, headers=headers)
         if response.status_code not in (429, 503):
             break
         await asyncio.sleep(0.2 * 2**attempt)

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 
@@ -23,6 +23,8 @@ class Entry:
         created, expires: seconds since the epoch.
         hits, last_hit: how often and when it was served.
         prompt_tokens, completion_tokens: what a hit saves.
+        tags: names given by the request, for invalidation.
+        backend, request_id: what computed the answer, and for which request.
     """
 
     id: str
@@ -41,10 +43,14 @@ class Entry:
     last_hit: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    tags: tuple[str, ...] = ()
+    backend: str = ""
+    request_id: str = ""
 
     def row(self) -> dict[str, Any]:
         """Columns of the responses table."""
-        return {column.name: getattr(self, column.name) for column in fields(self)}
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        return values | {"semantic": int(self.semantic), "tags": json.dumps(list(self.tags), ensure_ascii=False)}
 
     def summary(self) -> dict[str, Any]:
         """What a listing shows, JSON-able."""
@@ -62,6 +68,9 @@ class Entry:
             "semantic": bool(self.semantic),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            "tags": list(self.tags),
+            "backend": self.backend,
+            "request_id": self.request_id,
         }
 
     def document(self) -> dict[str, Any]:
@@ -75,16 +84,22 @@ class Entry:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Entry":
         """An entry from columns; columns that are not its own are passed over."""
-        return cls(**{column.name: row[column.name] for column in fields(cls)})
+        values = {column.name: row[column.name] for column in fields(cls)}
+        return cls(**values | {"semantic": bool(row["semantic"]), "tags": tuple(json.loads(row["tags"]))})
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Entry":
         """An entry from a line of an export file.
 
         Raises:
-            KeyError: a field is missing.
+            KeyError: a field is missing that every export had from the beginning.
         """
-        values = {column.name: document[column.name] for column in fields(cls)}
+        values = {
+            column.name: document[column.name]
+            for column in fields(cls)
+            if column.default is MISSING or column.name in document
+        }
+        values["tags"] = tuple(str(tag) for tag in values.get("tags", ()))
         values["request"] = json.dumps(document["request"]).encode()
         values["response"] = json.dumps(document["response"]).encode()
         return cls(**values)

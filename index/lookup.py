@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from index.entry import Entry
 from index.observations import History, Observations
 from index.policies.policy import Decision, Limits, Neighbour, Policy, Verdict, best
-from index.store import ResponseStore
+from index.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Lookup:
 
 
 def judge(
-    store: ResponseStore,
+    store: Store,
     observations: Observations | None,
     policy: Policy,
     question: str,
@@ -93,7 +93,7 @@ def judge(
     return Lookup(served, candidates, candidates[place])
 
 
-def _barred(store: ResponseStore, entry: Entry, history: History) -> Verdict | None:
+def _barred(store: Store, entry: Entry, history: History) -> Verdict | None:
     """Why an entry is out of the question, whatever is asked."""
     if history.rejected:
         return "rejected"

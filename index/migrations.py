@@ -43,4 +43,49 @@ def migrations() -> Any:
     def m002_vectors(db: Database) -> None:
         db["vectors"].create({"id": str, "embedder": str, "vector": bytes}, pk=("id", "embedder"))
 
+    @steps(name="m003_totals")  # type: ignore[untyped-decorator]
+    def m003_totals(db: Database) -> None:
+        for sql in _M003:
+            db.execute(sql)
+
+    @steps(name="m004_vectors_by_number")  # type: ignore[untyped-decorator]
+    def m004_vectors_by_number(db: Database) -> None:
+        for sql in _M004:
+            db.execute(sql)
+
     return steps
+
+
+# Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
+_M003 = (
+    "alter table responses add column tags text not null default '[]'",
+    "alter table responses add column backend text not null default ''",
+    "alter table responses add column request_id text not null default ''",
+    "alter table responses add column bytes integer not null default 0",
+    "alter table responses add column priority float not null default 0",
+    "update responses set bytes = 1 + length(request) + length(response) + length(cast(prompt as blob))"
+    " + coalesce((select max(length(vector)) from vectors where vectors.id = responses.id), 0)",
+    "update responses set priority = (hits + 1) * max(1, prompt_tokens + completion_tokens) * 1.0 / bytes",
+    "create index idx_responses_priority on responses (priority, id)",
+    "create index idx_responses_expires on responses (expires)",
+    "create index idx_responses_semantic on responses (id) where semantic = 1",
+    "create table tags (tag text not null, id text not null, primary key (tag, id)) without rowid",
+    "create index idx_tags_id on tags (id)",
+    "create table totals (entries integer not null, bytes integer not null, age float not null, identity text not null)",
+    "insert into totals select count(*), coalesce(sum(bytes), 0), 0, lower(hex(randomblob(16))) from responses",
+    "create trigger responses_added after insert on responses begin"
+    " update totals set entries = entries + 1, bytes = bytes + new.bytes; end",
+    "create trigger responses_removed after delete on responses begin"
+    " update totals set entries = entries - 1, bytes = bytes - old.bytes; end",
+)
+# A number never comes back, so an index can be compared with the store; the index of columns answers all but the vectors.
+_M004 = (
+    "create table numbered (number integer primary key autoincrement, id text not null, embedder text not null,"
+    " namespace text not null, vector blob not null)",
+    "insert into numbered (id, embedder, namespace, vector)"
+    " select v.id, v.embedder, r.namespace, v.vector from vectors v join responses r on r.id = v.id order by r.created",
+    "drop table vectors",
+    "alter table numbered rename to vectors",
+    "create unique index idx_vectors_id on vectors (id, embedder)",
+    "create index idx_vectors_namespace on vectors (embedder, namespace, number, id)",
+)

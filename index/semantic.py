@@ -1,8 +1,7 @@
-"""The semantic cache: one vector index for each namespace over the stored responses."""
+"""The semantic cache: similar questions, each sought in its own namespace, over the stored responses."""
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,10 +9,12 @@ import numpy as np
 from index.embedder import Embedder, MicroBatcher
 from index.entry import Entry
 from index.lookup import Lookup, judge
+from index.neighbours import open_neighbours
 from index.observations import Observation, Observations
 from index.policies.policy import Limits, Neighbour, Policy
-from index.store import ResponseStore
-from index.vectors import VectorIndex
+from index.segments import Kind
+from index.store import Gone, Put, Store, Written
+from index.writes import WriteBatcher
 
 _REBUILD_BATCH = 256
 
@@ -27,15 +28,18 @@ class SemanticCache:
         policy: decides over neighbours.
         observations: what became of its decisions; None to remember nothing.
         chance: uniform numbers below 1, see `lookup.judge`.
+        vectors: how vectors are kept in memory: float32, fp16 or int8.
     """
 
     def __init__(
         self,
-        store: ResponseStore,
+        store: Store,
         embedder: Embedder,
         policy: Policy,
         observations: Observations | None = None,
         chance: Callable[[], float] = random.random,
+        *,
+        vectors: Kind = "float32",
     ) -> None:
         self._store = store
         self._batcher = MicroBatcher(embedder)
@@ -43,28 +47,18 @@ class SemanticCache:
         self.policy = policy
         self.observations = observations
         self._chance = chance
-        self._indexes: dict[str, VectorIndex] = {}
-        self._namespaces: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
+        self._writes = WriteBatcher(self._write)
 
     def rebuild(self) -> int:
-        """Build all indexes from the store, embedding what has no vector of this embedder; how many vectors there are."""
-        missing = self._store.missing_vectors(self._embedder.name)
-        for start in range(0, len(missing), _REBUILD_BATCH):
-            batch = missing[start : start + _REBUILD_BATCH]
-            vectors = self._embedder.embed([entry.prompt for entry in batch])
-            pairs = ((entry.id, vector) for entry, vector in zip(batch, vectors, strict=True))
-            self._store.add_vectors(pairs, self._embedder.name)
-        grouped: dict[str, list[tuple[str, np.ndarray]]] = {}
-        for id, namespace, vector in self._store.vectors(self._embedder.name):
-            grouped.setdefault(namespace, []).append((id, vector))
-        with self._lock:
-            self._indexes.clear()
-            self._namespaces.clear()
-            for namespace, members in grouped.items():
-                ids = [id for id, _ in members]
-                self._add(namespace, ids, np.stack([vector for _, vector in members]))
-        return len(self._namespaces)
+        """Embed what has no vector of this embedder, and get ready to search; how many entries were embedded."""
+        embedded = 0
+        while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
+            vectors = self._embedder.embed([entry.prompt for entry in missing])
+            self._store.add_vectors(zip(missing, vectors, strict=True), self._embedder.name)
+            embedded += len(missing)
+        self._neighbours.load()
+        return embedded
 
     async def lookup(
         self, namespace: str, text: str, *, limits: Limits = Limits(), limit: int = 5, explore: bool = True
@@ -78,7 +72,7 @@ class SemanticCache:
             limit: neighbours to look at.
             explore: now and then forward what could be served, where the policy learns from that.
         """
-        if namespace not in self._indexes:
+        if not await asyncio.to_thread(self._neighbours.holds, namespace):
             return Lookup(None, ())
         vector = await self._batcher.embed(text)
         return await asyncio.to_thread(self._judge, namespace, text, vector, limits, limit, explore)
@@ -86,9 +80,7 @@ class SemanticCache:
     def _judge(
         self, namespace: str, text: str, vector: np.ndarray, limits: Limits, limit: int, explore: bool
     ) -> Lookup:
-        with self._lock:
-            index = self._indexes.get(namespace)
-            near = index.search(vector, limit) if index is not None else []
+        near = self._neighbours.search(namespace, vector, limit)
         chance = self._chance if explore else None
         return judge(self._store, self.observations, self.policy, text, near, limits, chance)
 
@@ -125,37 +117,45 @@ class SemanticCache:
 
     async def unindex(self, ids: Sequence[str]) -> None:
         """Keep entries for equal requests only."""
-        await asyncio.to_thread(self._store.unindex, ids)
-        with self._lock:
-            self._forget(ids)
+        await asyncio.to_thread(self._change, self._store.unindex, ids)
 
-    async def insert(self, entry: Entry) -> None:
-        """Store an entry, durable when this returns, and make it findable if it is semantic."""
+    async def insert(self, entry: Entry) -> bool:
+        """Store an entry, durable when this returns, and make it findable if it is semantic.
+
+        Returns:
+            Whether it was kept; an entry that is larger than the whole store may be is not.
+        """
         vector = await self._batcher.embed(entry.prompt) if entry.semantic else None
-        replaced = await asyncio.to_thread(self._store.put, entry, vector, self._embedder.name)
-        with self._lock:
-            self._forget(replaced)
-            if vector is not None:
-                self._add(entry.namespace, [entry.id], vector[None])
+        return await self._writes.put(Put(entry, vector, self._embedder.name))
+
+    async def insert_many(self, entries: Sequence[Entry]) -> None:
+        """Store entries in one transaction."""
+        prompts = [entry.prompt for entry in entries if entry.semantic]
+        vectors = iter(await asyncio.to_thread(self._embedder.embed, prompts) if prompts else ())
+        name = self._embedder.name
+        puts = [Put(entry, next(vectors) if entry.semantic else None, name) for entry in entries]
+        await asyncio.gather(*map(self._writes.put, puts))
+
+    def _write(self, puts: Sequence[Put]) -> Written:
+        written = self._store.put_many(puts)
+        self._neighbours.apply(puts, written)
+        return written
 
     async def remove(self, ids: Sequence[str]) -> int:
         """Remove entries; how many there were."""
-        removed = await asyncio.to_thread(self._store.delete, ids)
-        with self._lock:
-            self._forget(ids)
-        return removed
+        return await asyncio.to_thread(self._change, self._store.delete, ids)
 
-    def _add(self, namespace: str, ids: list[str], vectors: np.ndarray) -> None:
-        index = self._indexes.get(namespace)
-        if index is None:
-            index = self._indexes[namespace] = VectorIndex(self._embedder.dim)
-        index.add(ids, vectors)
-        self._namespaces |= dict.fromkeys(ids, namespace)
+    def _change(self, change: Callable[[Sequence[str]], list[Gone]], ids: Sequence[str]) -> int:
+        gone = change(ids)
+        self._neighbours.remove(gone)
+        return len(gone)
 
-    def _forget(self, ids: Sequence[str]) -> None:
-        for id in ids:
-            namespace = self._namespaces.pop(id, None)
-            if namespace is not None:
-                self._indexes[namespace].remove([id])
-                if not len(self._indexes[namespace]):
-                    del self._indexes[namespace]
+    def maintain(self) -> None:
+        """Write counted hits, remove what has expired, and look after the indexes; called from time to time."""
+        self._store.flush()
+        self._neighbours.remove(self._store.expire())
+        self._neighbours.maintain()
+
+    def close(self) -> None:
+        """Stop what goes on in the background."""
+        self._neighbours.close()

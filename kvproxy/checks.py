@@ -61,13 +61,14 @@ def _data(settings: Settings) -> str:
 
 
 def _store(settings: Settings) -> str:
-    from index.store import ResponseStore
+    from index.store import open_store
+    from index.store.opening import is_url
 
-    if not settings.store_path.is_file():
+    if not is_url(settings.store_where) and not settings.store_path.is_file():
         return f"{settings.store_path} (not there yet)"
-    store = ResponseStore(settings.store_path)
+    store = open_store(settings.store_where)
     try:
-        return f"{settings.store_path}, {store.check()} responses"
+        return f"{store.name}, {store.check()} responses"
     finally:
         store.close()
 

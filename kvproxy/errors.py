@@ -94,7 +94,21 @@ class Overloaded(KvproxyError):
     code = "overloaded"
 
 
-class UpstreamUnreachable(KvproxyError):
+class StoreUnavailable(KvproxyError):
+    """The store of responses cannot be used now."""
+
+    status = 503
+    type = "server_error"
+    code = "store_unavailable"
+
+
+class UpstreamError(KvproxyError):
+    """An upstream gave no answer. `unsent` tells that it never got the request either, so that another may have it."""
+
+    unsent = False
+
+
+class UpstreamUnreachable(UpstreamError):
     """The upstream refused the connection, or broke it before an answer."""
 
     status = 502
@@ -106,7 +120,7 @@ class UpstreamBroken(UpstreamUnreachable):
     """The upstream's answer broke off after it had begun; the client's is to break off alike."""
 
 
-class UpstreamTimeout(KvproxyError):
+class UpstreamTimeout(UpstreamError):
     """The upstream did not answer in time."""
 
     status = 504

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from kvproxy.errors import SettingsError
@@ -58,6 +58,13 @@ class CacheSettings(BaseModel):
     max_response_bytes: int = Field(
         8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
     )
+    max_entries: int | None = Field(None, ge=1, description="Most stored responses; beyond it the least useful go.")
+    max_bytes: int | None = Field(
+        None, ge=1, description="Most bytes of requests, responses and vectors; beyond it the least useful go."
+    )
+    vectors: Literal["float32", "fp16", "int8"] = Field(
+        "float32", description="How vectors are kept in memory; fp16 takes half, int8 a quarter."
+    )
 
     @property
     def least_similarity(self) -> float:
@@ -85,6 +92,9 @@ class EngineSettings(BaseModel):
         "auto", description="Weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; by default the cores.")
+    speculate: int = Field(
+        0, ge=0, le=32, description="Guesses at the next tokens, looked up in the request's own text; 0 is off."
+    )
     strict: bool = Field(
         False, description="Use only hits that end on a whole batch, so that logits equal an uncached run bit for bit."
     )
@@ -92,6 +102,12 @@ class EngineSettings(BaseModel):
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="How block hashes are computed; named as in vLLM."
     )
+    kv_events: str | None = Field(
+        None, description="Publish KV events here, as tcp://127.0.0.1:5557. They hold the tokens of prompts."
+    )
+    kv_replay: str | None = Field(None, description="Answer requests for missed events here, as tcp://127.0.0.1:5558.")
+    kv_topic: str = Field("", description="Topic of the published events.")
+    kv_buffer: int = Field(10_000, ge=1, le=100_000, description="Batches of events kept for replay.")
 
 
 class TierSettings(BaseModel):
@@ -126,6 +142,40 @@ class UpstreamSettings(BaseModel):
     max_connections: int = Field(512, ge=1, description="Open connections to the upstream.")
     retries: int = Field(1, ge=0, description="Further tries when no connection could be made.")
     api_key: str | None = Field(None, description="Sent in place of the client's own key.")
+    tokenizer: str = Field(
+        "upstream",
+        description="What turns prompts into tokens, to compare them with mirrored pools: upstream (its /tokenize), a"
+        " folder, or a Hugging Face id.",
+    )
+
+
+class UpstreamServer(BaseModel):
+    """One server of several."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(description="With or without /v1.")
+    weight: float = Field(1.0, gt=0, description="How fast it is, next to the others.")
+    kv_events: str | None = Field(None, description="Where it publishes KV events: tcp://host:5557, or :5557-5560.")
+    kv_replay: str | None = Field(None, description="Where it answers requests for missed events, likewise.")
+    kv_topic: str = Field("", description="Beginning of the topics to follow.")
+    hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
+        "sha256_cbor", description="Its prefix-caching-hash-algo."
+    )
+    hash_seed: str | None = Field(None, description="Its PYTHONHASHSEED; by default ours, or vLLM's fixed seed.")
+
+
+class RoutingSettings(BaseModel):
+    """Several upstreams."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    health_interval: float = Field(5.0, gt=0, description="Seconds between two probes of an upstream.")
+    eject_after: int = Field(3, ge=1, description="Failures in a row after which an upstream gets no requests.")
+    name: str | None = Field(
+        None,
+        description="Name of the whole in cache keys; by default all URLs, so that other upstreams share no answers.",
+    )
 
 
 class Settings(BaseSettings):
@@ -143,23 +193,45 @@ class Settings(BaseSettings):
     port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
     model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
     upstream: str | None = Field(None, description="Forward to this OpenAI-compatible server instead of a model.")
+    upstreams: tuple[UpstreamServer, ...] = Field(
+        (),
+        description="Forward to several: a list of tables with url, weight, kv_events, kv_replay, kv_topic, hash_algorithm"
+        " and hash_seed, see [routing](routing.md).",
+    )
     embedder: str = Field("default", description="Embedder: default, a folder, or a sentence-transformers id.")
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Folder for all state."
     )
-    store: Path | None = Field(
-        None, description="File of stored responses; by default responses.db in the data folder."
+    store: str | None = Field(
+        None,
+        description="File of stored responses, or postgresql://USER@HOST/DATABASE; responses.db in the data folder if unset.",
     )
     admin_token: str | None = Field(None, description="Bearer token of the admin routes; needed beyond loopback.")
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()
     tiers: TierSettings = TierSettings()
     forward: UpstreamSettings = UpstreamSettings()
+    routing: RoutingSettings = RoutingSettings()
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @property
+    def store_where(self) -> str:
+        """Where the responses are: a path, or a URL."""
+        return self.store or str(self.data / "responses.db")
 
     @property
     def store_path(self) -> Path:
-        """The file of stored responses."""
-        return self.store or self.data / "responses.db"
+        """The file of stored responses, where it is one."""
+        return Path(self.store_where)
+
+    @property
+    def servers(self) -> tuple[UpstreamServer, ...]:
+        """The upstreams, none where the embedded engine computes."""
+        return self.upstreams or ((UpstreamServer(url=self.upstream),) if self.upstream else ())
 
     @classmethod
     def settings_customise_sources(

@@ -21,7 +21,9 @@ def run_app(app: Any) -> Iterator[str]:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
         server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, date_header=False)
+            uvicorn.Config(
+                app, log_level="warning", timeout_graceful_shutdown=1, date_header=False, server_header=False
+            )
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

@@ -10,11 +10,15 @@ from kvproxy.engine.pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one sequence to compute next, `start` to `end - 1` of it, with its block table."""
+    """Tokens of one sequence to compute next, `start` to `end - 1` of it, with its block table.
+
+    The last `drafts` of the tokens are guesses.
+    """
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
+    drafts: int = 0
 
     @property
     def end(self) -> int:

@@ -9,8 +9,8 @@ from kvproxy.blocks.residency import Residency
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pool import KVPool, count_blocks
 from kvproxy.engine.request import GenerationRequest
-from kvproxy.engine.runner import Runner
-from kvproxy.engine.sampler import sample
+from kvproxy.engine.runner import Output, Runner
+from kvproxy.engine.sampler import Sample, sample
 from kvproxy.engine.scheduler import Scheduler
 from kvproxy.engine.sequence import Emit, RunningSequence
 from kvproxy.engine.tiering import make_tiering
@@ -42,6 +42,7 @@ class Engine:
             keep_tokens=True,
             priorities=True,
             residency=Residency(),
+            record_events=settings.kv_events is not None,
         )
         # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
         self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.capacity // size))
@@ -54,6 +55,7 @@ class Engine:
             settings.max_batch_tokens,
             settings.max_sequences,
             exact_chunks=settings.strict,
+            speculate=settings.speculate,
             tiers=self.tiers,
         )
 
@@ -116,10 +118,10 @@ class Engine:
         self._runner.pool.copy_blocks(self.manager.take_copies())
         self._stalled = not plan and bool(self._scheduler.loading)
         if plan:
-            ready, logits = self._runner.forward(plan)
+            outputs = self._runner.forward(plan)
             if self.tiers is not None:
                 self.tiers.save(sequence for sequence, _ in plan.prefills + plan.decodes)
-            self._advance(ready, logits)
+            self._advance(outputs)
 
     def fail(self) -> list[str]:
         """Drop everything after a failed step, cached blocks too: they may name content that was never written.
@@ -140,18 +142,42 @@ class Engine:
         if self.tiers is not None:
             self.tiers.close()
 
-    def _advance(self, ready: list[RunningSequence], logits: torch.Tensor) -> None:
-        sequences = list(ready)
-        rows = list(range(len(ready)))
-        for row, sequence in enumerate(ready):
-            if sequence.num_generated == 0 and sequence.index == 0:
-                children = [sequence.sibling(index) for index in range(1, sequence.sampling.n)]
-                for child in children:
-                    self._scheduler.fork(sequence, child)
-                sequences += children
-                rows += [row] * len(children)
-        samples = sample(logits[rows], [each.sampling for each in sequences], [each.generator for each in sequences])
-        for sequence, drawn in zip(sequences, samples, strict=True):
+    def _advance(self, outputs: list[Output]) -> None:
+        """Draw the next tokens, and send them."""
+        for output in outputs:
+            if output.sequence.wants_prompt_logprobs:
+                output.sequence.take_prompt_logprobs(output.span.start, output.logits)
+        ready = [(output.sequence, output) for output in outputs if output.sequence.num_remaining == 0]
+        if not ready:
+            return
+        ready += [(child, output) for sequence, output in ready for child in self._fork(sequence)]
+        samples = sample(
+            torch.stack([output.logits[-1 - output.span.drafts] for _, output in ready]),
+            [sequence.sampling for sequence, _ in ready],
+            [sequence.generator for sequence, _ in ready],
+        )
+        for (sequence, output), drawn in zip(ready, samples, strict=True):
+            self._accept(sequence, output, drawn)
+
+    def _fork(self, sequence: RunningSequence) -> list[RunningSequence]:
+        """The other answers to a request whose prompt is computed now."""
+        if sequence.num_generated or sequence.index:
+            return []
+        children = [sequence.sibling(index) for index in range(1, sequence.sampling.n)]
+        for child in children:
+            self._scheduler.fork(sequence, child)
+        return children
+
+    def _accept(self, sequence: RunningSequence, output: Output, drawn: Sample) -> None:
+        """Take a drawn token over, and as many guesses behind it as are drawn too."""
+        drafts = output.span.drafts
+        sequence.accept(drawn)
+        for row, guess in enumerate(output.span.tokens[len(output.span.tokens) - drafts :], -drafts):
+            if sequence.finish_reason or drawn.token != guess:
+                break
+            # This step computed the guess, so what follows it can be drawn at once.
+            sequence.cache.num_computed_tokens += 1
+            (drawn,) = sample(output.logits[row][None], [sequence.sampling], [sequence.generator])
             sequence.accept(drawn)
-            if sequence.finish_reason:
-                self._scheduler.remove(sequence)
+        if sequence.finish_reason:
+            self._scheduler.remove(sequence)

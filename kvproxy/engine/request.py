@@ -20,6 +20,8 @@ class SamplingParams:
         logprobs: report each token's log-probability and this many alternatives; None is neither.
         n: answers to generate for the prompt.
         ignore_eos: go on after the model's end token.
+        prompt_logprobs: report the log-probability of each token of the prompt too, and this many alternatives. The
+            whole prompt is computed then, whatever is cached.
     """
 
     max_tokens: int | None = None
@@ -31,6 +33,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     ignore_eos: bool = False
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,13 @@ class GenerationRequest:
     """A prompt in token ids.
 
     Attributes:
-        salt: requests with different ones never share blocks.
+        id: unique.
+        tokens: the prompt.
+        sampling: how to answer it.
+        salt: requests with different salts never share blocks.
         priority: what the request leaves cached outlives what those of a lower one left.
+        tenant: whose request it is; tenants of the same queue priority get equal shares of the engine.
+        queue_priority: lower is served first.
     """
 
     id: str
@@ -47,6 +55,8 @@ class GenerationRequest:
     sampling: SamplingParams
     salt: str | None = None
     priority: int = 0
+    tenant: str = ""
+    queue_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of answer number `index`; the last piece carries the finish reason and the answer's timing."""
+    """A piece of answer number `index`; the last piece carries the finish reason and the answer's timing.
+
+    `prompt_logprobs` comes with the first piece, one item for each token of the prompt but the first.
+    """
 
     index: int
     text: str
@@ -95,3 +108,4 @@ class Delta:
     finish_reason: FinishReason | None
     usage: Usage
     timing: Timing | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()

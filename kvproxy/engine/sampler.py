@@ -41,7 +41,7 @@ def sample(
     samples = []
     for row, (settings, generator) in enumerate(zip(params, generators, strict=True)):
         token = greedy[row] if settings.temperature == 0 else _draw(logits[row].float(), settings, generator)
-        samples.append(_with_logprobs(logits[row], token, settings))
+        samples.append(with_logprobs(logits[row], token, settings))
     return samples
 
 
@@ -59,7 +59,8 @@ def _draw(logits: torch.Tensor, params: SamplingParams, generator: torch.Generat
     return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-def _with_logprobs(logits: torch.Tensor, token: int, params: SamplingParams) -> Sample:
+def with_logprobs(logits: torch.Tensor, token: int, params: SamplingParams) -> Sample:
+    """A token that was chosen from a row's logits, with what its request wants to know of it."""
     if params.logprobs is None:
         return Sample(token)
     logprobs = logits.float().log_softmax(dim=-1)

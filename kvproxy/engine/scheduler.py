@@ -4,13 +4,13 @@ Prompts are matched with the cache when they are planned, not when they arrive, 
 share what the first of them computes. What a tier may hold beyond the pool is loaded first, while the others go on.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
 from kvproxy.engine.batch import Span
 from kvproxy.engine.sequence import RunningSequence
 from kvproxy.engine.tiering import Tiering
+from kvproxy.engine.waiting import WaitingLine
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class Scheduler:
         exact_chunks: round hits down to whole chunks of `max_batch_tokens`, so that a hit is computed in the same pieces as
             a miss and its logits are equal bit for bit.
         tiers: what lies beyond the pool.
+        speculate: most guesses computed with each generated token.
     """
 
     def __init__(
@@ -47,23 +48,27 @@ class Scheduler:
         *,
         exact_chunks: bool = False,
         tiers: Tiering | None = None,
+        speculate: int = 0,
     ) -> None:
         self.manager = manager
         self.loading: list[RunningSequence] = []
         self._tiers = tiers
-        self.waiting: deque[RunningSequence] = deque()
+        self.waiting = WaitingLine()
         self.running: list[RunningSequence] = []
         self._max_tokens = max_batch_tokens
         self._max_sequences = max_sequences
         self._exact_chunks = exact_chunks
+        self._speculate = speculate
 
     def add(self, sequence: RunningSequence) -> None:
         """Queue a new sequence."""
+        self.waiting.enter(sequence)
         self.waiting.append(sequence)
 
     def fork(self, parent: RunningSequence, child: RunningSequence) -> None:
         """Let a child run on with its parent's blocks."""
         self.manager.fork(parent.cache, child.cache)
+        self.waiting.enter(child)
         self.running.append(child)
 
     def remove(self, sequence: RunningSequence) -> None:
@@ -78,12 +83,17 @@ class Scheduler:
             self.manager.free(sequence.cache)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        else:
+            return
+        self.waiting.leave(sequence)
 
     def plan(self) -> Plan:
         """The next step's work, with its blocks allocated and each sequence's progress advanced."""
         plan = Plan()
         budget = self._max_tokens
         self._take_loaded()
+        # Stable: within a priority the oldest stay first, and the youngest gives way when blocks run out.
+        self.running.sort(key=lambda each: each.source.queue_priority)
         for sequence in list(self.running):
             if sequence not in self.running or budget == 0:
                 continue
@@ -98,7 +108,7 @@ class Scheduler:
             self.running.append(sequence)
 
     def _admit_waiting(self, budget: int, plan: Plan) -> None:
-        for sequence in list(self.waiting):
+        for sequence in self.waiting:
             if budget == 0 or len(self.running) + len(self.loading) >= self._max_sequences:
                 return
             computed = self._match(sequence)
@@ -114,14 +124,31 @@ class Scheduler:
                 budget -= self._admit(sequence, computed, budget, plan)
 
     def _continue(self, sequence: RunningSequence, budget: int, plan: Plan) -> int:
+        if self._speculate and sequence.num_generated and sequence.num_remaining == 1:
+            count = self._continue_guessing(sequence, budget, plan)
+            if count:
+                return count
         count = min(sequence.num_remaining, budget)
         while self.manager.allocate_slots(sequence.cache, count) is None:
-            youngest = self.running[-1]
-            self._preempt(youngest, plan)
-            if youngest is sequence:
+            # Never one that this step has planned already: its blocks are named, and would stay so with nothing in them.
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
                 return 0
         self._append(sequence, count, plan)
         return count
+
+    def _continue_guessing(self, sequence: RunningSequence, budget: int, plan: Plan) -> int:
+        """Plan a sequence's last token with guesses behind it; 0 where there are none, or no blocks for them."""
+        guesses = sequence.guess(min(self._speculate, budget - 1))
+        cache, start = sequence.cache, sequence.cache.num_computed_tokens
+        if not guesses or self.manager.allocate_slots(cache, 1, num_lookahead_tokens=len(guesses)) is None:
+            return 0
+        tokens = [*cache.tokens[start:], *guesses]
+        plan.prefills.append((sequence, Span(tokens, start, self.manager.block_ids(cache.id), len(guesses))))
+        cache.num_computed_tokens += 1
+        self.waiting.charge(sequence, 1)
+        return len(tokens)
 
     def _match(self, sequence: RunningSequence) -> ComputedBlocks:
         computed = self.manager.get_computed_blocks(sequence.cache)
@@ -162,12 +189,11 @@ class Scheduler:
         span = Span(cache.tokens[start : start + count], start, self.manager.block_ids(cache.id))
         (plan.decodes if count == 1 and start else plan.prefills).append((sequence, span))
         cache.num_computed_tokens += count
+        self.waiting.charge(sequence, count)
 
-    def _preempt(self, sequence: RunningSequence, plan: Plan) -> None:
-        """Free the youngest sequence; it starts again from what is still cached when there is room."""
-        for planned in (plan.prefills, plan.decodes):
-            planned[:] = [item for item in planned if item[0] is not sequence]
+    def _preempt(self, sequence: RunningSequence) -> None:
+        """Free the least important sequence; it starts again from what is still cached when there is room."""
         self.running.remove(sequence)
         self.manager.free(sequence.cache)
         sequence.cache.num_computed_tokens = 0
-        self.waiting.appendleft(sequence)
+        self.waiting.append(sequence)

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.detokenizer import Detokenizer
+from kvproxy.engine.draft import PromptLookup
 from kvproxy.engine.request import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
-from kvproxy.engine.sampler import Sample, make_generator
+from kvproxy.engine.sampler import Sample, make_generator, with_logprobs
 from kvproxy.engine.tokenizer import ChatTokenizer
 
 Emit = Callable[[Delta], None]
@@ -32,7 +34,13 @@ class RunningSequence:
         self.index = index
         self.sampling = request.sampling
         self.max_tokens = max_tokens
-        self.cache = CacheRequest(f"{request.id}#{index}", request.tokens, salt=request.salt, priority=request.priority)
+        self.cache = CacheRequest(
+            f"{request.id}#{index}",
+            request.tokens,
+            salt=request.salt,
+            skip_read=request.sampling.prompt_logprobs is not None,
+            priority=request.priority,
+        )
         self.num_prompt = len(request.tokens)
         self.cached_tokens = 0
         self.tier_tokens = 0
@@ -40,6 +48,8 @@ class RunningSequence:
         self.arrived = time.perf_counter()
         self.admitted: float | None = None
         self._first_token = 0.0
+        self._lookup = PromptLookup()
+        self._prompt_logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.generator: torch.Generator = make_generator(request.sampling, index)
         self._tokenizer = tokenizer
@@ -50,6 +60,11 @@ class RunningSequence:
     def num_remaining(self) -> int:
         """Tokens whose keys and values are not computed yet."""
         return self.cache.num_tokens - self.cache.num_computed_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether those of the prompt are still to be reported."""
+        return self.sampling.prompt_logprobs is not None and self.num_generated == 0 and self.index == 0
 
     @property
     def num_generated(self) -> int:
@@ -73,6 +88,19 @@ class RunningSequence:
             self.admitted = time.perf_counter()
             self.cached_tokens = pool_tokens
 
+    def guess(self, most: int) -> list[int]:
+        """Guesses at the tokens after the last one; never so many that the answer must end before them."""
+        return self._lookup.guess(self.cache.tokens, min(most, self.max_tokens - self.num_generated - 1))
+
+    def take_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
+        """Note how likely the prompt's tokens from `start + 1` on were, given the logits of those from `start` on."""
+        # After a preemption the prompt is computed from its beginning again.
+        del self._prompt_logprobs[start:]
+        following = self.cache.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt)]
+        asked = replace(self.sampling, logprobs=self.sampling.prompt_logprobs)
+        for row, token in enumerate(following):
+            self._prompt_logprobs += self._logprobs(with_logprobs(logits[row], token, asked))
+
     def accept(self, sample: Sample) -> None:
         """Take a sampled token over, send what can be sent, and note whether the answer is complete."""
         if self.num_generated == 0:
@@ -87,8 +115,18 @@ class RunningSequence:
         if self.finish_reason and not self._detokenizer.stopped:
             text += self._detokenizer.finish()
         logprobs: Sequence[TokenLogprob] = () if ended else self._logprobs(sample)
+        prompt, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         self._emit(
-            Delta(self.index, text, (sample.token,), tuple(logprobs), self.finish_reason, self.usage, self._timing())
+            Delta(
+                index=self.index,
+                text=text,
+                tokens=(sample.token,),
+                logprobs=tuple(logprobs),
+                finish_reason=self.finish_reason,
+                usage=self.usage,
+                timing=self._timing(),
+                prompt_logprobs=prompt,
+            )
         )
 
     def _timing(self) -> Timing | None:

@@ -8,16 +8,20 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
 from kvproxy.engine.request import Delta, GenerationRequest
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.settings import EngineSettings, TierSettings
+
+if TYPE_CHECKING:
+    from kvproxy.engine.publisher import KVEventPublisher
 
 T = TypeVar("T")
 Job = Callable[[], None]
@@ -47,7 +51,10 @@ class EngineWorker:
         self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)
         if self._engine.tiers is not None:
             self._engine.tiers.wake = lambda: self._jobs.put(_nothing)
+        self.observe: Callable[[Delta], None] = lambda last: None
+        """Told of the last piece of each answer, on the event loop."""
         self._failures: dict[str, Callable[[KvproxyError], None]] = {}
+        self.publisher = _publisher(settings, lambda: self._jobs.put(self._publish_all))
 
     @classmethod
     def load(cls, settings: EngineSettings, model: str, tiers: TierSettings | None = None) -> "EngineWorker":
@@ -67,6 +74,8 @@ class EngineWorker:
         if self._thread.is_alive():
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
+        if self.publisher is not None:
+            await asyncio.to_thread(self.publisher.close)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Pieces of the answers, as they come. Closing the iterator cancels the request and frees its blocks.
@@ -97,7 +106,9 @@ class EngineWorker:
                 piece = await pieces.get()
                 if isinstance(piece, KvproxyError):
                     raise piece
-                open_answers -= piece.finish_reason is not None
+                if piece.finish_reason is not None:
+                    open_answers -= 1
+                    self.observe(piece)
                 yield piece
         finally:
             self._jobs.put(cancel)
@@ -160,6 +171,7 @@ class EngineWorker:
             except Exception:
                 _log.exception("a step failed; its requests are dropped and the prefix cache is reset")
                 self._drop("the engine failed on this request: see the server's log")
+            self._publish()
         self._drop("the server is shutting down")
         self._engine.close()
 
@@ -178,7 +190,19 @@ class EngineWorker:
                 job()
             except Exception:
                 _log.exception("a job on the engine's thread failed")
+            self._publish()
         return True
+
+    def _publish(self) -> None:
+        """Tell subscribers what changed, a batch a step."""
+        if self.publisher is not None and (events := self._engine.manager.take_events()):
+            self.publisher.publish(events)
+
+    def _publish_all(self) -> None:
+        """Tell a late subscriber what is cached."""
+        self._publish()
+        if self.publisher is not None:
+            self.publisher.publish_all(take_snapshot(self._engine.manager).events)
 
     def _drop(self, message: str) -> None:
         for request_id in self._engine.fail():
@@ -189,6 +213,20 @@ class EngineWorker:
 
 def _nothing() -> None:
     """A job that only wakes the engine's thread."""
+
+
+def _publisher(settings: EngineSettings, on_short: Job) -> "KVEventPublisher | None":
+    if settings.kv_events is None:
+        return None
+    from kvproxy.engine.publisher import KVEventPublisher
+
+    return KVEventPublisher(
+        settings.kv_events,
+        settings.kv_replay,
+        topic=settings.kv_topic,
+        buffer=settings.kv_buffer,
+        on_short=on_short,
+    )
 
 
 def _resolve(future: "asyncio.Future[T]", value: T) -> None:

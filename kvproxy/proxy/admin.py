@@ -1,25 +1,19 @@
-"""Admin routes: both caches seen and changed from outside. See `guard` for who may use them."""
+"""Admin routes: who may use them, see `guard`; the block cache and explain. The response cache is in `admin_cache`."""
 
 import hmac
-import math
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
-from typing import Any
 
-import orjson
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from index.entry import Entry
-from kvproxy.blocks import view
-from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
-from kvproxy.proxy.decisions import semantic_stats
 from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.explain import explain
+from kvproxy.proxy.fleet.routes import drain, undrain, upstreams
 from kvproxy.proxy.routes import parse_body, read_call
-from kvproxy.proxy.services import Services, services
+from kvproxy.proxy.services import services
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -55,23 +49,16 @@ def guard(handler: Handler) -> Handler:
     return guarded
 
 
-async def _inspect(request: Request, read: Callable[[KVCacheManager], Any]) -> Response:
-    app = services(request)
-    if app.worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
-    return JSONResponse(await app.worker.inspect(read))
-
-
 async def blocks(request: Request) -> Response:
-    return await _inspect(request, view.list_blocks)
+    return JSONResponse(await services(request).prefix.blocks())
 
 
 async def blocks_queue(request: Request) -> Response:
-    return await _inspect(request, view.eviction_queue)
+    return JSONResponse(await services(request).prefix.queue())
 
 
 async def blocks_stats(request: Request) -> Response:
-    return await _inspect(request, view.stats)
+    return JSONResponse(await services(request).prefix.stats())
 
 
 async def blocks_tiers(request: Request) -> Response:
@@ -82,120 +69,22 @@ async def blocks_tiers(request: Request) -> Response:
 
 
 async def blocks_chains(request: Request) -> Response:
-    app = services(request)
-    if app.worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
-    found = await app.worker.inspect(view.chains)
-    for chain in found:
-        first = chain.pop("first_tokens")
-        chain["begins"] = "".join(map(app.worker.tokenizer.token_text, first)) if first else ""
-    return JSONResponse(found)
+    return JSONResponse(await services(request).prefix.chains())
 
 
 async def blocks_show(request: Request) -> Response:
-    app = services(request)
-    number = int(request.path_params["id"])
-    if app.worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
-    block = await app.worker.inspect(lambda manager: view.show_block(manager, number))
+    name = request.path_params["id"]
+    block = await services(request).prefix.show(name)
     if block is None:
-        raise NotFound(f"no block {number}: blocks ls lists them")
-    text = "".join(map(app.worker.tokenizer.token_text, block["tokens"] or []))
-    return JSONResponse(block | {"text": text})
-
-
-def _reset(manager: KVCacheManager) -> dict[str, Any]:
-    figures = view.stats(manager)
-    return {"reset": manager.reset_prefix_cache(), "pinned": figures["pinned"], "used": figures["used"]}
+        raise NotFound(f"no block {name}: blocks ls lists them")
+    return JSONResponse(block)
 
 
 async def blocks_reset(request: Request) -> Response:
-    return await _inspect(request, _reset)
-
-
-async def cache_list(request: Request) -> Response:
-    query = request.query_params
-    limit = _number(query.get("limit", "100"), "limit")
-    entries = services(request).answerer.store.ls(
-        limit=int(limit or 0) or None,
-        namespace=query.get("namespace"),
-        model=query.get("model"),
-        search=query.get("search"),
-    )
-    return JSONResponse([entry.summary() for entry in entries])
-
-
-def _number(text: str | None, name: str) -> float | None:
-    """A parameter that is a number of at least 0."""
-    try:
-        value = None if text is None else float(text)
-    except ValueError:
-        value = math.nan
-    if value is not None and not 0 <= value < math.inf:
-        raise InvalidRequest(f"{name} must be a number, not {text!r}", param=name)
-    return value
-
-
-async def cache_stats(request: Request) -> Response:
-    app = services(request)
-    return JSONResponse(app.answerer.store.stats() | {"semantic": semantic_stats(app)})
-
-
-async def cache_show(request: Request) -> Response:
-    entry = find_entry(services(request), request.path_params["id"])
-    return JSONResponse(entry.document())
-
-
-def find_entry(app: Services, prefix: str) -> Entry:
-    """The one entry whose id begins with a text."""
-    app.answerer.store.flush()
-    ids = app.answerer.store.resolve(prefix)
-    if len(ids) > 1:
-        raise InvalidRequest(f"{len(ids)} entries begin with {prefix!r}: give more of the id", param="id")
-    entry = app.answerer.store.get(ids[0]) if ids else None
-    if entry is None:
-        raise NotFound(f"no stored response {prefix!r}: cache ls lists them")
-    return entry
-
-
-async def cache_delete(request: Request) -> Response:
-    app = services(request)
-    return JSONResponse({"removed": await app.answerer.remove([find_entry(app, request.path_params["id"]).id])})
-
-
-async def cache_delete_many(request: Request) -> Response:
-    app, query = services(request), request.query_params
-    if query.get("all") != "true" and not any(query.get(name) for name in ("namespace", "model", "older_than")):
-        raise InvalidRequest("say what to remove: all=true, namespace=, model= or older_than=")
-    entries = app.answerer.store.ls(
-        namespace=query.get("namespace"),
-        model=query.get("model"),
-        older_than=_number(query.get("older_than"), "older_than"),
-    )
-    return JSONResponse({"removed": await app.answerer.remove([entry.id for entry in entries])})
-
-
-async def cache_export(request: Request) -> Response:
-    lines = (orjson.dumps(document) + b"\n" for document in services(request).answerer.store.export())
-    return StreamingResponse(lines, media_type="application/jsonl")
-
-
-async def cache_import(request: Request) -> Response:
-    """Each line of an export; entries whose key is there already are skipped."""
-    app = services(request)
-    entries: list[Entry] = []
-    for number, line in enumerate((await request.body()).splitlines(), 1):
-        if line.strip():
-            try:
-                entries.append(Entry.from_document(orjson.loads(line)))
-            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-                raise InvalidRequest(
-                    f"line {number} is no exported response ({error!r}): nothing was imported"
-                ) from None
-    fresh = [entry for entry in entries if not app.answerer.store.has_key(entry.key)]
-    for entry in fresh:
-        await app.answerer.insert(entry)
-    return JSONResponse({"imported": len(fresh), "skipped": len(entries) - len(fresh)})
+    prefix = services(request).prefix
+    figures = await prefix.stats()
+    done = await prefix.reset()
+    return JSONResponse({"reset": done} | {name: figures.get(name, 0) for name in ("pinned", "used")})
 
 
 async def explain_request(request: Request) -> Response:
@@ -215,13 +104,9 @@ ROUTES = [
     Route("/admin/blocks/stats", guard(blocks_stats), methods=["GET"]),
     Route("/admin/blocks/tiers", guard(blocks_tiers), methods=["GET"]),
     Route("/admin/blocks/reset", guard(blocks_reset), methods=["POST"]),
-    Route("/admin/blocks/{id:int}", guard(blocks_show), methods=["GET"]),
-    Route("/admin/cache", guard(cache_list), methods=["GET"]),
-    Route("/admin/cache", guard(cache_delete_many), methods=["DELETE"]),
-    Route("/admin/cache/stats", guard(cache_stats), methods=["GET"]),
-    Route("/admin/cache/export", guard(cache_export), methods=["GET"]),
-    Route("/admin/cache/import", guard(cache_import), methods=["POST"]),
-    Route("/admin/cache/{id}", guard(cache_show), methods=["GET"]),
-    Route("/admin/cache/{id}", guard(cache_delete), methods=["DELETE"]),
+    Route("/admin/blocks/{id}", guard(blocks_show), methods=["GET"]),
     Route("/admin/explain", guard(explain_request), methods=["POST"]),
+    Route("/admin/upstreams", guard(upstreams), methods=["GET"]),
+    Route("/admin/upstreams/drain", guard(drain), methods=["POST"]),
+    Route("/admin/upstreams/undrain", guard(undrain), methods=["POST"]),
 ]

@@ -1,6 +1,5 @@
 """The flow of a request: exact key, similar question, identical request under way, backend, store."""
 
-import asyncio
 import logging
 import time
 from collections import Counter
@@ -13,11 +12,19 @@ import orjson
 from index.entry import Entry, new_id
 from index.errors import CacheStoreError
 from index.lookup import Candidate
+from index.response_cache import ResponseCache
 from index.semantic import SemanticCache
-from index.store import ResponseStore
+from index.store import Store
 from kvproxy.errors import NotCached, UpstreamBroken
 from kvproxy.proxy.backend import Backend, Call, Reply
-from kvproxy.proxy.cache_headers import CacheControl, forward_status, hit_status, parse_cache_control, semantic_detail
+from kvproxy.proxy.cache_headers import (
+    CacheControl,
+    forward_status,
+    hit_status,
+    parse_cache_control,
+    semantic_detail,
+    tags_of,
+)
 from kvproxy.proxy.flights import Flight, Flights
 from kvproxy.proxy.keys import CacheKey, cache_key
 from kvproxy.proxy.observer import Observer
@@ -62,7 +69,7 @@ class Answerer:
     def __init__(
         self,
         backend: Backend,
-        store: ResponseStore,
+        store: Store,
         semantic: SemanticCache | None,
         settings: CacheSettings,
         clock: Callable[[], float] = time.time,
@@ -74,6 +81,7 @@ class Answerer:
         self.observer = observer
         self.outcomes: Counter[str] = Counter()
         """Semantic lookups by what came of them."""
+        self.cache = ResponseCache(store, semantic)
         self.flights = Flights()
         self.settings = settings
         self._clock = clock
@@ -86,6 +94,7 @@ class Answerer:
             KvproxyError: what the backend raised.
         """
         control = parse_cache_control(call.headers.get("cache-control"))
+        tags_of(call.headers)  # A wrong one is told before anything is computed.
         key = cache_key(call, self.backend.name)
         near = None
         cacheable = self.settings.enabled and call.dialect.cacheable(call.body)
@@ -102,7 +111,7 @@ class Answerer:
     async def _cached(self, call: Call, key: CacheKey, control: CacheControl) -> tuple[Answer | None, Candidate | None]:
         """An answer from the cache; without one, the similar entry that a fresh answer may be compared with."""
         try:
-            entry = self.store.find(key.exact)
+            entry = await self.cache.find(key.exact)
             if entry is not None and self._young(entry, control):
                 return self._hit(call, entry, "exact", "exact"), None
             if self.semantic is None or key.text is None:
@@ -162,8 +171,8 @@ class Answerer:
         flight.leave()
         return Answer(reply.status, headers, body, "forward")
 
-    async def store_answer(self, call: Call, key: CacheKey, whole: dict[str, Any], near: Candidate | None) -> None:
-        """Keep a complete answer to a request, and have it compared with that of a similar one."""
+    async def store_answer(self, call: Call, key: CacheKey, whole: dict[str, Any], near: Candidate | None) -> bool:
+        """Keep a complete answer to a request, and have it compared with that of a similar one; whether it was kept."""
         prompt_tokens, completion_tokens = call.dialect.usage(whole)
         now = self._clock()
         entry = Entry(
@@ -181,23 +190,14 @@ class Answerer:
             expires=now + self.settings.ttl,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
+            tags=tags_of(call.headers),
+            backend=self.backend.name,
+            request_id=call.request_id,
         )
-        await self.insert(entry)
-        if self.observer is not None and near is not None:
+        kept = await self.cache.insert(entry)
+        if kept and self.observer is not None and near is not None:
             self.observer.compare(call, near, entry)
-
-    async def insert(self, entry: Entry) -> None:
-        """Keep an entry; durable and findable when this returns."""
-        if self.semantic is not None:
-            await self.semantic.insert(entry)
-        else:
-            await asyncio.to_thread(self.store.put, entry)
-
-    async def remove(self, ids: list[str]) -> int:
-        """Remove entries; how many there were."""
-        if self.semantic is not None:
-            return await self.semantic.remove(ids)
-        return await asyncio.to_thread(self.store.delete, ids)
+        return kept
 
 
 class _Keeper:
@@ -222,9 +222,9 @@ class _Keeper:
     async def finish(self, reply: Reply) -> bool:
         try:
             whole = self._recording.result(reply.usage) if self._recording is not None else None
-            if whole is not None:
-                await self._answerer.store_answer(self._call, self._key, whole, self._near)
-            return whole is not None
+            if whole is None:
+                return False
+            return await self._answerer.store_answer(self._call, self._key, whole, self._near)
         except Exception as error:
             # Whatever keeps an answer out of the cache must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from index.errors import CacheStoreError
-from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
-from kvproxy.proxy import admin, admin_pins, feedback, routes
+from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError, StoreUnavailable
+from kvproxy.proxy import admin, admin_cache, admin_pins, feedback, routes
 from kvproxy.proxy.labels import Labels
 from kvproxy.proxy.services import Services, build
 from kvproxy.settings import Settings
@@ -33,7 +33,7 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     app = Starlette(
-        routes=[*routes.ROUTES, *admin.ROUTES, *admin_pins.ROUTES, *feedback.ROUTES, routes.OTHER],
+        routes=[*routes.ROUTES, *admin.ROUTES, *admin_cache.ROUTES, *admin_pins.ROUTES, *feedback.ROUTES, routes.OTHER],
         lifespan=lifespan,
         middleware=[Middleware(Labels)],
         exception_handlers={
@@ -54,7 +54,7 @@ async def _known(request: Request, error: Exception) -> Response:
 
 
 async def _store(request: Request, error: Exception) -> Response:
-    return await _known(request, KvproxyError(str(error)))
+    return await _known(request, StoreUnavailable(str(error)))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -1,6 +1,7 @@
 """The two headers that the caches speak: Cache-Control on requests (RFC 9111), Cache-Status on responses (RFC 9211)."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from index.lookup import Lookup
@@ -8,6 +9,9 @@ from index.policies.policy import Limits
 from kvproxy.errors import InvalidRequest
 
 CACHE = "kvproxy"
+TAGS = "x-kvproxy-tags"
+_MOST_TAGS = 16
+_LONGEST_TAG = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,18 @@ def _number(found: dict[str, str], name: str) -> float | None:
         return number
     except ValueError:
         raise InvalidRequest(f"Cache-Control: {name} takes a number, as in {name}=60", param="Cache-Control") from None
+
+
+def tags_of(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Names for the answer, from the header of tags, separated by commas; what is invalidated together shares one.
+
+    Raises:
+        InvalidRequest: there are too many, or one is too long.
+    """
+    tags = tuple(sorted({tag.strip() for tag in headers.get(TAGS, "").split(",")} - {""}))
+    if len(tags) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in tags):
+        raise InvalidRequest(f"{TAGS} takes up to {_MOST_TAGS} tags of {_LONGEST_TAG} characters", param=TAGS)
+    return tags
 
 
 def hit_status(expires: float, now: float, detail: str) -> str:

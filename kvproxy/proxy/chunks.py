@@ -1,12 +1,21 @@
 """The engine's pieces as chunks of OpenAI's chat completions and completions."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvproxy.engine.request import Delta, TokenLogprob
 from kvproxy.proxy.backend import Call, Reply
 from kvproxy.proxy.dialects.chat import includes_usage
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that its completion begins with: its text, and the text of its first token, which has no probability."""
+
+    text: str
+    first_token: str
 
 
 class ChunkWriter:
@@ -15,11 +24,12 @@ class ChunkWriter:
     Args:
         call: the request.
         model: its name for the client.
-        observe: takes the last piece of each answer.
+        echo: what each completion begins with.
     """
 
-    def __init__(self, call: Call, model: str, observe: Callable[[Delta], None] = lambda delta: None) -> None:
-        self._observe = observe
+    def __init__(self, call: Call, model: str, echo: Echo | None = None) -> None:
+        self._echo = echo
+        self._prompt: dict[str, Any] | None = None
         self._chat = call.endpoint == "chat"
         self._usage_asked = call.stream and includes_usage(call.body)
         prefix, kind = ("chatcmpl", "chat.completion.chunk") if self._chat else ("cmpl", "text_completion")
@@ -38,8 +48,6 @@ class ChunkWriter:
         delta: Delta | None = first
         while delta is not None:
             generated[delta.index] = delta.usage.completion_tokens
-            if delta.finish_reason:
-                self._observe(delta)
             for choice in self._choices(delta):
                 yield self._head | {"choices": [choice]}
             delta = await anext(pieces, None)
@@ -56,11 +64,7 @@ class ChunkWriter:
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         if not self._chat:
-            logprobs = self._text_logprobs(delta) if delta.logprobs else None
-            if not delta.text and not delta.finish_reason and not logprobs:
-                return []
-            reason = delta.finish_reason
-            return [{"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": reason}]
+            return self._text_choices(delta)
         choices: list[dict[str, Any]] = []
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -74,18 +78,42 @@ class ChunkWriter:
             choices.append(_chat_choice(delta.index, {}, delta.finish_reason))
         return choices
 
-    def _text_logprobs(self, delta: Delta) -> dict[str, Any]:
+    def _text_choices(self, delta: Delta) -> list[dict[str, Any]]:
+        choices = []
+        if self._echo is not None and delta.index not in self._begun:
+            self._begun.add(delta.index)
+            choices.append(self._echoed(self._echo, delta))
+        logprobs = self._text_logprobs(delta.index, delta.logprobs) if delta.logprobs else None
+        if delta.text or delta.finish_reason or logprobs:
+            choices.append(_text_choice(delta.index, delta.text, logprobs, delta.finish_reason))
+        return choices
+
+    def _echoed(self, echo: Echo, delta: Delta) -> dict[str, Any]:
+        """The prompt as the first part of a completion; its log-probabilities come with the first answer's first piece."""
+        if delta.prompt_logprobs:
+            self._prompt = self._text_logprobs(0, delta.prompt_logprobs, len(echo.first_token))
+            first = {"tokens": echo.first_token, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+            self._prompt = {name: [first[name], *values] for name, values in self._prompt.items()}
+        self._offset[delta.index] = len(echo.text)
+        return _text_choice(delta.index, echo.text, self._prompt, None)
+
+    def _text_logprobs(self, index: int, logprobs: Sequence[TokenLogprob], offset: int | None = None) -> dict[str, Any]:
+        at = self._offset.get(index, 0) if offset is None else offset
         offsets = []
-        for item in delta.logprobs:
-            offset = self._offset.get(delta.index, 0)
-            offsets.append(offset)
-            self._offset[delta.index] = offset + len(item.text)
+        for item in logprobs:
+            offsets.append(at)
+            at += len(item.text)
+        self._offset[index] = at
         return {
-            "tokens": [item.text for item in delta.logprobs],
-            "token_logprobs": [item.logprob for item in delta.logprobs],
-            "top_logprobs": [{text: value for _, text, value in item.top} for item in delta.logprobs],
+            "tokens": [item.text for item in logprobs],
+            "token_logprobs": [item.logprob for item in logprobs],
+            "top_logprobs": [{text: value for _, text, value in item.top} for item in logprobs],
             "text_offset": offsets,
         }
+
+
+def _text_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _chat_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.view import PrefixMatch, match
 from kvproxy.proxy.backend import Call
 from kvproxy.proxy.keys import CacheKey, cache_key
-from kvproxy.proxy.local import LocalBackend
 from kvproxy.proxy.services import Services
 
 
@@ -14,10 +11,10 @@ async def explain(app: Services, call: Call) -> dict[str, Any]:
     """Which layer would answer, and why not the ones before it."""
     answerer = app.answerer
     key = cache_key(call, answerer.backend.name)
-    exact = answerer.store.find(key.exact)
+    exact = await answerer.cache.find(key.exact)
     semantic = await _semantic(app, key)
-    prefix = await _prefix(app, call)
-    reusable = prefix["matched_tokens"] + sum(prefix["tiers"].values()) if prefix else 0
+    prefix = await app.prefix.explain(call)
+    reusable = (prefix["matched_tokens"] or 0) + sum(prefix["tiers"].values()) if prefix else 0
     if exact is not None:
         layer = "exact"
     elif any(neighbour["served"] for neighbour in semantic["neighbours"]):
@@ -67,29 +64,3 @@ async def _semantic(app: Services, key: CacheKey) -> dict[str, Any]:
 
 def _rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 4)
-
-
-async def _prefix(app: Services, call: Call) -> dict[str, Any] | None:
-    backend = app.answerer.backend
-    if app.worker is None or not isinstance(backend, LocalBackend):
-        return None
-    request = backend.request(call)
-    found: PrefixMatch = await app.worker.inspect(
-        lambda manager: match(manager, CacheRequest("explain", request.tokens, salt=request.salt))
-    )
-    decode = backend.worker.tokenizer.token_text
-    divergence = found.divergence and {
-        "position": found.divergence.position,
-        "cached": "".join(map(decode, found.divergence.cached)),
-        "prompt": "".join(map(decode, found.divergence.prompt)),
-        "context": "".join(map(decode, found.divergence.before)),
-    }
-    return {
-        "prompt_tokens": found.prompt_tokens,
-        "matched_tokens": found.matched_tokens,
-        "blocks": found.blocks,
-        "tiers": await app.worker.tier_match(
-            CacheRequest("explain", request.tokens, salt=request.salt), found.matched_tokens
-        ),
-        "divergence": divergence,
-    }

@@ -6,7 +6,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.proxy.admin import find_entry, guard
+from kvproxy.proxy.admin import guard
+from kvproxy.proxy.admin_cache import find_entry
 from kvproxy.proxy.services import services
 
 
@@ -20,7 +21,7 @@ async def cache_feedback(request: Request) -> Response:
     right, question = (body.get("right"), body.get("question")) if isinstance(body, dict) else (None, None)
     if not isinstance(right, bool) or not isinstance(question, str | None):
         raise InvalidRequest('say whether the answer was right: {"right": false}, with "question" if you know it')
-    entry = find_entry(app, request.path_params["id"])
+    entry = await find_entry(app, request.path_params["id"])
     if app.answerer.semantic is None:
         raise InvalidRequest("semantic matching is off: there is nothing to reject or approve")
     await app.answerer.semantic.feedback(entry, right, question)

@@ -1,17 +1,17 @@
 """The embedded engine as a backend: OpenAI requests in, OpenAI objects and chunks out."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.engine.request import GenerationRequest, SamplingParams
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.proxy.backend import Call, Reply
-from kvproxy.proxy.chunks import ChunkWriter
+from kvproxy.proxy.chunks import ChunkWriter, Echo
 from kvproxy.proxy.dialects.fields import check_integer
 from kvproxy.proxy.sse import DONE, EventReader, event
 from kvproxy.proxy.translate import TRANSLATORS
@@ -22,23 +22,16 @@ _REFUSED = {
     "presence_penalty": 0,
     "logit_bias": {},
     "best_of": 1,
-    "echo": False,
     "suffix": "",
 }
 """Fields that would change the answer and that the engine does not have, with the value that means "not used"."""
 
 
 class LocalBackend:
-    """Answers from the embedded engine.
+    """Answers from the embedded engine."""
 
-    Args:
-        worker: the engine.
-        observe: told of the last piece of each answer.
-    """
-
-    def __init__(self, worker: EngineWorker, observe: Callable[[Delta], None] = lambda delta: None) -> None:
+    def __init__(self, worker: EngineWorker) -> None:
         self.worker = worker
-        self._observe = observe
         self._numbers = itertools.count()
         self.name = f"local:{worker.name}"
 
@@ -72,7 +65,7 @@ class LocalBackend:
         tiers = f" tiers={usage.tier_tokens}" if usage.tier_tokens else ""
         reply.detail = f"prefix {usage.cached_tokens}/{usage.prompt_tokens}{tiers}"
         reply.close = pieces.aclose  # type: ignore[attr-defined]
-        chunks = ChunkWriter(asked, self.worker.name).chunks(first, pieces, reply)
+        chunks = ChunkWriter(asked, self.worker.name, self._echo(asked, request)).chunks(first, pieces, reply)
         if translator is None:
             events = _openai(chunks)
         else:
@@ -102,8 +95,22 @@ class LocalBackend:
         # A client may send the same request id twice; the engine's ids must be unique.
         id = f"{call.request_id}.{next(self._numbers)}"
         return GenerationRequest(
-            id, tuple(self.tokens(call)), sampling_params(call), salt=_salt(body), priority=_priority(call)
+            id,
+            tuple(self.tokens(call)),
+            sampling_params(call),
+            salt=_salt(body),
+            priority=_priority(call),
+            tenant=call.tenant,
+            queue_priority=body.get("priority") or 0,
         )
+
+    def _echo(self, call: Call, request: GenerationRequest) -> Echo | None:
+        """The prompt for the answer to begin with, where that is asked for."""
+        if not call.body.get("echo"):
+            return None
+        name, prompt = self.worker.tokenizer.token_text, call.body["prompt"]
+        text = prompt if isinstance(prompt, str) else self.worker.tokenizer.decode(prompt)
+        return Echo(text, name(request.tokens[0]))
 
     def tokens(self, call: Call) -> list[int]:
         """The prompt in token ids."""
@@ -142,6 +149,7 @@ def sampling_params(call: Call) -> SamplingParams:
         logprobs=None if logprobs is None else int(logprobs),
         n=body.get("n") or 1,
         ignore_eos=bool(body.get("ignore_eos")),
+        prompt_logprobs=None if logprobs is None or not body.get("echo") else int(logprobs),
     )
 
 
@@ -183,5 +191,8 @@ def _priority(call: Call) -> int:
 def _check_sampling(call: Call) -> None:
     """Refuse what would fail inside the engine, where it takes other requests down with it."""
     check_integer(call.body, "top_k", least=-1)
+    check_integer(call.body, "priority")
+    if call.body.get("echo") and call.endpoint != "completions":
+        raise InvalidRequest("echo belongs to /v1/completions: leave it out", param="echo")
     if call.endpoint == "completions":
         check_integer(call.body, "logprobs", least=0, most=20)

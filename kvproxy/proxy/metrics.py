@@ -48,12 +48,23 @@ class Metrics:
             "kvproxy_compared_answers", "Fresh answers compared with cached ones by result.", ["result"],
             registry=self._registry,
         )  # fmt: skip
+        self._upstreams = Gauge(
+            "kvproxy_upstream", "Upstreams: up (1 or 0), requests under way, load in tokens, requests sent, ejections.",
+            ["upstream", "of"], registry=self._registry,
+        )  # fmt: skip
         self._entries = Gauge("kvproxy_cache_entries", "Stored responses.", registry=self._registry)
 
     def answered(self, endpoint: str, layer: str, status: int, seconds: float) -> None:
         """Count one answer; `layer` is exact, semantic, forward or error."""
         self._requests.labels(endpoint, layer, str(status)).inc()
         self._seconds.labels(layer).observe(seconds)
+
+    def upstream(self, status: dict[str, Any]) -> None:
+        """Take over what `kvproxy upstreams` shows of one."""
+        self._upstreams.labels(status["url"], "up").set(status["state"] == "up")
+        for name in ("requests", "load", "sent", "ejections", "cached_blocks"):
+            if status[name] is not None:
+                self._upstreams.labels(status["url"], name).set(status[name])
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"kvproxy_{name}_seconds", text, buckets=_SECONDS, registry=self._registry)

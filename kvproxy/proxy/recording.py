@@ -57,5 +57,8 @@ class Recording:
             return None
         if self._assembler is not None:
             return self._assembler.result(usage)
-        whole = loads(b"".join(self._body))
+        try:
+            whole = loads(b"".join(self._body))
+        except ValueError:
+            return None
         return whole if isinstance(whole, dict) and self._dialect.complete(whole) else None

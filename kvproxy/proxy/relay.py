@@ -18,14 +18,19 @@ _BODILESS = (204, 304)
 _log = logging.getLogger("kvproxy")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T], uploaded: asyncio.Event | None = None) -> T:
     """The result of some work, which is cancelled when the client disconnects before it is done.
+
+    Args:
+        request: the client's.
+        work: what to do for it.
+        uploaded: see `RelayResponse`.
 
     Raises:
         ClientDisconnect: the client has gone.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request.receive))
+    gone = asyncio.ensure_future(_disconnected(request.receive, uploaded))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():

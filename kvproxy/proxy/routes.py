@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from index.errors import CacheStoreError
 from kvproxy import __version__
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
 from kvproxy.proxy.backend import Call, Endpoint, Forwarder
@@ -18,7 +19,7 @@ from kvproxy.proxy.dialects.dialect import Dialect
 from kvproxy.proxy.documents import loads
 from kvproxy.proxy.keys import tenant_of
 from kvproxy.proxy.relay import RelayResponse, unless_gone, whole_response
-from kvproxy.proxy.services import services
+from kvproxy.proxy.services import Services, services
 from kvproxy.proxy.sse import event
 
 BYPASS = ("cache-status", forward_status("bypass"))
@@ -114,12 +115,19 @@ async def metrics(request: Request) -> Response:
     """GET /metrics: Prometheus' text format."""
     app = services(request)
     pool = await app.worker.inspect(lambda manager: manager.stats()) if app.worker else None
+    for engine in getattr(app.answerer.backend, "engines", {}).values():
+        app.metrics.upstream(engine.status())
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {})
-    text = app.metrics.render(
-        pool, app.answerer.store.stats()["entries"], app.worker.tier_stats() if app.worker else ()
-    )
+    text = app.metrics.render(pool, await _entries(app), app.worker.tier_stats() if app.worker else ())
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _entries(app: Services) -> int:
+    try:
+        return await asyncio.to_thread(app.answerer.store.count)
+    except CacheStoreError:
+        return 0
 
 
 async def other(request: Request) -> Response:
@@ -138,12 +146,11 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     query = _query(request)
     path = request.scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
     uploaded = asyncio.Event()
-    if body is None:
-        # Only the upload reads from the client until it is done; it notices by itself when the client goes.
-        reply = await backend.forward(request.method, path, request.headers, _upload(request, uploaded))
-    else:
+    if body is not None:
         uploaded.set()
-        reply = await unless_gone(request, backend.forward(request.method, path, request.headers, body))
+    # Only the upload reads from the client until it is done; it notices by itself when the client goes.
+    sent = _upload(request, uploaded) if body is None else body
+    reply = await unless_gone(request, backend.forward(request.method, path, request.headers, sent), uploaded)
     return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, uploaded=uploaded)
 
 

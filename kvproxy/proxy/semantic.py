@@ -8,7 +8,7 @@ from index.policies.policy import Policy
 from index.policies.threshold import ThresholdPolicy
 from index.policies.verified import VerifiedPolicy
 from index.semantic import SemanticCache
-from index.store import ResponseStore
+from index.store import Store
 from index.verifier import load_verifier
 from kvproxy.errors import SettingsError
 from kvproxy.settings import CacheSettings, Settings
@@ -16,7 +16,7 @@ from kvproxy.settings import CacheSettings, Settings
 NONE = "none"
 
 
-def build_semantic(settings: Settings, store: ResponseStore, observations: Observations) -> SemanticCache | None:
+def build_semantic(settings: Settings, store: Store, observations: Observations) -> SemanticCache | None:
     """The semantic cache over a store, ready to be searched; None where it is off.
 
     Raises:
@@ -26,7 +26,9 @@ def build_semantic(settings: Settings, store: ResponseStore, observations: Obser
     if not (settings.cache.enabled and settings.cache.semantic):
         return None
     policy = build_policy(settings.cache)
-    semantic = SemanticCache(store, load_embedder(settings.embedder), policy, observations)
+    semantic = SemanticCache(
+        store, load_embedder(settings.embedder), policy, observations, vectors=settings.cache.vectors
+    )
     semantic.rebuild()
     policy.learn(observations, 0)
     return semantic

@@ -1,5 +1,6 @@
 """Any OpenAI-compatible server as a backend: bytes pass through as they are, in both directions."""
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
@@ -8,7 +9,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from kvproxy.errors import KvproxyError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.proxy.backend import Call, Reply
 from kvproxy.settings import UpstreamSettings
 
@@ -101,7 +102,9 @@ class UpstreamBackend:
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 # The request never left, so one more try cannot do anything twice.
                 if tries == 0:
-                    raise self._no_connection(error) from None
+                    refused = self._no_connection(error)
+                    refused.unsent = True
+                    raise refused from None
             except TimeoutError:
                 raise UpstreamTimeout(f"{self._base} gave no answer in {self._settings.read_timeout:g} s") from None
             except (aiohttp.ClientError, OSError) as error:
@@ -119,7 +122,7 @@ class UpstreamBackend:
         url = URL(self._base + path, encoded=True)
         return await self._opened.request(method, url, headers=headers, data=data, allow_redirects=False)
 
-    def _no_connection(self, error: Exception) -> KvproxyError:
+    def _no_connection(self, error: Exception) -> UpstreamError:
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(f"no connection to {self._base} within {self._settings.connect_timeout:g} s")
         return UpstreamUnreachable(
@@ -149,18 +152,48 @@ def _reply(response: aiohttp.ClientResponse) -> Reply:
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    content = response.content
+    protocol = response.connection.protocol if response.connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+
+    def wake(closed: "asyncio.Future[None]") -> None:
+        # aiohttp leaves those who read some malformed bodies waiting for ever.
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection was closed"))
+
+    if closed is not None:
+        closed.add_done_callback(wake)
     try:
-        async for chunk in response.content.iter_any():
+        async for chunk in content.iter_any():
             yield chunk
+        # Where only the end of the connection ends the body, aiohttp takes a reset for a proper end.
+        if closed is not None and not _framed(response) and closed.done() and closed.exception() is not None:
+            raise UpstreamBroken("the upstream broke its answer off")
     except TimeoutError:
         raise UpstreamBroken("the upstream went silent in the middle of its answer") from None
-    except (aiohttp.ClientError, OSError) as error:
-        # aiohttp tells of the end before it hands out what came ahead of it, which is the client's all the same.
-        for chunk in list(response.content._buffer):
+    except (aiohttp.ClientError, OSError, RuntimeError) as error:
+        # aiohttp, which calls some ends a RuntimeError, tells of the end before it hands out what came ahead of it.
+        # That is the client's all the same.
+        for chunk in list(content._buffer):
             yield chunk
         raise UpstreamBroken(f"the upstream broke its answer off: {error or type(error).__name__}") from None
     finally:
+        if closed is not None:
+            # The connection lives on for other requests, which are to find no more than this one of it.
+            closed.remove_done_callback(wake)
+            closed.remove_done_callback(_retrieve)
+            closed.add_done_callback(_retrieve)
         response.close()
+
+
+def _framed(response: aiohttp.ClientResponse) -> bool:
+    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
+
+
+def _retrieve(closed: "asyncio.Future[None]") -> None:
+    """Keeps asyncio from complaining that nobody asked how an idle connection ended."""
+    if not closed.cancelled():
+        closed.exception()
 
 
 def _end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

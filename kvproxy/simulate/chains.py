@@ -52,17 +52,17 @@ class ChainCache:
         self._parents: dict[int, int | None] = {}
         self._children: dict[int, int] = {}
 
+    def known(self, blocks: Sequence[int]) -> int:
+        """Leading blocks that are held; changes nothing."""
+        return next((place for place, block in enumerate(blocks) if block not in self._parents), len(blocks))
+
     def request(self, request: ChainRequest) -> int | None:
         """Blocks hit, or None when the request does not fit."""
         blocks = request.blocks
         if len(blocks) + request.partial > self._capacity:
             return None
         held = self._parents
-        known = 0
-        for block in blocks:
-            if block not in held:
-                break
-            known += 1
+        known = self.known(blocks)
         for block in blocks[:known]:
             self._order.remove(block)
         while len(held) + len(blocks) - known + request.partial > self._capacity:

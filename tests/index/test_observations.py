@@ -1,13 +1,17 @@
-"""Durable observations agree with a list of them."""
+"""Durable observations agree with a list of them, wherever they are kept."""
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from index.errors import CacheStoreError
-from index.observations import Observation, SqliteObservations
+from index.observations import Observation, Observations
+from index.store.opening import open_observations
+from tests.index.conftest import empty
 from tests.reference.memory_observations import MemoryObservations
 
 SCORES = st.one_of(st.none(), st.sampled_from([0.25, 0.5, 0.75]))
@@ -24,11 +28,32 @@ OBSERVATION = st.builds(
 STEPS = st.lists(st.one_of(st.lists(OBSERVATION, max_size=8), st.integers(0, 12)), max_size=8)
 
 
-@settings(deadline=None, max_examples=40)
+Open = Callable[..., Observations]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens observations of either kind: none at first, or with `again=True` those that were opened last."""
+    names = itertools.count()
+    last = ""
+
+    def make(*, again: bool = False) -> Observations:
+        nonlocal last
+        if request.param == "postgres":
+            last = request.getfixturevalue("postgres")
+            if not again:
+                empty(last)
+        elif not again:
+            last = str(tmp_path / f"{next(names)}.db")
+        return open_observations(last)
+
+    return make
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-def test_agrees_with_a_list(tmp_path_factory: pytest.TempPathFactory, steps: list[list[Observation] | int]) -> None:
-    path = tmp_path_factory.mktemp("observations") / "r.db"
-    model, durable = MemoryObservations(), SqliteObservations(path)
+def test_agrees_with_a_list(open_: Open, steps: list[list[Observation] | int]) -> None:
+    model, durable = MemoryObservations(), open_()
     for step in steps:
         if isinstance(step, int):
             # Numbers are not reused, so the two agree on the newest rows only where nothing was pruned before.
@@ -37,7 +62,7 @@ def test_agrees_with_a_list(tmp_path_factory: pytest.TempPathFactory, steps: lis
             model.add(step)
             durable.add(step)
     durable.close()
-    again = SqliteObservations(path)
+    again = open_(again=True)
     for scorer in ("cosine", "built-in"):
         assert again.histories(["a", "b", "c", "d"], scorer) == model.histories(["a", "b", "c", "d"], scorer)
         assert again.recent(scorer, 5) == model.recent(scorer, 5)
@@ -45,8 +70,8 @@ def test_agrees_with_a_list(tmp_path_factory: pytest.TempPathFactory, steps: lis
     again.close()
 
 
-def test_old_comparisons_are_pruned_and_verdicts_stay(tmp_path: Path) -> None:
-    observations = SqliteObservations(tmp_path / "r.db")
+def test_old_comparisons_are_pruned_and_verdicts_stay(open_: Open) -> None:
+    observations = open_()
     observations.add([Observation.verdict("a", right=False)])
     observations.add([Observation("b", 0.5, True, "cosine", "answer", False, 1.0)] * 150)
     assert len(observations.histories(["b"], "cosine")["b"].scores) == 100
@@ -61,4 +86,4 @@ def test_old_comparisons_are_pruned_and_verdicts_stay(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "r.db").write_bytes(b"nonsense " * 500)
     with pytest.raises(CacheStoreError, match="failed"):
-        SqliteObservations(tmp_path / "r.db")
+        open_observations(tmp_path / "r.db")

@@ -22,7 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.engine": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.demo", "kvproxy.tiers"},
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
-    "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks"},
+    "kvproxy.routing": set(),
+    "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
     "kvproxy.proxy": {
         "index",
         "kvproxy",
@@ -31,13 +32,14 @@ ALLOWED: dict[str, set[str]] = {
         "kvproxy.blocks",
         "kvproxy.engine",
         "kvproxy.mirror",
+        "kvproxy.routing",
         "kvproxy.demo",
     },
     "commands": {"index", "kvproxy", *(f"kvproxy.{room}" for room in (
-        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "simulate", "proxy"
+        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate", "proxy"
     ))},
 }  # fmt: skip
-NO_TORCH = ("kvproxy/blocks", "kvproxy/simulate", "kvproxy/tiers")
+NO_TORCH = ("kvproxy/blocks", "kvproxy/simulate", "kvproxy/tiers", "kvproxy/mirror", "kvproxy/routing")
 
 
 def room_of(module: str) -> str | None:

@@ -1,0 +1,215 @@
+"""Near questions of a namespace. Over SQLite: small namespaces are read from the store, large ones are kept in FAISS."""
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from index.persisted import PersistedGraphs
+from index.segments import Kind
+from index.store import Gone, Put, ResponseStore, Store, Written
+from index.vectors import VectorIndex
+
+# Below this, reading a namespace's vectors from the store takes less than embedding a question. Most namespaces hold a
+# few entries (earlier turns are part of their name), and so cost no memory and no time at a start.
+SMALL = 256
+_PART = 2_000  # Vectors read at a time, so that no lookup waits long for the connection.
+_log = logging.getLogger("kvproxy")
+
+
+class Neighbours(Protocol):
+    """Nearest stored questions. Safe to use from several threads; methods may raise a CacheStoreError."""
+
+    def load(self) -> None:
+        """Get ready, once."""
+
+    def holds(self, namespace: str) -> bool:
+        """Whether a namespace has any vector."""
+
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
+        """The nearest (entry id, cosine) of a namespace, nearest first, `limit` at most."""
+
+    def apply(self, puts: Sequence[Put], written: Written) -> None:
+        """Follow a write of the store. Calls come in the order of the writes."""
+
+    def remove(self, gone: Iterable[Gone]) -> None:
+        """Forget entries that the store no longer has."""
+
+    def maintain(self) -> None:
+        """What is due from time to time."""
+
+    def close(self) -> None:
+        """Stop what goes on in the background."""
+
+
+def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighbours:
+    """What fits the store."""
+    if isinstance(store, ResponseStore):
+        return FaissNeighbours(store, embedder, dim, kind)
+    from index.store.postgres import PostgresStore
+    from index.store.postgres_vectors import PostgresNeighbours
+
+    assert isinstance(store, PostgresStore)
+    return PostgresNeighbours(store, embedder, dim)
+
+
+class FaissNeighbours:
+    """An index for each large namespace, filled and rebuilt from the store.
+
+    Args:
+        store: the truth.
+        embedder: name of what makes the vectors.
+        dim, kind: see `VectorIndex`.
+        small: vectors from which on a namespace is kept in memory.
+        flat_limit: see `VectorIndex`.
+    """
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        embedder: str,
+        dim: int,
+        kind: Kind = "float32",
+        *,
+        small: int = SMALL,
+        flat_limit: int | None = None,
+    ) -> None:
+        self._store = store
+        self._embedder = embedder
+        self._dim = dim
+        self._kind: Kind = kind
+        self._small = small
+        self._flat = {} if flat_limit is None else {"flat_limit": flat_limit}
+        self._graphs = PersistedGraphs(store, embedder, dim, kind)
+        self.indexes: dict[str, VectorIndex] = {}
+        self._saved: dict[str, int] = {}
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="kvproxy-index")
+        self._changing = threading.RLock()
+        self._scheduled: set[str] = set()
+        self._closing = threading.Event()
+
+    def load(self) -> None:
+        """Read the persisted graphs, and what is stored beyond them; large namespaces without one are built in the background."""
+        for namespace in self._store.namespaces(self._embedder, self._small):
+            self._open(namespace)
+
+    def _open(self, namespace: str) -> None:
+        index = VectorIndex(self._dim, self._kind, **self._flat)
+        kept = self._graphs.load(namespace)
+        if kept is not None:
+            index.adopt(*kept)
+            self._saved[namespace] = len(kept[0])
+        after = kept[0].last if kept is not None else 0
+        while len((part := self._stored(namespace, after))[0]):
+            index.add(*part)
+            after = int(part[0][-1])
+        self.indexes[namespace] = index
+        self._look_after(namespace)
+
+    def _stored(self, namespace: str, after: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._store.vectors(namespace, self._embedder, after=after, limit=_PART)
+
+    def holds(self, namespace: str) -> bool:
+        return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
+
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
+        index = self.indexes.get(namespace)
+        if index is not None:
+            numbers = [number for number, _ in index.search(vector, limit)]
+        else:
+            stored, vectors = self._store.vectors(namespace, self._embedder)
+            numbers = stored[np.argsort(-(vectors @ vector))[:limit]].tolist() if len(stored) else []
+        # The store has the last word on what is there, and on scores, which a compact index rounds.
+        found = [(id, float(kept @ vector)) for id, kept in self._store.by_number(numbers).values()]
+        return sorted(found, key=lambda hit: -hit[1])
+
+    def apply(self, puts: Sequence[Put], written: Written) -> None:
+        added: dict[str, list[tuple[int, np.ndarray]]] = {}
+        for put, number in zip(puts, written.numbers, strict=True):
+            if number is not None and put.vector is not None:
+                added.setdefault(put.entry.namespace, []).append((number, put.vector))
+        with self._changing:
+            for namespace, members in added.items():
+                index = self.indexes.get(namespace)
+                if index is not None:
+                    index.add(np.array([number for number, _ in members]), np.stack([vector for _, vector in members]))
+                    self._look_after(namespace)
+                elif self._store.vector_count(namespace, self._embedder, self._small) >= self._small:
+                    self._open(namespace)
+            self.remove(written.gone)
+
+    def remove(self, gone: Iterable[Gone]) -> None:
+        with self._changing:
+            touched = set()
+            for each in gone:
+                index = self.indexes.get(each.namespace)
+                if index is not None:
+                    index.remove(each.numbers)
+                    touched.add(each.namespace)
+            for namespace in touched:
+                if len(self.indexes[namespace]) < self._small // 2:
+                    del self.indexes[namespace]
+                    self._graphs.forget(namespace)
+                else:
+                    self._look_after(namespace)
+
+    def _look_after(self, namespace: str) -> None:
+        index = self.indexes.get(namespace)
+        if index is None or namespace in self._scheduled or self._closing.is_set() or index.due() is None:
+            return
+        self._scheduled.add(namespace)
+        self._background.submit(self._work, namespace)
+
+    def _work(self, namespace: str) -> None:
+        """Bring an index up to date. Only this thread changes graphs, so that it can also save them at leisure."""
+        _take_half_the_cores()
+        try:
+            while (index := self.indexes.get(namespace)) is not None and (due := index.due()) is not None:
+                if due == "rebuild":
+                    self._saved.pop(namespace, None)
+                    done = index.rebuild(lambda after: self._stored(namespace, after), self._closing.is_set)
+                else:
+                    done = index.merge(self._closing.is_set)
+                if not done:
+                    return
+                self._save(namespace, index, slack=0.05)
+        except Exception:
+            _log.exception("the index of namespace %s was not brought up to date", namespace[:12])
+        finally:
+            self._scheduled.discard(namespace)
+
+    def _save(self, namespace: str, index: VectorIndex, slack: float) -> None:
+        graph = index.graph
+        if graph is not None and len(graph) > (1 + slack) * self._saved.get(namespace, 0):
+            self._graphs.save(namespace, graph)
+            self._saved[namespace] = len(graph)
+
+    def maintain(self) -> None:
+        for namespace in list(self.indexes):
+            self._look_after(namespace)
+
+    def settle(self) -> None:
+        """Wait for what goes on in the background."""
+        self._background.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Give up what is being built, and save the graphs that have grown."""
+        self._closing.set()
+        self._background.shutdown()
+        for namespace, index in self.indexes.items():
+            try:
+                self._save(namespace, index, slack=0.0)
+            except (OSError, RuntimeError) as error:
+                _log.warning("the index of namespace %s was not saved: %s", namespace[:12], error)
+
+
+def _take_half_the_cores() -> None:
+    """For this thread's work in FAISS, so that requests keep the others."""
+    import os
+
+    import faiss
+
+    faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))

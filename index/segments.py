@@ -1,0 +1,121 @@
+"""Vectors with their numbers in one FAISS index, which only ever grows."""
+
+import functools
+from collections.abc import Set
+from typing import Any, Literal
+
+import numpy as np
+
+Kind = Literal["float32", "fp16", "int8"]
+EF_SEARCH = 64  # Graph nodes kept while searching; FAISS's own 16 misses near neighbours of clustered questions.
+_LINKS = 32
+
+
+class Segment:
+    """Unit vectors by number; numbers only rise.
+
+    Args:
+        dim: width of the vectors.
+        kind: how they are kept: `fp16` takes half the memory, `int8` a quarter, and their scores are rounded.
+        graph: search approximately by a graph (HNSW), or on a GPU where FAISS sees one; else compare with every vector.
+        index: a FAISS index that was made so before, with its numbers.
+    """
+
+    def __init__(
+        self, dim: int, kind: Kind, *, graph: bool, index: Any = None, numbers: np.ndarray | None = None
+    ) -> None:
+        self.dim = dim
+        self.kind = kind
+        # A component of a unit vector has a deviation of 1 / sqrt(dim): eight of them fill the range of a byte.
+        self._scale = 127 / min(1.0, 8 / dim**0.5) if kind == "int8" else 1.0
+        self.on_gpu = graph and gpu() is not None
+        self.index = index if index is not None else self._make(graph)
+        self._numbers = np.empty(64, np.int64) if numbers is None else numbers.astype(np.int64)
+        self._count = 0 if numbers is None else len(numbers)
+
+    def _make(self, graph: bool) -> Any:
+        import faiss
+
+        if self.on_gpu:
+            config = faiss.GpuIndexFlatConfig()
+            config.useFloat16 = self.kind != "float32"
+            return faiss.GpuIndexFlatIP(gpu(), self.dim, config)
+        metric = faiss.METRIC_INNER_PRODUCT
+        index: Any
+        if self.kind == "float32":
+            index = faiss.IndexHNSWFlat(self.dim, _LINKS, metric) if graph else faiss.IndexFlatIP(self.dim)
+        else:
+            quantizer = faiss.ScalarQuantizer
+            code: Any = quantizer.QT_fp16 if self.kind == "fp16" else quantizer.QT_8bit_direct_signed
+            if graph:
+                index = faiss.IndexHNSWSQ(self.dim, code, _LINKS, metric)
+            else:
+                index = faiss.IndexScalarQuantizer(self.dim, code, metric)
+            index.is_trained = True  # Neither code learns anything from the data.
+        if graph:
+            index.hnsw.efSearch = EF_SEARCH
+        return index
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """`[n]` int64, rising."""
+        return self._numbers[: self._count]
+
+    @property
+    def last(self) -> int:
+        """The highest number, 0 without any."""
+        return int(self._numbers[self._count - 1]) if self._count else 0
+
+    def has(self, number: int) -> bool:
+        place = int(np.searchsorted(self.numbers, number))
+        return place < self._count and int(self._numbers[place]) == number
+
+    def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
+        """Append vectors, `[n, dim]` float32."""
+        while self._count + len(numbers) > len(self._numbers):
+            self._numbers = np.concatenate([self._numbers, np.empty(max(64, len(self._numbers)), np.int64)])
+        self.index.add(self._scaled(vectors))
+        self._numbers[self._count : self._count + len(numbers)] = numbers
+        self._count += len(numbers)
+
+    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+        if self._scale == 1.0:
+            return np.ascontiguousarray(vectors, dtype=np.float32)
+        return np.clip(np.rint(vectors * self._scale), -127, 127).astype(np.float32)
+
+    def vectors(self, start: int, stop: int) -> np.ndarray:
+        """Vectors by place, `[stop - start, dim]` float32, as they were kept."""
+        if start == stop:
+            return np.empty((0, self.dim), np.float32)
+        rows: np.ndarray = self.index.reconstruct_n(start, stop - start) / np.float32(self._scale)
+        return rows
+
+    def search(self, vector: np.ndarray, limit: int, dead: Set[int]) -> list[tuple[int, float]]:
+        """The nearest (number, cosine) that are not dead, nearest first, `limit` at most."""
+        if not self._count:
+            return []
+        query = self._scaled(vector[None])
+        unit = self._scale * self._scale
+        # Asking for as many more as there are tombstones would cost a search of them all; few are near any one query.
+        wanted = min(2 * limit if dead else limit, self._count)
+        while True:
+            scores, places = self.index.search(query, wanted)
+            near = zip(places[0].tolist(), scores[0].tolist(), strict=True)
+            hits = [(int(self._numbers[place]), score / unit) for place, score in near if place >= 0]
+            found = [hit for hit in hits if hit[0] not in dead] if dead else hits
+            if len(found) >= limit or wanted == self._count:
+                return found[:limit]
+            wanted = min(4 * wanted, self._count)
+
+
+@functools.cache
+def gpu() -> Any:
+    """FAISS's resources of a GPU, None where it is built without or sees none."""
+    import faiss
+
+    if faiss.get_num_gpus() == 0:
+        return None
+    return faiss.StandardGpuResources()

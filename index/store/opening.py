@@ -1,0 +1,58 @@
+"""A store by where it is: a file, or a PostgreSQL server."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from index.errors import CacheStoreError
+from index.observations import Observations, SqliteObservations
+from index.store.protocol import Capacity, Store
+from index.store.sqlite import ResponseStore
+
+_SCHEMES = ("postgresql://", "postgres://")
+_UNBOUNDED = Capacity()
+
+
+def is_url(where: str) -> bool:
+    """Whether a store is on a server."""
+    return where.startswith(_SCHEMES)
+
+
+def open_store(where: str | Path, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> Store:
+    """Open a store.
+
+    Args:
+        where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        clock: seconds since the epoch.
+        capacity: how large it may grow.
+
+    Raises:
+        CacheStoreError: it cannot be opened; the message names the fix.
+    """
+    if is_url(str(where)):
+        _need_driver()
+        from index.store.postgres import PostgresStore
+
+        return PostgresStore(str(where), clock=clock, capacity=capacity)
+    return ResponseStore(Path(where), clock=clock, capacity=capacity)
+
+
+def open_observations(where: str | Path) -> Observations:
+    """What was observed of the entries of a store, kept in the same place.
+
+    Raises:
+        CacheStoreError: it cannot be opened; the message names the fix.
+    """
+    if is_url(str(where)):
+        _need_driver()
+        from index.store.postgres_observations import PostgresObservations
+
+        return PostgresObservations(str(where))
+    return SqliteObservations(Path(where))
+
+
+def _need_driver() -> None:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise CacheStoreError("a store in PostgreSQL needs its driver: pip install 'kvproxy[postgres]'") from None

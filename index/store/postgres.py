@@ -1,0 +1,98 @@
+"""Stored responses and their vectors in PostgreSQL with pgvector, shared by any number of proxies."""
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import psycopg
+
+from index.errors import StoreDamaged
+from index.store.postgres_server import PostgresServer
+from index.store.protocol import Capacity
+from index.store.sql import Row, Run, SqlStore
+
+_UNBOUNDED = Capacity()
+
+
+class PostgresStore(SqlStore):
+    """Responses on a server. Safe to use from several threads, and by several processes.
+
+    Args:
+        url: see `PostgresServer`.
+        clock: seconds since the epoch.
+        capacity: how large it may grow; every proxy should be given the same.
+
+    Raises:
+        CacheStoreError: the server cannot be reached, or lacks pgvector; the message names the fix.
+    """
+
+    remote = True
+    _members = "id = any(:ids)"
+
+    def __init__(self, url: str, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> None:
+        self.server = PostgresServer(url)
+        super().__init__(self.server.name, clock, capacity)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Run]:
+        with self.server.connection() as connection, connection.transaction():
+            # Writers of all proxies queue here, so that none sees half of another's work, and none deadlocks.
+            connection.execute("select 1 from totals for update")
+            yield lambda sql, values: _rows(connection.execute(_placeholders(sql), values))
+
+    def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
+        with self.server.connection() as connection:
+            return _rows(connection.execute(_placeholders(sql), values))
+
+    def _list(self, ids: Sequence[str]) -> list[str]:
+        return list(ids)
+
+    def _text(self, text: str) -> str:
+        # PostgreSQL's text cannot hold this character, which SQLite's can.
+        return text.replace("\x00", "")
+
+    def _vector(self, vector: np.ndarray) -> str:
+        return as_vector(vector)
+
+    def _disk_bytes(self) -> int:
+        sql = "select pg_total_relation_size('responses') + pg_total_relation_size('vectors') as bytes"
+        return int(self._query(sql, {})[0]["bytes"])
+
+    def check(self) -> int:
+        """Have every row of the responses read; how many there are.
+
+        Raises:
+            StoreDamaged: there are others than were counted.
+        """
+        sql = (
+            "select (select count(*) from responses where length(request) + length(response) >= 0) as held,"
+            " (select entries from totals) as counted"
+        )
+        row = self._query(sql, {})[0]
+        if row["held"] != row["counted"]:
+            raise StoreDamaged(
+                f"the store {self.name} counts {row['counted']} responses but holds {row['held']}: restore a backup"
+            )
+        return int(row["held"])
+
+    def close(self) -> None:
+        super().close()
+        self.server.close()
+
+
+def as_vector(vector: np.ndarray) -> str:
+    """A vector as pgvector reads it."""
+    return f"[{','.join(map(repr, vector.astype(np.float32).tolist()))}]"
+
+
+@functools.lru_cache(maxsize=256)
+def _placeholders(sql: str) -> bytes:
+    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql).encode()
+
+
+def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:
+    return cursor.fetchall() if cursor.description is not None else []

@@ -1,0 +1,69 @@
+"""The schema of a store in PostgreSQL as a list of steps. Steps are only ever added; an old store is brought up to date."""
+
+from typing import Any
+
+import psycopg
+
+_LOCK = 0x6B7670726F7879  # "kvproxy": proxies that start together take turns.
+
+_M001_RESPONSES = (
+    "create extension if not exists vector schema public",
+    """create table responses (
+        id text collate "C" primary key, key text collate "C" not null unique, namespace text collate "C" not null,
+        tenant text not null, model text not null, endpoint text not null, prompt text not null, semantic integer not null,
+        request bytea not null, response bytea not null, created float8 not null, expires float8 not null,
+        hits bigint not null, last_hit float8, prompt_tokens bigint not null, completion_tokens bigint not null,
+        tags text not null, backend text not null, request_id text not null, bytes bigint not null,
+        priority float8 not null)""",
+    "create index on responses (created, id)",
+    "create index on responses (priority, id)",
+    "create index on responses (expires)",
+    'create table tags (tag text not null, id text collate "C" not null, primary key (tag, id))',
+    "create index on tags (id)",
+    """create table vectors (
+        number bigserial primary key, id text collate "C" not null, embedder text not null,
+        namespace text collate "C" not null, vector public.vector not null, unique (id, embedder))""",
+    "create index on vectors (embedder, namespace)",
+    "create table totals (entries bigint not null, bytes bigint not null, age float8 not null)",
+    "insert into totals values (0, 0, 0)",
+    """create function count_added() returns trigger language plpgsql as $$ begin
+        update kvproxy.totals set entries = entries + (select count(*) from added),
+            bytes = bytes + (select coalesce(sum(a.bytes), 0) from added a);
+        return null; end $$""",
+    """create function count_removed() returns trigger language plpgsql as $$ begin
+        update kvproxy.totals set entries = entries - (select count(*) from removed),
+            bytes = bytes - (select coalesce(sum(r.bytes), 0) from removed r);
+        return null; end $$""",
+    "create trigger added after insert on responses referencing new table as added"
+    " for each statement execute function count_added()",
+    "create trigger removed after delete on responses referencing old table as removed"
+    " for each statement execute function count_removed()",
+)
+_M002_OBSERVATIONS = (
+    """create table observations (
+        number bigserial primary key, entry text collate "C" not null, score float8, "right" boolean not null,
+        scorer text not null, source text not null, accepted boolean not null, created float8 not null)""",
+    "create index on observations (entry, number)",
+    "create index on observations (entry, number) where source = 'user'",
+    "create index on observations (scorer, number)",
+)
+_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS)
+
+
+def migrate(connection: psycopg.Connection[Any]) -> None:
+    """Take the steps that the database has not taken yet, in one transaction.
+
+    Raises:
+        psycopg.Error: the server refused.
+    """
+    with connection.transaction():
+        connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+        connection.execute("create schema if not exists kvproxy")
+        connection.execute("set local search_path = kvproxy, public")
+        connection.execute("create table if not exists steps (number integer primary key)")
+        taken = {row[0] for row in connection.execute("select number from steps")}
+        for number, statements in enumerate(_STEPS, 1):
+            if number not in taken:
+                for statement in statements:
+                    connection.execute(statement.encode())
+                connection.execute("insert into steps values (%s)", [number])

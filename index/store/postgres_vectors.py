@@ -1,0 +1,107 @@
+"""Near questions, sought by PostgreSQL itself: what one proxy stores, another finds with its next request.
+
+A namespace is searched exactly, through the index of namespaces, until it is large; then it gets a graph (HNSW) of its own.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from psycopg import sql
+
+from index.store.postgres import PostgresStore, as_vector
+from index.store.protocol import Gone, Put, Written
+
+LARGE = 20_000
+_log = logging.getLogger("kvproxy")
+
+
+class PostgresNeighbours:
+    """The `Neighbours` of a store in PostgreSQL.
+
+    Args:
+        store: the truth.
+        embedder: name of what makes the vectors.
+        dim: their width.
+        large: vectors from which on a namespace gets a graph.
+    """
+
+    def __init__(self, store: PostgresStore, embedder: str, dim: int, *, large: int = LARGE) -> None:
+        self._store = store
+        self._embedder = embedder
+        self._dim = int(dim)
+        self._large = large
+
+    def load(self) -> None:
+        """Nothing: the server has it all."""
+
+    def holds(self, namespace: str) -> bool:
+        condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
+        return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
+
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
+        # The same expression as in the graph, or the planner would not see that it fits.
+        distance = f"(vector::vector({self._dim})) <#> %(near)s::vector({self._dim})"
+        rows = self._rows(
+            f"select id, -({distance}) as score from vectors"
+            f" where embedder = %(embedder)s and namespace = %(namespace)s order by {distance} limit %(limit)s",
+            namespace=namespace,
+            near=as_vector(vector),
+            limit=limit,
+        )
+        return [(row["id"], float(row["score"])) for row in rows]
+
+    def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
+        with self._store.server.connection() as connection:
+            return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
+
+    def apply(self, puts: Sequence[Put], written: Written) -> None:
+        """Nothing: the vectors were written with the entries."""
+
+    def remove(self, gone: Iterable[Gone]) -> None:
+        """Nothing: the vectors went with the entries."""
+
+    def maintain(self) -> None:
+        """Give namespaces that have become large their graphs; one proxy does it, lookups and writes go on."""
+        rows = self._rows(
+            "select namespace from vectors where embedder = %(embedder)s group by namespace having count(*) > %(large)s",
+            large=self._large,
+        )
+        for row in rows:
+            self._make_graph(row["namespace"])
+
+    def _make_graph(self, namespace: str) -> None:
+        name = "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
+        if self._valid(name):
+            return
+        with self._store.server.connection() as connection:
+            mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
+            if not mine or not mine["mine"]:
+                return
+            try:
+                connection.execute("set statement_timeout = 0")
+                # What an interrupted attempt left is not used by anyone.
+                connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
+                connection.execute(
+                    sql.SQL(
+                        "create index concurrently {} on vectors using hnsw ((vector::vector({})) vector_ip_ops)"
+                        " where embedder = {} and namespace = {}"
+                    ).format(sql.Identifier(name), sql.Literal(self._dim), self._embedder, namespace)
+                )
+                _log.info("namespace %s has a graph now", namespace[:12])
+            finally:
+                connection.execute("set statement_timeout = '10s'")
+                connection.execute("select pg_advisory_unlock(hashtext(%s))", [name])
+
+    def _valid(self, name: str) -> bool:
+        rows = self._rows(
+            "select 1 as there from pg_index i join pg_class c on c.oid = i.indexrelid"
+            " where c.relname = %(name)s and i.indisvalid",
+            name=name,
+        )
+        return bool(rows)
+
+    def close(self) -> None:
+        """Nothing goes on in the background."""

@@ -1,0 +1,148 @@
+"""What a store of responses does, wherever it keeps them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from index.entry import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """An entry to keep, with the vector of its prompt (`[dim]` float32) and the name of what embedded it."""
+
+    entry: Entry
+    vector: np.ndarray | None = None
+    embedder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An entry that is no longer there, and the numbers of its vectors."""
+
+    id: str
+    namespace: str
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write did.
+
+    Attributes:
+        numbers: of the new vectors, in the order of the puts; None where there was no vector. Never reused, and rising.
+        gone: entries that were replaced or evicted; a new one is among them if it is larger than the whole store may be.
+    """
+
+    numbers: tuple[int | None, ...]
+    gone: tuple[Gone, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How large a store may grow; None is without a limit. Bytes are those of `eviction.entry_bytes`."""
+
+    entries: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which entries; what is None does not matter.
+
+    Attributes:
+        namespace, key: the digest, or the beginning of it.
+        model, tag: exact name.
+        prompt: what the prompt begins with.
+        search: text that the prompt contains, whatever its case.
+        older_than: seconds of age.
+    """
+
+    namespace: str | None = None
+    key: str | None = None
+    model: str | None = None
+    tag: str | None = None
+    prompt: str | None = None
+    search: str | None = None
+    older_than: float | None = None
+
+
+EVERYTHING = Filter()
+
+
+class Store(Protocol):
+    """Responses, the truth of the cache. Safe to use from several threads. Every method may raise a CacheStoreError."""
+
+    name: str
+    """Where it is, without secrets."""
+    remote: bool
+    """Whether calls cross a network, so that none belongs on an event loop."""
+
+    def find(self, key: str) -> Entry | None:
+        """The unexpired entry with an exact key."""
+
+    def get(self, id: str) -> Entry | None:
+        """The entry with an id, expired or not."""
+
+    def resolve(self, prefix: str) -> list[str]:
+        """Ids that begin with a text, ten at most."""
+
+    def has_key(self, key: str) -> bool:
+        """Whether an entry with an exact key is there, expired or not."""
+
+    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> Written:
+        """`put_many` of one."""
+
+    def put_many(self, puts: Sequence[Put]) -> Written:
+        """Keep entries in place of any with their keys, in one transaction; durable when this returns.
+
+        Where a limit would be passed, the entries that save the fewest tokens a byte go first, see `eviction`.
+        """
+
+    def delete(self, ids: Sequence[str]) -> list[Gone]:
+        """Remove entries; those that there were."""
+
+    def unindex(self, ids: Sequence[str]) -> list[Gone]:
+        """Keep entries for equal requests only: their vectors are deleted."""
+
+    def expire(self) -> list[Gone]:
+        """Remove the entries that are past their time."""
+
+    def touch(self, id: str) -> None:
+        """Count a hit; written with the next `flush`, so that a hit costs no commit."""
+
+    def flush(self) -> None:
+        """Write the hits counted since the last call."""
+
+    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
+        """Entries, newest first."""
+
+    def ids(self, where: Filter = EVERYTHING) -> list[str]:
+        """Ids of entries."""
+
+    def count(self) -> int:
+        """Entries, at the cost of one row."""
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the store: entries, namespaces, hits, tokens saved by hits, bytes, tags."""
+
+    def export(self) -> Iterator[dict[str, Any]]:
+        """Every entry as a JSON-able document, oldest first, with its vectors left out."""
+
+    def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
+        """Semantic entries without a vector of an embedder."""
+
+    def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> None:
+        """Keep vectors of entries that have none."""
+
+    def check(self) -> int:
+        """Have everything read; how many responses there are.
+
+        Raises:
+            StoreDamaged: something is wrong.
+        """
+
+    def close(self) -> None:
+        """Write what is pending and let go."""

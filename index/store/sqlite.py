@@ -1,0 +1,169 @@
+"""Stored responses in an SQLite file; vectors are kept beside them and indexed elsewhere.
+
+One connection writes and another reads, each behind a lock of its own, so that a lookup never waits for a commit.
+"""
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlite_utils import Database
+
+from index.errors import CacheStoreError, StoreDamaged
+from index.migrations import migrations
+from index.store.protocol import Capacity
+from index.store.sql import Row, Run, SqlStore
+
+_UNBOUNDED = Capacity()
+
+
+class ResponseStore(SqlStore):
+    """Responses in a file. Safe to use from several threads.
+
+    Args:
+        path: the file.
+        clock: seconds since the epoch.
+        capacity: how large it may grow.
+
+    Raises:
+        StoreDamaged: the file is no SQLite database, or a damaged one; it is left as it is.
+        CacheStoreError: the file cannot be opened.
+    """
+
+    _members = "id in (select value from json_each(:ids))"
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> None:
+        super().__init__(str(path), clock, capacity)
+        self.path = path
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            writer = Database(self._connect())
+            # Opens a missing file's schema, and reads enough of an old one to notice that it is damaged.
+            migrations().apply(writer)
+            self._writer = writer.conn
+            self._reader = self._connect()
+            self._reader.execute("select count(*) from totals").fetchone()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+                raise CacheStoreError(f"cannot open the store {path}: {error}") from None
+            raise StoreDamaged(
+                f"the store {path} is damaged ({error}): move it away to start with an empty one, or restore a backup"
+            ) from None
+        except OSError as error:
+            raise CacheStoreError(f"cannot open the store {path}: {error.strerror}") from None
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, check_same_thread=False, timeout=10.0)
+        connection.execute("pragma journal_mode=wal")
+        connection.execute("pragma synchronous=full")
+        return connection
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Run]:
+        with self._write_lock, self._told(), self._writer:
+            self._writer.execute("begin immediate")
+            yield lambda sql, values: _rows(self._writer.execute(sql, values))
+
+    def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
+        with self._read_lock, self._told():
+            return _rows(self._reader.execute(sql, values))
+
+    def _list(self, ids: Sequence[str]) -> str:
+        return json.dumps(list(ids))
+
+    def _vector(self, vector: np.ndarray) -> bytes:
+        return vector.astype(np.float32).tobytes()
+
+    def _disk_bytes(self) -> int:
+        return sum(part.stat().st_size for part in self.path.parent.glob(self.path.name + "*") if part.is_file())
+
+    @property
+    def identity(self) -> str:
+        """Random, given to the file when it was made; what is derived from it carries this."""
+        return str(self._query("select identity from totals", {})[0]["identity"])
+
+    def namespaces(self, embedder: str, least: int) -> list[str]:
+        """Namespaces with at least so many vectors of an embedder."""
+        sql = "select namespace from vectors where embedder = :embedder group by namespace having count(*) >= :least"
+        return [row["namespace"] for row in self._query(sql, {"embedder": embedder, "least": least})]
+
+    def vector_count(self, namespace: str, embedder: str, most: int) -> int:
+        """How many vectors a namespace has; counted up to `most`."""
+        sql = (
+            "select count(*) as there from (select 1 from vectors where embedder = :embedder and namespace = :namespace"
+            " limit :most)"
+        )
+        values = {"embedder": embedder, "namespace": namespace, "most": most}
+        return int(self._query(sql, values)[0]["there"])
+
+    def vectors(
+        self, namespace: str, embedder: str, *, after: int = 0, limit: int = -1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Vectors of a namespace by rising number: `[n]` int64 numbers beyond `after`, and `[n, dim]` float32."""
+        sql = (
+            "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
+            " and number > :after order by number limit :limit"
+        )
+        values = {"embedder": embedder, "namespace": namespace, "after": after, "limit": limit}
+        with self._read_lock, self._told():
+            rows = self._reader.execute(sql, values).fetchall()
+        if not rows:
+            return np.empty(0, np.int64), np.empty((0, 0), np.float32)
+        numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
+        return numbers, np.frombuffer(b"".join(vector for _, vector in rows), np.float32).reshape(len(rows), -1)
+
+    def vector_ids(self, namespace: str, embedder: str) -> tuple[np.ndarray, np.ndarray]:
+        """`[n]` int64 numbers of a namespace's vectors, rising, and `[n]` bytes: the ids of their entries."""
+        sql = "select number, id from vectors where embedder = :embedder and namespace = :namespace order by number"
+        with self._read_lock, self._told():
+            rows = self._reader.execute(sql, {"embedder": embedder, "namespace": namespace}).fetchall()
+        numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
+        return numbers, np.array([id.encode() for _, id in rows], dtype=np.bytes_)
+
+    def by_number(self, numbers: Sequence[int]) -> dict[int, tuple[str, np.ndarray]]:
+        """Entry id and vector of those numbers that are still there."""
+        sql = "select number, id, vector from vectors where number in (select value from json_each(:numbers))"
+        rows = self._query(sql, {"numbers": json.dumps(list(numbers))})
+        return {row["number"]: (row["id"], np.frombuffer(row["vector"], np.float32)) for row in rows}
+
+    def check(self) -> int:
+        """Have SQLite read the whole file; how many responses it holds.
+
+        Raises:
+            StoreDamaged: it found damage.
+        """
+        verdict = self._query("pragma integrity_check", {})[0]["integrity_check"]
+        if verdict != "ok":
+            raise StoreDamaged(f"the store {self.path} is damaged ({verdict}): restore a backup, or move it away")
+        return int(self._query("select count(*) as entries from responses", {})[0]["entries"])
+
+    def close(self) -> None:
+        """Write what is pending and close the file."""
+        self.flush()
+        self._writer.close()
+        self._reader.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's errors as the store's own."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise CacheStoreError(
+                f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
+            ) from error
+
+
+def _rows(cursor: sqlite3.Cursor) -> list[Row]:
+    if cursor.description is None:
+        return []
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]

@@ -1,0 +1,38 @@
+"""Import of exported responses."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from index.entry import Entry
+from index.errors import ImportFailed
+from index.store import Put, Store
+
+IMPORT_BATCH = 256
+
+
+def read_lines(lines: bytes) -> list[Entry]:
+    """Entries of an export, one a line; of several with a key the last.
+
+    Raises:
+        ImportFailed: a line is no exported response; the message names it.
+    """
+    return list({entry.key: entry for entry in _entries(lines)}.values())
+
+
+def _entries(lines: bytes) -> Iterator[Entry]:
+    for number, line in enumerate(lines.splitlines(), 1):
+        if line.strip():
+            try:
+                yield Entry.from_document(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ImportFailed(f"line {number} is no exported response ({error!r}): nothing was imported") from None
+
+
+def import_into(store: Store, entries: Sequence[Entry]) -> int:
+    """Put those entries into a store whose keys it lacks; how many. Their vectors are made when a proxy opens the store."""
+    imported = 0
+    for start in range(0, len(entries), IMPORT_BATCH):
+        puts = [Put(entry) for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]
+        store.put_many(puts)
+        imported += len(puts)
+    return imported

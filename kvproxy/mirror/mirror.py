@@ -1,0 +1,88 @@
+"""One engine as its KV events show it: all its ranks' pools, and how well they are known."""
+
+from typing import Any
+
+from kvproxy.blocks.digest import BlockHasher
+from kvproxy.mirror import view
+from kvproxy.mirror.endpoints import expand
+from kvproxy.mirror.match import MirrorMatch, Prompt, match, matched_tokens
+from kvproxy.mirror.state import MirrorState, Place
+from kvproxy.mirror.subscriber import Subscriber
+
+
+class Mirror:
+    """Follows an engine.
+
+    Args:
+        endpoint: where it publishes, see `endpoints`.
+        replay: where it answers replay requests, likewise, one for each publisher.
+        hasher: names blocks as the engine does.
+        topic: beginning of the topics to follow.
+        idle: seconds of silence after which it is asked whether anything was missed.
+
+    Raises:
+        ValueError: an endpoint is none, or there are not as many replay sockets as publishers.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay: str | None = None,
+        *,
+        hasher: BlockHasher | None = None,
+        topic: str = "",
+        idle: float = 10.0,
+    ) -> None:
+        endpoints = expand(endpoint)
+        replays: list[str] | list[None] = [None] * len(endpoints) if replay is None else expand(replay)
+        if len(replays) != len(endpoints):
+            raise ValueError(f"{endpoint!r} names {len(endpoints)} sockets and {replay!r} {len(replays)}: one for each")
+        self.hasher = hasher or BlockHasher()
+        self.subscribers = [
+            Subscriber(one, other, topic=topic, idle=idle) for one, other in zip(endpoints, replays, strict=True)
+        ]
+
+    async def start(self) -> None:
+        """Follow from now on."""
+        for subscriber in self.subscribers:
+            await subscriber.start()
+
+    async def close(self) -> None:
+        """Stop following."""
+        for subscriber in self.subscribers:
+            await subscriber.close()
+
+    def state(self) -> MirrorState:
+        """All pools, whichever socket told of them."""
+        if len(self.subscribers) == 1:
+            return self.subscribers[0].state
+        merged = MirrorState()
+        for index, subscriber in enumerate(self.subscribers):
+            for place, pool in subscriber.state.pools.items():
+                rank = index if place.rank is None else place.rank
+                merged.pools[Place(rank, place.medium, place.group)] = pool
+        return merged
+
+    def status(self) -> list[dict[str, Any]]:
+        """How each stream fares."""
+        return [subscriber.status() for subscriber in self.subscribers]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing since the engine's start."""
+        return all(one.sequencer.complete and one.sequencer.wanted is None for one in self.subscribers)
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the pools and of the streams."""
+        return view.stats(self.state()) | {"complete": self.complete, "streams": self.status()}
+
+    def match(self, prompt: Prompt) -> tuple[int | None, MirrorMatch] | None:
+        """The rank that holds most of a prompt, and what it holds; None before the first event."""
+        pools = self.state().prefix_pools()
+        found = [(rank, match(pool, prompt, self.hasher)) for rank, pool in pools.items()]
+        return max(found, key=lambda item: item[1].matched_tokens, default=None)
+
+    def matched_tokens(self, prompt: Prompt) -> int:
+        """Tokens of a prompt that its best rank holds."""
+        pools = self.state().prefix_pools().values()
+        return max((matched_tokens(pool, prompt, self.hasher) for pool in pools), default=0)

@@ -1,0 +1,140 @@
+"""Sockets to one publisher of KV events: SUB for what happens, DEALER for what was missed."""
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from kvproxy.mirror.sequencer import Sequencer
+from kvproxy.mirror.state import MirrorState
+
+END = b"\xff" * 8
+"""In place of a number: the replay is complete."""
+REPLAY_TIMEOUT = 5.0
+SLICE = 0.005
+"""Seconds of decoding before others have their turn."""
+_log = logging.getLogger(__name__)
+
+
+class Subscriber:
+    """Follows one publisher.
+
+    Args:
+        endpoint: its PUB socket, `tcp://host:port`; with `*` for the host we bind and engines connect.
+        replay: its ROUTER socket, None where there is none.
+        topic: beginning of the topics to follow.
+        idle: seconds of silence after which it is asked whether anything was missed.
+    """
+
+    def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:
+        self.endpoint = endpoint
+        self.state = MirrorState()
+        self.sequencer = Sequencer(self.state.apply, self.state.reset, replayable=replay is not None)
+        self.is_connected = False
+        self._replay = replay
+        self._topic = topic.encode()
+        self._idle = idle
+        self._heard: float | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._doubt = asyncio.Event()
+
+    async def start(self) -> None:
+        """Open the sockets and follow from now on.
+
+        Raises:
+            zmq.ZMQError: the endpoint is none, or is taken.
+        """
+        context = self._context = zmq.asyncio.Context()
+        socket = context.socket(zmq.SUB)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        if "*" in self.endpoint:
+            socket.bind(self.endpoint)
+        else:
+            socket.connect(self.endpoint)
+        works = (self._watch(monitor), self._follow(socket), self._recover())
+        self._tasks = [asyncio.create_task(work) for work in works]
+
+    async def close(self) -> None:
+        """End all tasks and close the sockets."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def status(self) -> dict[str, Any]:
+        """How the stream fares."""
+        return {
+            "endpoint": self.endpoint,
+            "connected": self.is_connected,
+            "next": self.sequencer.next,
+            "complete": self.sequencer.complete,
+            "silent_seconds": None if self._heard is None else round(time.monotonic() - self._heard, 1),
+            "unknown_removals": self.state.unknown,
+        } | asdict(self.sequencer.counts)
+
+    async def _watch(self, monitor: Any) -> None:
+        """Whoever connects may have said something before, or be another process."""
+        while True:
+            event = await recv_monitor_message(monitor)
+            self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self.is_connected:
+                self.sequencer.connected()
+                self._doubt.set()
+
+    async def _follow(self, socket: Any) -> None:
+        plain: Any = zmq.Socket.shadow(socket)
+        while True:
+            await socket.poll()
+            self._heard = time.monotonic()
+            # One wake-up for many messages: a flood costs decoding, not the event loop's bookkeeping.
+            while time.monotonic() - self._heard < SLICE:
+                try:
+                    frames = plain.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                if len(frames) == 3 and len(frames[1]) == 8:
+                    self.sequencer.live(int.from_bytes(frames[1], "big"), frames[2])
+            if self.sequencer.wanted is not None:
+                self._doubt.set()
+            await asyncio.sleep(0)
+
+    async def _recover(self) -> None:
+        """Ask for what was missed, and after silence whether anything was."""
+        while True:
+            try:
+                await asyncio.wait_for(self._doubt.wait(), self._idle)
+            except TimeoutError:
+                self.sequencer.idle()
+            self._doubt.clear()
+            while self._replay is not None and self.sequencer.wanted is not None:
+                await self._ask(self.sequencer.begin_replay())
+
+    async def _ask(self, start: int) -> None:
+        """One replay. The socket is new, so that no late answer to an earlier request comes through it."""
+        assert self._context is not None
+        assert self._replay is not None
+        with self._context.socket(zmq.DEALER) as dealer:
+            dealer.set_hwm(0)
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(self._replay)
+            await dealer.send_multipart([b"", start.to_bytes(8, "big")])
+            while await dealer.poll(REPLAY_TIMEOUT * 1000):
+                # vLLM has answered with a topic and without.
+                *_, number, payload = await dealer.recv_multipart()
+                if number == END:
+                    self.sequencer.end_replay()
+                    return
+                self.sequencer.replayed(int.from_bytes(number, "big"), payload)
+        _log.warning("no answer to a request for missed KV events from %s: is the replay endpoint right?", self._replay)
+        self.sequencer.fail_replay()

@@ -1,0 +1,96 @@
+"""64 requests at once: kvproxy's engine against transformers' own continuous batching, prefixes shared and not.
+
+python -m tests.benchmarks.throughput [--requests 64] [--rounds 3] [--prompt 192] [--shared 128] [--answer 32]
+
+The same model, prompts, blocks and greedy answers, in turn, each with an empty prefix cache. The peer's manager is made
+anew in each round, which is part of its time, since that is what empties its cache. Tokens are compared before anything is timed.
+"""
+
+import argparse
+import itertools
+import logging
+import random
+import time
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from kvproxy.engine import attention
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.models import prepare
+from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.settings import EngineSettings
+from tests.benchmarks.models import fifty_million
+from tests.benchmarks.timing import interleave, report
+from tests.engine.models import LetterTokenizer
+
+_numbers = itertools.count()
+
+
+def ours(engine: Engine, prompts: list[list[int]], answer: int) -> list[list[int]]:
+    engine.manager.reset_prefix_cache()
+    answers: list[list[int]] = [[] for _ in prompts]
+    for tokens, prompt in zip(answers, prompts, strict=True):
+
+        def take(delta: Delta, tokens: list[int] = tokens) -> None:
+            tokens.extend(delta.tokens)
+
+        params = SamplingParams(max_tokens=answer, temperature=0.0)
+        engine.submit(GenerationRequest(str(next(_numbers)), tuple(prompt), params), take)
+    while engine.has_work:
+        engine.step()
+    return answers
+
+
+def theirs(model: Any, blocks: int, prompts: list[list[int]], answer: int) -> list[list[int]]:
+    config = GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    # Its own defaults size the cache for all of the memory, which takes longer than the work; ours are the engine's.
+    sizes = ContinuousBatchingConfig(page_size=16, num_blocks=blocks, max_batch_tokens=2048)
+    found = model.generate_batch(
+        prompts, generation_config=config, continuous_batching_config=sizes, warmup=False, progress_bar=False
+    )
+    return [list(found[name].generated_tokens) for name in sorted(found, key=lambda name: int(name.rsplit("_", 1)[-1]))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, value in (("requests", 64), ("rounds", 3), ("prompt", 192), ("shared", 128), ("answer", 32)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    chosen = parser.parse_args()
+    logging.disable(logging.WARNING)
+    attention.register()
+    chance = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [chance.randrange(16_000) for _ in range(count)]
+
+    loaded = prepare("random", fifty_million(), LetterTokenizer(), torch.device("cpu"))
+    # Without blocks to spare neither of the two would batch all of them.
+    blocks = chosen.requests * (-(-(chosen.prompt + chosen.answer) // 16) + 1) + 1
+    engine = Engine(loaded, EngineSettings(num_blocks=blocks, max_sequences=chosen.requests))
+    peer = fifty_million()
+    for kind, shared in (("nothing shared", 0), (f"{chosen.shared} tokens shared", chosen.shared)):
+        beginning = tokens(shared)
+        prompts = [beginning + tokens(chosen.prompt - shared) for _ in range(chosen.requests)]
+        works = {
+            "kvproxy": lambda prompts=prompts: _seconds(lambda: ours(engine, prompts, chosen.answer)),  # type: ignore[misc]
+            "generate_batch": lambda prompts=prompts: _seconds(lambda: theirs(peer, blocks, prompts, chosen.answer)),  # type: ignore[misc]
+        }
+        mine, other = ours(engine, prompts, chosen.answer), theirs(peer, blocks, prompts, chosen.answer)
+        same = sum(a == b for a, b in zip(mine, other, strict=True))
+        print(f"{kind}: {same} of {len(prompts)} answers equal")
+        seconds = interleave(works, chosen.rounds)
+        report(f"{chosen.requests} requests of {chosen.prompt} + {chosen.answer} tokens, {kind}", seconds, "kvproxy")
+        for name, values in seconds.items():
+            print(f"{name:34} {chosen.requests * chosen.answer / sorted(values)[len(values) // 2]:10.1f} new tokens/s")
+
+
+def _seconds(work: Any) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

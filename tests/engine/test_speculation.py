@@ -1,0 +1,153 @@
+"""Guesses never change an answer: greedy tokens, seeded draws, and the distribution of unseeded ones."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.engine.draft import PromptLookup
+from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.engine.runner import Runner
+from kvproxy.engine.scheduler import Plan
+from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
+from tests.engine.tiered import Driven, tiny
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 4), st.integers(1, 5))
+def test_guesses_are_what_followed_the_latest_equal_run(tokens: list[int], size: int, count: int) -> None:
+    lookup = PromptLookup(size)
+    for length in range(len(tokens) + 1):
+        text = tokens[:length]
+        expected: list[int] = []
+        for start in range(length - size):
+            if text[start : start + size] == text[length - size :]:
+                expected = text[start + size : start + size + count]
+        assert lookup.guess(text, count) == expected
+
+
+def repetitive(seed: int) -> list[int]:
+    chance = random.Random(seed)
+    motif = [chance.randrange(VOCABULARY) for _ in range(chance.randrange(3, 9))]
+    return (motif * 12)[: chance.randrange(30, 70)]
+
+
+def count_guesses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Forward passes, and guesses computed in them."""
+    seen: Counter[str] = Counter()
+    forward = Runner.forward
+
+    def counted(runner: Runner, plan: Plan) -> object:
+        seen["steps"] += 1
+        seen["guesses"] += sum(span.drafts for _, span in plan.prefills)
+        return forward(runner, plan)
+
+    monkeypatch.setattr(Runner, "forward", counted)
+    return seen
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_equal_generate(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = count_guesses(monkeypatch)
+    model = random_model(architecture)
+    prompts = [repetitive(seed) for seed in range(4)]
+    for blocks in (300, 50):
+        driven = Driven(tiny(architecture), {"host": "64MiB"}, speculate=5, num_blocks=blocks)
+        for round in range(2):
+            for number, prompt in enumerate(prompts):
+                driven.submit(f"{round}.{number}", prompt, 40)
+            driven.run()
+        for number, prompt in enumerate(prompts):
+            expected = reference(model, prompt, 40)
+            assert driven.tokens[f"0.{number}#0"] == driven.tokens[f"1.{number}#0"] == expected
+        assert driven.engine.manager.stats().used == 0
+        driven.engine.close()
+    assert seen["guesses"] > 0
+
+
+def test_guesses_save_steps_where_text_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    for speculate in (0, 6):
+        with monkeypatch.context() as patch:
+            seen = count_guesses(patch)
+            driven = Driven(tiny(), {}, speculate=speculate)
+            # A random model's greedy answer ends in a cycle, which is text that repeats.
+            driven.submit("a", repetitive(1), 200)
+            driven.run()
+            steps.append(seen["steps"])
+    assert steps[1] < 0.6 * steps[0]
+
+
+def test_seeded_draws_are_the_same_with_and_without_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(speculate: int) -> dict[str, list[int]]:
+        driven = Driven(tiny(), {}, speculate=speculate)
+        for seed in range(4):
+            driven.submit(str(seed), repetitive(seed), 60, temperature=0.3, seed=seed, top_k=4, n=2)
+        driven.run()
+        return driven.tokens
+
+    seen = count_guesses(monkeypatch)
+    with_guesses = draw(4)
+    assert seen["guesses"] > 0
+    assert with_guesses == draw(0)
+
+
+def test_unseeded_draws_keep_the_distribution() -> None:
+    """The token after an accepted or refused guess is distributed as in a run without guesses (chi-squared)."""
+    loaded = tiny()
+    prompt = repetitive(2)
+
+    def pairs(speculate: int) -> Counter[Sequence[int]]:
+        found: Counter[Sequence[int]] = Counter()
+        driven = Driven(loaded, {}, speculate=speculate, max_sequences=64, num_blocks=2000, max_batch_tokens=512)
+        for number in range(40):
+            driven.submit(str(number), prompt, 6, temperature=0.7, top_k=2, n=10)
+        driven.run()
+        for tokens in driven.tokens.values():
+            found[tuple(tokens[3:6])] += 1
+        return found
+
+    plain, guessed = pairs(0), pairs(3)
+    kinds = [kind for kind in plain | guessed if plain[kind] + guessed[kind] >= 10]
+    assert len(kinds) > 2
+    statistic = sum((plain[kind] - guessed[kind]) ** 2 / (plain[kind] + guessed[kind]) for kind in kinds)
+    # Mean + 5 standard deviations of chi-squared with as many degrees of freedom.
+    assert statistic < len(kinds) + 5 * (2 * len(kinds)) ** 0.5
+
+
+def test_an_answer_never_outgrows_its_limit() -> None:
+    driven = Driven(tiny(), {}, speculate=8)
+    for count in range(1, 12):
+        driven.submit(str(count), repetitive(3), count)
+    driven.run()
+    assert [len(driven.tokens[f"{count}#0"]) for count in range(1, 12)] == list(range(1, 12))
+
+
+def test_prompt_logprobs_are_the_models_own_whatever_is_cached() -> None:
+    model = random_model("llama")
+    prompt = repetitive(4)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    expected = [float(logits[at, token]) for at, token in enumerate(prompt[1:])]
+    driven = Driven(tiny(), {"host": "64MiB"}, max_batch_tokens=16)
+    found: list[list[float]] = []
+
+    driven.submit("fills the cache", prompt, 4)
+    driven.run()
+    for round in range(2):
+        params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2, n=2)
+        pieces: list[Delta] = []
+        driven.engine.submit(GenerationRequest(str(round), tuple(prompt), params), pieces.append)
+        driven.run()
+        reported = [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs]
+        assert len(reported) == 1
+        found.append([item.logprob for item in reported[0]])
+        assert [item.token for item in reported[0]] == prompt[1:]
+        assert all(len(item.top) == 2 for item in reported[0])
+        assert pieces[0].usage.cached_tokens == 0
+    assert found[0] == pytest.approx(expected, abs=1e-4)
+    assert found[1] == pytest.approx(expected, abs=1e-4)
+    driven.engine.close()

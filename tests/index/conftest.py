@@ -1,0 +1,72 @@
+"""Both kinds of store, empty; a real PostgreSQL server with pgvector, started once."""
+
+import itertools
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from index.store import ResponseStore, Store
+from index.store.postgres import PostgresStore
+
+MakeStore = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of a server."""
+    # Not pytest's folder: its path is too long for a Unix socket.
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pgserver
+
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                connection.execute("alter system set fsync = off")  # Nothing here outlives the tests.
+                connection.execute("select pg_reload_conf()")
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@pytest.fixture
+def empty_postgres(postgres: str) -> str:
+    """URL of a server without a store."""
+    empty(postgres)
+    return postgres
+
+
+def empty(url: str) -> None:
+    """Drop the store on a server."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("drop schema if exists kvproxy cascade")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    """Opens an empty store of either kind, or with `again=True` the one that was opened last."""
+    opened: list[Store] = []
+    names = itertools.count()
+    last = ""
+
+    def make(*, again: bool = False, **options: Any) -> Store:
+        nonlocal last
+        if request.param == "sqlite":
+            last = last if again else f"{next(names)}.db"
+            store: Store = ResponseStore(tmp_path / last, **options)
+        else:
+            url = request.getfixturevalue("postgres")
+            if not again:
+                empty(url)
+            store = PostgresStore(url, **options)
+        opened.append(store)
+        return store
+
+    yield make
+    for store in opened:
+        store.close()

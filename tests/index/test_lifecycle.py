@@ -1,0 +1,182 @@
+"""Put, find, serve, expire, evict, remove: every store does what a dictionary with the same rules does."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from index.entry import Entry
+from index.store import Capacity, Filter
+from index.store.eviction import entry_bytes
+from index.transfer import import_into, read_lines
+from tests.index.conftest import MakeStore
+from tests.index.entries import make_entry
+from tests.reference.naive_store import NaiveStore
+
+KEYS = st.sampled_from("abcdefgh")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), KEYS, st.integers(0, 300), st.integers(0, 50), st.integers(1, 400)),
+        st.tuples(st.sampled_from(["find", "hit", "remove"]), KEYS),
+        st.tuples(st.just("wait"), st.integers(1, 200)),
+        st.tuples(st.just("expire")),
+    ),
+    max_size=25,
+)
+LIMITS = st.tuples(st.none() | st.integers(1, 6), st.none() | st.integers(100, 900))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS, LIMITS)
+def test_lifecycle_is_that_of_a_dictionary(make_store: MakeStore, steps: list[Any], limits: tuple[Any, Any]) -> None:
+    model = NaiveStore(*limits)
+    store = make_store(clock=lambda: model.now, capacity=Capacity(*limits))
+    for number, step in enumerate(steps):
+        match step:
+            case "put", key, length, tokens, lifetime:
+                entry = make_entry(
+                    key,
+                    id=f"{number:032x}",
+                    key=key,
+                    response=json.dumps("x" * length).encode(),
+                    completion_tokens=tokens,
+                    created=model.now,
+                    expires=model.now + lifetime,
+                )
+                written = store.put(entry, np.ones(3, np.float32), "e")
+                assert {gone.id for gone in written.gone} == model.put(entry, entry_bytes(entry, 3))
+            case "find", key:
+                found = store.find(key)
+                assert (found and found.id) == ((wanted := model.find(key)) and wanted.id)
+            case "hit", key if key in model.kept:
+                store.touch(model.kept[key].entry.id)
+                store.flush()
+                model.hit(key)
+            case "remove", key:
+                there = [model.kept[key].entry.id] if key in model.kept else []
+                assert [gone.id for gone in store.delete(there)] == there
+                if there:
+                    model.remove(key)
+            case "wait", seconds:
+                model.now += seconds
+            case ("expire",):
+                before = {kept.entry.id for kept in model.kept.values()}
+                model.expire()
+                went = before - {kept.entry.id for kept in model.kept.values()}
+                assert {gone.id for gone in store.expire()} == went
+    kept = {each.entry.id: each.hits for each in model.kept.values()}
+    assert {entry.id: entry.hits for entry in store.ls()} == kept
+    assert store.count() == len(kept)
+    assert store.stats()["entry_bytes"] == sum(each.size for each in model.kept.values())
+    store.close()
+
+
+def test_the_least_useful_goes_first(make_store: MakeStore) -> None:
+    store = make_store(clock=lambda: 2000.0, capacity=Capacity(entries=3))
+    dear = make_entry("dear", completion_tokens=900)
+    cheap = make_entry("cheap", completion_tokens=1)
+    served = make_entry("served", completion_tokens=1)
+    for entry in (dear, cheap, served):
+        store.put(entry)
+    for _ in range(5):
+        store.touch(served.id)
+    store.flush()
+    written = store.put(make_entry("new", completion_tokens=50))
+    assert [gone.id for gone in written.gone] == [cheap.id]
+    # What was never served ages: later entries of the same worth outlive it.
+    for number in range(8):
+        store.put(make_entry(f"later {number}", completion_tokens=60))
+    assert dear.id in store.ids()
+    assert served.id not in store.ids()
+
+
+def test_an_entry_larger_than_the_store_is_refused_and_costs_no_other(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(bytes=500))
+    small, large = make_entry("small"), make_entry("large", response=b'"' + b"x" * 1000 + b'"')
+    store.put(small)
+    assert [gone.id for gone in store.put(large).gone] == [large.id]
+    assert store.ids() == [small.id]
+
+
+def test_limits_hold_when_they_are_lowered(make_store: MakeStore) -> None:
+    store = make_store()
+    for number in range(20):
+        store.put(make_entry(f"question {number}"))
+    store.close()
+    again = make_store(again=True, capacity=Capacity(entries=5))
+    again.put(make_entry("one more"))
+    assert again.count() == 5
+    assert again.find(make_entry("one more").key) is not None
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (Filter(tag="x"), {"a", "c"}),
+        (Filter(tag="X"), set()),
+        (Filter(tag="x", model="m1"), {"c"}),
+        (Filter(key="k1"), {"b", "c"}),
+        (Filter(prompt="What"), {"a", "b"}),
+        (Filter(search="WHAT"), {"a", "b", "c"}),
+        (Filter(search="100%"), {"c"}),
+        (Filter(older_than=500.0), {"a"}),
+        (Filter(namespace="n0"), {"a"}),
+        (Filter(), {"a", "b", "c"}),
+    ],
+)
+def test_invalidation_by_what_entries_are(make_store: MakeStore, where: Filter, expected: set[str]) -> None:
+    store = make_store(clock=lambda: 2000.0)
+    for name, fields in {
+        "a": {
+            "prompt": "What is a?",
+            "key": "k01",
+            "model": "m0",
+            "tags": ("x", "y"),
+            "created": 1400.0,
+            "namespace": "n0",
+        },
+        "b": {"prompt": "What is b?", "key": "k11", "model": "m0", "tags": ("y",), "created": 1600.0},
+        "c": {"prompt": "Is 100% what?", "key": "k12", "model": "m1", "tags": ("x",), "created": 1700.0},
+    }.items():
+        store.put(make_entry(**{"id": name} | fields))
+    assert set(store.ids(where)) == expected
+    assert {entry.id for entry in store.ls(where)} == expected
+    assert {gone.id for gone in store.delete(store.ids(where))} == expected
+    assert store.count() == 3 - len(expected)
+
+
+def test_export_and_import_keep_everything(make_store: MakeStore) -> None:
+    store = make_store(clock=lambda: 2000.0)
+    entries = [
+        make_entry(
+            f"question {number} \x00é",
+            key=f"k{number}",
+            tags=("b", "a"),
+            backend="up",
+            request_id=f"r{number}",
+            created=number / 7,
+        )
+        for number in range(7)
+    ]
+    for entry in entries:
+        store.put(entry)
+    store.touch(entries[0].id)
+    lines = "\n".join(json.dumps(document) for document in store.export()).encode()
+    other = make_store(clock=lambda: 2000.0)
+    assert import_into(other, read_lines(lines)) == 7
+    assert import_into(other, read_lines(lines)) == 0
+    assert other.ls() == sorted(map(Entry.from_document, map(json.loads, lines.splitlines())), key=lambda e: -e.created)
+    found = other.get(entries[0].id)
+    assert (found.tags, found.backend, found.request_id, found.hits) == (("b", "a"), "up", "r0", 1)
+    assert other.stats()["tags"] == {"a": 7, "b": 7}
+
+
+def test_exports_of_before_there_were_tags_are_read() -> None:
+    document = make_entry().document()
+    for name in ("tags", "backend", "request_id"):
+        del document[name]
+    (entry,) = read_lines(json.dumps(document).encode())
+    assert (entry.tags, entry.backend) == ((), "")

@@ -1,0 +1,229 @@
+"""Near questions by namespace, over either store: what is stored is found, what went is not, and every proxy sees the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.neighbours import FaissNeighbours, Neighbours, open_neighbours
+from index.store import Gone, Put, ResponseStore, Store
+from tests.index.conftest import MakeStore
+from tests.index.entries import make_entry
+from tests.index.test_vectors import DIM, unit
+
+
+def neighbours_of(store: Store) -> Neighbours:
+    if isinstance(store, ResponseStore):
+        found: Neighbours = FaissNeighbours(store, "e", DIM, small=20, flat_limit=100)
+    else:
+        found = open_neighbours(store, "e", DIM, "float32")
+    found.load()
+    return found
+
+
+def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, first: int = 0) -> list[str]:
+    ids = [f"{namespace}{number:031x}" for number in range(first, first + len(vectors))]
+    puts = [
+        Put(make_entry(id, id=id, key=id, namespace=namespace), vector, "e")
+        for id, vector in zip(ids, vectors, strict=True)
+    ]
+    near.apply(puts, store.put_many(puts))
+    return ids
+
+
+@pytest.mark.parametrize("count", [5, 60, 400])
+def test_search_stays_in_its_namespace_and_finds_the_nearest(make_store: MakeStore, count: int) -> None:
+    store = make_store()
+    near = neighbours_of(store)
+    assert not near.holds("a")
+    vectors = unit(count)
+    for namespace in ("a", "b"):
+        for start in range(0, count, 50):
+            keep(store, near, vectors[start : start + 50], namespace, start)
+    assert near.holds("a")
+    query = unit(1, 9)[0]
+    best = np.argsort(-(vectors @ query))[:3]
+    found = near.search("b", query, 3)
+    assert [id for id, _ in found] == [f"b{number:031x}" for number in best]
+    assert [score for _, score in found] == pytest.approx((vectors @ query)[best].tolist(), abs=1e-5)
+    assert near.search("c", query, 3) == []
+    near.remove(store.delete([f"b{number:031x}" for number in best]))
+    assert not {f"b{number:031x}" for number in best} & {id for id, _ in near.search("b", query, 10)}
+    near.close()
+
+
+def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: str) -> None:
+    from index.store.postgres import PostgresStore
+
+    one, other = PostgresStore(empty_postgres), PostgresStore(empty_postgres)
+    mine, theirs = neighbours_of(one), neighbours_of(other)
+    vectors = unit(3)
+    ids = keep(one, mine, vectors, "a")
+    assert theirs.holds("a")
+    assert theirs.search("a", vectors[1], 1)[0][0] == ids[1]
+    assert other.find(ids[0]) == one.find(ids[0])
+    other.delete([ids[1]])
+    assert mine.search("a", vectors[1], 1)[0][0] != ids[1]
+    one.close()
+    other.close()
+
+
+def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: str) -> None:
+    from index.store.postgres import PostgresStore
+    from index.store.postgres_vectors import PostgresNeighbours
+
+    store = PostgresStore(empty_postgres)
+    near = PostgresNeighbours(store, "e", DIM, large=100)
+    vectors = unit(500)
+    keep(store, near, vectors, "a")
+    keep(store, near, unit(50, 1), "b")
+    near.maintain()
+    near.maintain()
+    with store.server.connection() as connection:
+        graphs = connection.execute("select indexdef from pg_indexes where indexname like 'near_%'").fetchall()
+    assert len(graphs) == 1
+    assert "hnsw" in graphs[0]["indexdef"]
+    found = [near.search("a", vectors[number], 1)[0][0] for number in range(0, 500, 20)]
+    assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
+    near.remove([Gone("x", "a")])
+    store.close()
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    made: list[tuple[ResponseStore, FaissNeighbours]] = []
+
+    def open_(path: Path = tmp_path / "r.db", **options: Any) -> tuple[ResponseStore, FaissNeighbours]:
+        store = ResponseStore(path)
+        near = FaissNeighbours(store, "e", DIM, **{"small": 20, "flat_limit": 100} | options)
+        near.load()
+        made.append((store, near))
+        return store, near
+
+    yield open_
+    for store, near in made:
+        near.close()
+        store.close()
+
+
+Open = Callable[..., tuple[ResponseStore, FaissNeighbours]]
+
+
+def agree(store: ResponseStore, near: FaissNeighbours, namespace: str = "a") -> bool:
+    return near.indexes[namespace].numbers() == set(store.vector_ids(namespace, "e")[0].tolist())
+
+
+def folder(store: ResponseStore) -> Path:
+    return store.path.with_name(store.path.name + "-index")
+
+
+def test_small_namespaces_cost_no_memory(opened: Open) -> None:
+    store, near = opened()
+    keep(store, near, unit(19), "a")
+    assert near.indexes == {}
+    keep(store, near, unit(1, 1), "a", 19)
+    assert agree(store, near)
+    near.remove(store.delete(store.ids()[:15]))
+    assert near.indexes == {}
+    assert len(near.search("a", unit(1)[0], 9)) == 5
+
+
+def test_a_graph_is_kept_and_what_changed_without_it_is_seen(opened: Open) -> None:
+    store, near = opened()
+    ids = keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    assert near.indexes["a"].graph is not None
+    store.delete(ids[:10])
+    store.put(make_entry("new", namespace="a"), unit(1, 5)[0], "e")
+    store, again = opened()
+    # The graph was read, not built.
+    assert again.indexes["a"].graph is not None
+    assert len(again.indexes["a"].graph) == 300
+    assert agree(store, again)
+    assert again.search("a", unit(1, 5)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
+    assert ids[3] not in [id for id, _ in again.search("a", unit(300)[3], 5)]
+
+
+@pytest.mark.parametrize("damage", ["index", "members", "header", "no index", "no members", "empty header"])
+def test_a_damaged_graph_is_built_again(opened: Open, damage: str) -> None:
+    store, near = opened()
+    keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    (index,), (members,), (header,) = (list(folder(store).glob(f"*.{kind}")) for kind in ("faiss", "npz", "json"))
+    if damage.startswith("no "):
+        {"index": index, "members": members}[damage[3:]].unlink()
+    elif damage == "empty header":
+        header.write_text("")
+    else:
+        file = {"index": index, "members": members, "header": header}[damage]
+        content = bytearray(file.read_bytes())
+        for place in (len(content) // 2, len(content) - 3):
+            content[place] ^= 0xFF
+        file.write_bytes(content)
+    _, again = opened()
+    assert agree(store, again)
+    again.settle()
+    assert again.indexes["a"].graph is not None
+    assert agree(store, again)
+    assert len(list(folder(store).glob("*.json"))) == 1
+
+
+def test_a_graph_of_another_database_is_passed_over(opened: Open, tmp_path: Path) -> None:
+    store, near = opened()
+    keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    other, mine = opened(tmp_path / "other.db")
+    keep(other, mine, unit(300, 7), "a")
+    mine.settle()
+    mine.close()
+    for file in folder(other).iterdir():
+        file.unlink()
+    for file in folder(store).iterdir():
+        file.rename(folder(other) / file.name)
+    _, again = opened(tmp_path / "other.db")
+    again.settle()
+    assert again.search("a", unit(300, 7)[5], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
+    assert agree(other, again)
+
+
+def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_path: Path) -> None:
+    store, near = opened()
+    keep(store, near, unit(150), "a")
+    store.flush()
+    backup = tmp_path / "backup.db"
+    store._writer.execute("vacuum into ?", [str(backup)])
+    keep(store, near, unit(150, 3), "a", 150)
+    near.settle()
+    near.close()
+    store.close()
+    for part in store.path.parent.glob("r.db*"):
+        if part.is_file():
+            part.unlink()
+    backup.rename(store.path)
+    # The numbers after the backup are given out again, to other vectors.
+    again = ResponseStore(store.path)
+    again.put_many(
+        [Put(make_entry(f"o {number}", namespace="a"), unit(1, 50 + number)[0], "e") for number in range(150)]
+    )
+    again.close()
+    fresh, mine = opened()
+    mine.settle()
+    assert agree(fresh, mine)
+    assert mine.search("a", unit(1, 60)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_deleted_vectors_leave_the_graph_in_the_background(opened: Open) -> None:
+    store, near = opened()
+    ids = keep(store, near, unit(600), "a")
+    near.settle()
+    near.remove(store.delete(ids[:300]))
+    near.settle()
+    graph = near.indexes["a"].graph
+    assert graph is not None
+    assert len(graph) == 300
+    assert agree(store, near)

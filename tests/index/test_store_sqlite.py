@@ -1,0 +1,96 @@
+"""The store in a file: what is damaged is told, old files are brought up to date, a killed process loses nothing that it
+acknowledged."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlite_utils import Database
+
+from index.errors import CacheStoreError, StoreDamaged
+from index.migrations import migrations
+from index.store import Filter, ResponseStore
+from tests.index.entries import make_entry
+
+
+@pytest.mark.parametrize("content", [b"this is no database at all, but long enough to be read as one" * 99, None])
+def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "responses.db"
+    if content is None:
+        store = ResponseStore(path)
+        for number in range(200):
+            store.put(make_entry(f"question {number}"))
+        store.close()
+        data = bytearray(path.read_bytes())
+        data[4096 : len(data)] = os.urandom(len(data) - 4096)
+        content = bytes(data)
+    path.write_bytes(content)
+    with pytest.raises(StoreDamaged, match="move it away"):
+        ResponseStore(path).check()
+    assert path.read_bytes() == content
+
+
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(CacheStoreError, match="cannot open"):
+        ResponseStore(tmp_path)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from index.store import Filter, ResponseStore
+from tests.index.entries import make_entry
+store = ResponseStore(Path(sys.argv[1]))
+for number in range(100_000):
+    entry = make_entry(f"question {number}")
+    store.put(entry, np.ones(8, np.float32), "e")
+    print(entry.id, flush=True)
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 7, 40])
+def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, acknowledged: int) -> None:
+    path = tmp_path / "responses.db"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    with writer.stdout:
+        ids = [writer.stdout.readline().strip() for _ in range(acknowledged)]
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        ids += [line.strip() for line in writer.stdout if line.endswith("\n")]
+    store = ResponseStore(path)
+    kept = {entry.id for entry in store.ls()}
+    assert set(ids) <= kept
+    assert {id.decode() for id in store.vector_ids("n", "e")[1]} == kept
+    store.close()
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    connection = sqlite3.connect(path)
+    migrations().apply(Database(connection), stop_before="m003_totals")
+    entry = make_entry("an old question")
+    row = entry.row()
+    for name in ("tags", "backend", "request_id"):
+        del row[name]
+    Database(connection)["responses"].insert(row)
+    Database(connection)["vectors"].insert(
+        {"id": entry.id, "embedder": "e", "vector": np.ones(3, np.float32).tobytes()}
+    )
+    connection.commit()
+    connection.close()
+    store = ResponseStore(path)
+    assert store.get(entry.id) == entry
+    assert store.vectors("n", "e")[1].tolist() == [[1.0, 1.0, 1.0]]
+    assert store.count() == 1
+    assert store.stats()["entry_bytes"] > 0
+    assert store.ids(Filter(tag="t")) == []
+    store.delete([entry.id])
+    assert store.count() == 0
+    store.close()

@@ -1,0 +1,161 @@
+"""Nearest vectors: exact while few, nearly so when many, and the same before, during and after work in the background."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index.segments import Kind
+from index.vectors import TAIL_LIMIT, VectorIndex
+
+DIM = 16
+
+
+def unit(count: int, seed: int = 0) -> np.ndarray:
+    rows = np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+class Rows:
+    """Stands for the store: vectors by number, read some at a time."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        self.kept = dict(enumerate(vectors, 1))
+
+    def __call__(self, after: int) -> tuple[np.ndarray, np.ndarray]:
+        numbers = sorted(number for number in self.kept if number > after)[:100]
+        return np.array(numbers, np.int64), np.array([self.kept[number] for number in numbers], np.float32)
+
+    def nearest(self, query: np.ndarray, limit: int) -> list[int]:
+        return sorted(self.kept, key=lambda number: -float(self.kept[number] @ query))[:limit]
+
+
+def numbers(count: int, start: int = 1) -> np.ndarray:
+    return np.arange(start, start + count, dtype=np.int64)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "work"]), st.integers(1, 40)), min_size=1, max_size=25)
+
+
+@settings(deadline=None, max_examples=60)
+@given(STEPS, st.sampled_from([10, 1000]))
+def test_search_is_that_of_a_sorted_list(steps: list[tuple[str, int]], flat_limit: int) -> None:
+    rows, index, last = Rows(np.empty((0, DIM))), VectorIndex(DIM, flat_limit=flat_limit), 0
+    for step, count in steps:
+        if step == "add":
+            vectors = unit(count, last)
+            rows.kept |= dict(zip(range(last + 1, last + count + 1), vectors, strict=True))
+            index.add(numbers(count, last + 1), vectors)
+            last += count
+        elif step == "remove":
+            gone = [number for number in list(rows.kept) if number % 7 == count % 7]
+            for number in gone:
+                del rows.kept[number]
+            index.remove([*gone, last + 99])
+        elif index.due() == "rebuild":
+            assert index.rebuild(rows)
+        elif index.graph is not None:
+            assert index.merge()
+        assert index.numbers() == set(rows.kept)
+        assert len(index) == len(rows.kept)
+    query = unit(1, 12345)[0]
+    # A graph of so few is exact too.
+    assert [number for number, _ in index.search(query, 5)] == rows.nearest(query, 5)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("float32", 1e-5), ("fp16", 2e-3), ("int8", 3e-2)])
+@pytest.mark.parametrize("flat_limit", [300, 5000])
+def test_compact_vectors_find_the_same(kind: Kind, error: float, flat_limit: int) -> None:
+    vectors = unit(3000)
+    rows = Rows(vectors)
+    index = VectorIndex(DIM, kind, flat_limit)
+    index.add(numbers(3000), vectors)
+    assert (index.due() == "rebuild") == (flat_limit == 300)
+    index.rebuild(rows)
+    right = 0
+    for query in unit(100, 1):
+        (number, score), *_ = index.search(query, 5)
+        right += number == rows.nearest(query, 1)[0]
+        assert score == pytest.approx(float(vectors[number - 1] @ query), abs=error)
+    assert right >= (90 if kind == "int8" else 97)
+
+
+def test_lookups_and_changes_go_on_during_a_rebuild() -> None:
+    vectors = unit(2000)
+    rows, index = Rows(vectors[:1000]), VectorIndex(DIM, flat_limit=500)
+    index.add(numbers(1000), vectors[:1000])
+    reached, go_on = threading.Event(), threading.Event()
+
+    def source(after: int) -> Any:
+        if after >= 500:
+            reached.set()
+            assert go_on.wait(20)
+        return rows(after)
+
+    work = threading.Thread(target=index.rebuild, args=(source,))
+    work.start()
+    assert reached.wait(20)
+    assert index.search(vectors[7], 1)[0][0] == 8
+    for number in (3, 700):  # One that the new graph has already, one that it has not read yet.
+        del rows.kept[number]
+    index.remove([3, 700])
+    rows.kept |= dict(zip(range(1001, 2001), vectors[1000:], strict=True))
+    index.add(numbers(500, 1001), vectors[1000:1500])
+    assert index.search(vectors[1200], 1)[0][0] == 1201
+    assert 700 not in [number for number, _ in index.search(vectors[699], 5)]
+    go_on.set()
+    work.join()
+    # Those that the rebuild read before they were added are known, and are not there twice.
+    index.add(numbers(500, 1501), vectors[1500:])
+    assert index.graph is not None
+    assert index.numbers() == set(rows.kept)
+    assert len(index) == 1998
+    found = [index.search(vectors[number], 1)[0][0] for number in range(0, 2000, 9)]
+    assert np.mean([one == number + 1 for one, number in zip(found, range(0, 2000, 9), strict=True)]) > 0.97
+
+
+def test_the_tail_is_merged_while_it_is_searched() -> None:
+    vectors = unit(3000)
+    rows, index = Rows(vectors), VectorIndex(DIM, flat_limit=500)
+    index.add(numbers(1000), vectors[:1000])
+    index.rebuild(rows)
+    more = TAIL_LIMIT + 200
+    index = VectorIndex(DIM, flat_limit=500)
+    rows.kept = dict(list(rows.kept.items())[:1000])
+    index.add(numbers(1000), vectors[:1000])
+    index.rebuild(rows)
+    index.add(numbers(more, 1001), vectors[1000 : 1000 + more])
+    assert index.due() == "merge"
+    work = threading.Thread(target=index.merge)
+    work.start()
+    while work.is_alive():
+        near = index.search(vectors[1100], 3)
+        assert near[0][0] == 1101
+        assert len({number for number, _ in near}) == 3
+    assert index.due() is None
+    assert len(index) == 1000 + more
+
+
+def test_search_looks_past_deleted_neighbours() -> None:
+    generator = np.random.default_rng(2)
+    query = np.eye(8, dtype=np.float32)[0]
+    near = query + 0.01 * generator.standard_normal((99, 8)).astype(np.float32)
+    far = query + generator.standard_normal((400, 8)).astype(np.float32)
+    vectors = np.concatenate([near, far]) / np.linalg.norm(np.concatenate([near, far]), axis=1, keepdims=True)
+    index = VectorIndex(8)
+    index.add(np.arange(1, 500), vectors)
+    index.remove(range(1, 100))
+    expected = 100 + np.argsort(-(vectors[99:] @ query))[:5]
+    assert [number for number, _ in index.search(query, 5)] == expected.tolist()
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    index = VectorIndex(DIM)
+    assert index.search(unit(1)[0], 5) == []
+    index.add(numbers(3), unit(3))
+    index.remove([1, 2, 3])
+    assert index.search(unit(1)[0], 5) == []
+    assert len(index) == 0

@@ -1,0 +1,207 @@
+"""Whatever happens to the batches on their way, the mirror ends in exactly the publisher's state."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.mirror.sequencer import Sequencer
+from kvproxy.mirror.state import MirrorState
+from tests.mirror.publisher import Model
+
+
+class Follower:
+    """A sequencer over a state, whose replays are answered at once from a model's buffer."""
+
+    def __init__(self, model: Model, replayable: bool = True) -> None:
+        self.model = model
+        self.state = MirrorState()
+        self.sequencer = Sequencer(self.state.apply, self.state.reset, replayable=replayable)
+
+    def replay(self, fail_after: int | None = None, between: Any = lambda: None) -> None:
+        """Answer the replay that is wanted; `between` happens while it runs."""
+        start = self.sequencer.begin_replay()
+        answer = [(number, payload) for number, payload in self.model.buffer if number >= start]
+        between()
+        for index, (number, payload) in enumerate(answer):
+            if index == fail_after:
+                self.sequencer.fail_replay()
+                return
+            self.sequencer.replayed(number, payload)
+        self.sequencer.end_replay()
+
+    def settle(self) -> None:
+        for _ in range(50):
+            if self.sequencer.wanted is None:
+                return
+            self.replay()
+        raise AssertionError("it asks for ever")
+
+    def held(self) -> Counter[Any]:
+        return Counter(
+            {digest: block.copies for pool in self.state.pools.values() for digest, block in pool.blocks.items()}
+        )
+
+
+blocks = st.integers(1, 12)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("store"), st.lists(blocks, min_size=1, max_size=3)),
+        st.tuples(st.just("remove"), st.integers(0, 5)),
+        st.tuples(st.just("clear"), st.just(0)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("deliver"), st.integers(0, 20)),
+        st.tuples(st.just("lose"), st.integers(0, 20)),
+        st.tuples(st.just("repeat"), st.integers(0, 20)),
+        st.tuples(st.just("replay"), st.integers(0, 20)),
+        st.tuples(st.just("broken replay"), st.integers(0, 3)),
+    ),
+    max_size=60,
+)
+
+
+def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None:
+    on_their_way: list[tuple[int, bytes]] = []
+    sent: list[tuple[int, bytes]] = []
+    reconnected = True
+
+    def deliver(place: int) -> None:
+        if on_their_way:
+            follower.sequencer.live(*on_their_way.pop(place % len(on_their_way)))
+
+    for action, value in steps:
+        event: Any = None
+        if action == "store":
+            event = model.store(value, parent=None)
+        elif action == "remove" and model.held:
+            event = model.remove([sorted(model.held)[value % len(model.held)]])
+        elif action == "clear":
+            event = model.clear()
+        elif action == "restart":
+            model.restart()
+            reconnected = False
+        elif action == "deliver":
+            if not reconnected and value % 2:
+                follower.sequencer.connected()
+                reconnected = True
+            deliver(value)
+        elif action == "lose" and on_their_way:
+            on_their_way.pop(value % len(on_their_way))
+        elif action == "repeat" and sent:
+            on_their_way.append(sent[value % len(sent)])
+        elif action == "replay" and follower.sequencer.wanted is not None:
+            follower.replay(between=lambda value=value: deliver(value))
+        elif action == "broken replay" and follower.sequencer.wanted is not None:
+            follower.replay(fail_after=value)
+        if event is not None:
+            on_their_way.append(model.publish(event))
+            sent.append(on_their_way[-1])
+    while on_their_way:
+        deliver(0)
+    if not reconnected:
+        follower.sequencer.connected()
+    follower.settle()
+    follower.sequencer.idle()
+    follower.settle()
+
+
+@given(steps=steps, positional=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]], positional: bool) -> None:
+    model = Model(positional)
+    follower = Follower(model)
+    follower.sequencer.connected()
+    play(steps, follower, model)
+    assert follower.held() == model.held
+    assert follower.sequencer.complete
+    assert follower.state.unknown == 0
+
+
+@given(steps=steps, buffer=st.integers(1, 4))
+@settings(max_examples=150, deadline=None)
+def test_a_short_replay_buffer_never_makes_it_claim_a_block_that_is_gone(
+    steps: list[tuple[str, Any]], buffer: int
+) -> None:
+    model = Model(buffer=buffer)
+    follower = Follower(model)
+    follower.sequencer.connected()
+    play(steps, follower, model)
+    assert follower.held() <= model.held
+    if follower.sequencer.complete:
+        assert follower.held() == model.held
+
+
+@given(order=st.permutations(range(20)), repeated=st.lists(st.integers(0, 19), max_size=10))
+@settings(max_examples=100, deadline=None)
+def test_without_replay_late_and_repeated_batches_are_put_in_order(order: list[int], repeated: list[int]) -> None:
+    model = Model()
+    batches = [model.publish(model.store([number % 7])) for number in range(15)]
+    batches += [model.publish(model.remove([number % 7])) for number in range(5)]
+    follower = Follower(model, replayable=False)
+    # The first is taken for the beginning, so it is not delayed here.
+    follower.sequencer.live(*batches[0])
+    for number in [*order, *repeated]:
+        follower.sequencer.live(*batches[number])
+    assert follower.held() == model.held
+    assert follower.sequencer.complete
+
+
+def test_without_replay_a_lost_batch_empties_the_view_and_says_so() -> None:
+    model = Model()
+    follower = Follower(model, replayable=False)
+    for number in range(200):
+        batch = model.publish(model.store([number]))
+        if number != 10:
+            follower.sequencer.live(*batch)
+    assert not follower.sequencer.complete
+    assert follower.sequencer.counts.losses == 1
+    assert set(follower.held()) == set(range(11, 200))
+    follower.sequencer.live(*model.publish(model.clear()))
+    assert follower.sequencer.complete
+
+
+def test_a_replay_that_fails_again_and_again_is_given_up() -> None:
+    model = Model()
+    follower = Follower(model)
+    follower.sequencer.live(*model.publish(model.store([1])))
+    model.publish(model.store([2]))
+    follower.sequencer.live(*model.publish(model.store([3])))
+    for number in range(4, 8):
+        assert follower.sequencer.wanted is not None
+        follower.sequencer.begin_replay()
+        follower.sequencer.live(*model.publish(model.store([number])))
+        follower.sequencer.fail_replay()
+        if not follower.sequencer.complete:
+            break
+    assert follower.sequencer.counts.losses == 1
+    assert follower.held() <= model.held
+    follower.sequencer.idle()
+    follower.settle()
+    assert follower.held() == model.held
+    assert follower.sequencer.complete
+
+
+def test_a_clock_set_back_loses_nothing() -> None:
+    model = Model()
+    follower = Follower(model)
+    follower.sequencer.live(*model.publish(model.store([1])))
+    model._clock = -100.0
+    for digest in (2, 3):
+        follower.sequencer.live(*model.publish(model.store([digest])))
+        follower.settle()
+    assert follower.held() == model.held
+    assert follower.sequencer.counts.restarts == 0
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01", b"\x91\x01", b"\x93\x01\x91\xa1x\x00", b"\x05"])
+def test_garbage_empties_the_view_and_says_so(payload: bytes) -> None:
+    model = Model()
+    follower = Follower(model)
+    follower.sequencer.live(*model.publish(model.store([1])))
+    follower.sequencer.live(1, payload)
+    assert not follower.sequencer.complete
+    assert follower.held() == Counter()
+    follower.sequencer.live(2, model.publish(model.store([5]))[1])
+    assert follower.held() == Counter([5])

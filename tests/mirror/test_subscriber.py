@@ -1,0 +1,111 @@
+"""Over real sockets: what was missed is asked for, and restarts are noticed."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvproxy.mirror.mirror import Mirror
+from kvproxy.mirror.subscriber import Subscriber
+from tests.mirror.publisher import Model, Sockets
+
+
+@pytest.fixture(params=[False, True], ids=["maps", "arrays"])
+def publisher(request: pytest.FixtureRequest) -> Iterator[Sockets]:
+    sockets = Sockets(Model(positional=request.param))
+    yield sockets
+    sockets.close()
+
+
+def held(subscriber: Subscriber) -> Counter[Any]:
+    pools = subscriber.state.pools.values()
+    return Counter({digest: block.copies for pool in pools for digest, block in pool.blocks.items()})
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_late_joiner_gets_what_came_before(publisher: Sockets) -> None:
+    for number in range(50):
+        publisher.send(publisher.model.store([number]))
+    publisher.send(publisher.model.store([7]), publisher.model.remove([3]))
+    subscriber = Subscriber(publisher.events, publisher.replay)
+    await subscriber.start()
+    try:
+        await until(lambda: held(subscriber) == publisher.model.held)
+        assert subscriber.is_connected
+        assert subscriber.sequencer.complete
+        assert held(subscriber)[7] == 2
+    finally:
+        await subscriber.close()
+
+
+async def test_lost_and_repeated_batches_over_the_wire(publisher: Sockets) -> None:
+    subscriber = Subscriber(publisher.events, publisher.replay, idle=0.2)
+    await subscriber.start()
+    try:
+        publisher.send(publisher.model.store([1000]))
+        await until(lambda: held(subscriber) == publisher.model.held)
+        for number in range(60):
+            publisher.send(publisher.model.store([number]), lost=number % 7 == 3)
+            if number % 5 == 0:
+                publisher.repeat(number)
+        await until(lambda: held(subscriber) == publisher.model.held)
+        publisher.send(publisher.model.remove([5]), lost=True)
+        await until(lambda: held(subscriber) == publisher.model.held)
+        assert subscriber.sequencer.complete
+    finally:
+        await subscriber.close()
+
+
+async def test_a_restarted_engine_is_followed_anew() -> None:
+    first = Sockets(Model())
+    ports = tuple(int(address.rsplit(":", 1)[1]) for address in (first.events, first.replay))
+    subscriber = Subscriber(first.events, first.replay)
+    await subscriber.start()
+    try:
+        for number in range(5):
+            first.send(first.model.store([number]))
+        await until(lambda: held(subscriber) == first.model.held)
+        first.close()
+        await until(lambda: not subscriber.is_connected)
+        # As many batches as before, so that only their content tells the runs apart.
+        second = Sockets(Model(), ports=(ports[0], ports[1]))
+        try:
+            for number in range(5):
+                second.send(second.model.store([100 + number]))
+            await until(lambda: held(subscriber) == second.model.held)
+            assert subscriber.sequencer.counts.restarts == 1
+        finally:
+            second.close()
+    finally:
+        await subscriber.close()
+
+
+async def test_ranks_have_pools_of_their_own() -> None:
+    ranks = [Sockets(Model()) for _ in range(2)]
+    subscribers = []
+    try:
+        for rank, sockets in enumerate(ranks):
+            sockets.send(sockets.model.store([1, 2], tokens=[5, 6, 7, 8]), rank=rank)
+            sockets.send(sockets.model.store([10 + rank]), rank=rank)
+        mirror = Mirror(ranks[0].events, ranks[0].replay)
+        mirror.subscribers.append(Subscriber(ranks[1].events, ranks[1].replay))
+        await mirror.start()
+        subscribers = mirror.subscribers
+        await until(lambda: all(held(one) == two.model.held for one, two in zip(subscribers, ranks, strict=True)))
+        assert {place.rank for place in mirror.state().pools} == {0, 1}
+        assert mirror.stats()["cached"] == 6
+        assert mirror.complete
+    finally:
+        for subscriber in subscribers:
+            await subscriber.close()
+        for sockets in ranks:
+            sockets.close()

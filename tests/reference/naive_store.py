@@ -1,0 +1,61 @@
+"""The lifecycle of entries in a dictionary, written for reading: what every store should do."""
+
+from dataclasses import dataclass, field
+
+from index.entry import Entry
+
+
+@dataclass
+class Kept:
+    entry: Entry
+    size: int
+    priority: float
+    hits: int = 0
+
+
+@dataclass
+class NaiveStore:
+    max_entries: int | None
+    max_bytes: int | None
+    now: float = 1000.0
+    age: float = 0.0
+    kept: dict[str, Kept] = field(default_factory=dict)
+
+    def _worth(self, entry: Entry, size: int, hits: int) -> float:
+        return self.age + (hits + 1) * max(1, entry.prompt_tokens + entry.completion_tokens) / size
+
+    def put(self, entry: Entry, size: int) -> set[str]:
+        """Ids of what went."""
+        before = {kept.entry.id for kept in self.kept.values()} | {entry.id}
+        self.kept.pop(entry.key, None)
+        if self.max_bytes is None or size <= self.max_bytes:
+            if self._full(size):
+                self.expire()
+            while self._full(size):
+                worst = min(self.kept.values(), key=lambda kept: (kept.priority, kept.entry.id))
+                self.age = worst.priority
+                del self.kept[worst.entry.key]
+            self.kept[entry.key] = Kept(entry, size, self._worth(entry, size, 0))
+        return before - {kept.entry.id for kept in self.kept.values()}
+
+    def _full(self, size: int) -> bool:
+        entries, total = len(self.kept) + 1, sum(kept.size for kept in self.kept.values()) + size
+        too_many = self.max_entries is not None and entries > self.max_entries
+        return too_many or (self.max_bytes is not None and total > self.max_bytes)
+
+    def find(self, key: str) -> Entry | None:
+        kept = self.kept.get(key)
+        return kept.entry if kept is not None and kept.entry.expires > self.now else None
+
+    def hit(self, key: str) -> None:
+        kept = self.kept[key]
+        kept.hits += 1
+        kept.priority = self._worth(kept.entry, kept.size, kept.hits)
+
+    def remove(self, key: str) -> None:
+        del self.kept[key]
+
+    def expire(self) -> None:
+        for kept in list(self.kept.values()):
+            if kept.entry.expires <= self.now:
+                self.remove(kept.entry.key)

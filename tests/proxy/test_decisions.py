@@ -28,6 +28,7 @@ from kvproxy.proxy.app import create_app
 from kvproxy.proxy.judges import answer_text, normalise
 from kvproxy.proxy.metrics import Metrics
 from kvproxy.proxy.observer import make_observer
+from kvproxy.proxy.prefix import NoPrefix
 from kvproxy.proxy.semantic import build_policy
 from kvproxy.proxy.services import Services
 from kvproxy.proxy.upstream import UpstreamBackend
@@ -73,7 +74,7 @@ def proxy(path: Path, policy: Policy, **cache: Any) -> Iterator[tuple[str, Servi
         backend = UpstreamBackend(upstream, settings.forward)
         observer = make_observer(semantic, backend, settings.cache)
         answerer = Answerer(backend, store, semantic, settings.cache, observer=observer)
-        services = Services(settings, answerer, observations, Metrics(), None)
+        services = Services(settings, answerer, observations, Metrics(), None, NoPrefix())
         with run_app(create_app(services)) as url:
             yield url, services, model
 

@@ -14,7 +14,7 @@ from sqlite_utils.migrations import Migrations
 
 from index.errors import CacheStoreError
 
-Source = Literal["answer", "user"]
+Source = Literal["answer", "mirror", "user"]
 NEWEST = 100  # Observations of one entry that count; older ones speak of an older world.
 
 
@@ -27,7 +27,8 @@ class Observation:
         score: what the scorer gave the two questions; None for a person's verdict without a question.
         right: it was.
         scorer: what made the score.
-        source: `answer` where it was compared with a fresh answer, `user` where a person said so.
+        source: `answer` where it was compared with a fresh answer, `mirror` where its own answer was the fresh one, `user`
+            where a person said so.
         accepted: the policy served it, or would have.
         created: seconds since the epoch.
     """
@@ -71,7 +72,7 @@ class Observations(Protocol):
         """Totals: `observed`, `right`, `accepted`, `accepted_wrong`, and entries `rejected`."""
 
     def prune(self, keep: int) -> int:
-        """Delete all compared answers but the newest; people's verdicts stay. How many were deleted."""
+        """Delete all but the newest, people's verdicts aside. How many were deleted."""
 
     def close(self) -> None:
         """Close the store."""
@@ -161,7 +162,7 @@ class SqliteObservations:
         with self._lock, self._told(), self._connection:
             return int(
                 self._connection.execute(
-                    "delete from observations where source = 'answer' and number <= (select max(number) from observations) - ?",
+                    "delete from observations where source != 'user' and number <= (select max(number) from observations) - ?",
                     [keep],
                 ).rowcount
             )

@@ -93,10 +93,10 @@ class SemanticCache:
         first, second = await asyncio.gather(self._batcher.embed(one), self._batcher.embed(other))
         return float(first @ second)
 
-    async def observe(self, observation: Observation) -> None:
-        """Remember what became of a decision, durable when this returns, and let the policy learn from it."""
+    async def observe(self, *observed: Observation) -> None:
+        """Remember what became of decisions, durable when this returns, and let the policy learn from it."""
         if self.observations is not None:
-            await asyncio.to_thread(self._observe, self.observations, observation)
+            await asyncio.to_thread(self._observe, self.observations, observed)
 
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
         """A person's verdict: a rejected entry is served for equal requests only, until it is approved.
@@ -111,9 +111,9 @@ class SemanticCache:
             score = decision.score
         await self.observe(Observation.verdict(entry.id, right, score, self.policy.scorer))
 
-    def _observe(self, observations: Observations, observation: Observation) -> None:
-        observations.add([observation])
-        self.policy.learn(observations, 1)
+    def _observe(self, observations: Observations, observed: Sequence[Observation]) -> None:
+        observations.add(observed)
+        self.policy.learn(observations, len(observed))
 
     async def unindex(self, ids: Sequence[str]) -> None:
         """Keep entries for equal requests only."""

@@ -69,7 +69,7 @@ class PostgresObservations:
 
     def prune(self, keep: int) -> int:
         sql = (
-            "delete from observations where source = 'answer' and number <= (select max(number) from observations) - %s"
+            "delete from observations where source != 'user' and number <= (select max(number) from observations) - %s"
         )
         with self._server.connection() as connection:
             return connection.execute(sql, [keep]).rowcount

@@ -58,7 +58,7 @@ class ModelJudge:
         asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
         messages = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": asked}]
         body = {"model": call.body["model"], "messages": messages, "temperature": 0, "max_tokens": 200}
-        headers = {name: call.headers[name] for name in ("authorization",) if name in call.headers}
+        headers = {name: call.headers[name] for name in ("authorization", "api-key") if name in call.headers}
         headers["content-type"] = "application/json"
         request = Call("chat", body, orjson.dumps(body), headers, call.tenant, f"{call.request_id}-judge")
         try:
@@ -80,11 +80,17 @@ def normalise(text: str) -> str:
 
 
 def answer_text(response: bytes) -> str | None:
-    """What a chat completion says in its only choice; None where that is no text."""
+    """What an answer says, in the form of Chat Completions, Messages or Responses; None where that is no text alone."""
     try:
         whole: Any = orjson.loads(response)
-        (choice,) = whole["choices"]
-        text = choice["message"]["content"]
+        if "choices" in whole:
+            (choice,) = whole["choices"]
+            text = choice["message"]["content"]
+        elif "output" in whole:
+            (message,) = (item for item in whole["output"] if item["type"] != "reasoning")
+            text = "".join(part["text"] for part in message["content"])
+        else:
+            text = "".join(part["text"] for part in whole["content"])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
     return text if isinstance(text, str) and text.strip() else None

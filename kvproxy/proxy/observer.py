@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from index.entry import Entry
 from index.errors import CacheStoreError
@@ -93,13 +93,17 @@ class Observer:
             return "undecided"
         policy = self._semantic.policy
         accepted = candidate.verdict in ("accepted", "explored")
-        await self._semantic.observe(
-            Observation(candidate.id, candidate.score, right, policy.scorer, "answer", accepted, self._clock())
-        )
-        if right and policy.learns:
+        seen = Observation(candidate.id, candidate.score, right, policy.scorer, "answer", accepted, self._clock())
+        if not right:
+            # The fresh answer would be as wrong for the candidate's question. An entry that comes into being where answers
+            # differ must not look as good as one of which nothing is known.
+            await self._semantic.observe(seen, replace(seen, entry=fresh.id, source="mirror", accepted=False))
+            return "wrong"
+        await self._semantic.observe(seen)
+        if policy.learns:
             # As in vCache: what a neighbour's answer serves needs no vector of its own, and its observations go to the neighbour.
             await self._semantic.unindex([fresh.id])
-        return "right" if right else "wrong"
+        return "right"
 
 
 def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Observer | None:

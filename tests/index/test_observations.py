@@ -21,7 +21,7 @@ OBSERVATION = st.builds(
     SCORES,
     st.booleans(),
     st.sampled_from(["cosine", "built-in"]),
-    st.sampled_from(["answer", "user"]),
+    st.sampled_from(["answer", "mirror", "user"]),
     st.booleans(),
     st.just(1.0),
 )

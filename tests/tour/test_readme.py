@@ -25,6 +25,7 @@ VARIABLE = [
     (re.compile(r"\b[0-9a-f]{8}\b"), "<hex>"),
     (re.compile(r"(?<=similarity=0\.9)\d+|(?<=verifier=0\.9)\d+"), "<digits>"),
     (re.compile(r"ttl=\d+"), "ttl=<s>"),
+    (re.compile(r"verifier=0\.\d+"), "verifier=<p>"),
     (re.compile(r"(?<=[ >])\d+s(?= )"), "<age>"),
     (re.compile(r" +"), " "),
 ]

@@ -74,3 +74,16 @@ def test_limits_hold_and_imports_come_back(tmp_path: Path) -> None:
         assert 'detail="exact"' in ask(url, question).headers["cache-status"]
         assert "semantic" in ask(url, question + "  ").headers["cache-status"]
         assert services.answerer.store.count() == 3
+
+
+def test_tenants_share_responses_only_on_purpose(demo: Demo, tmp_path: Path) -> None:
+    def second(url: str) -> str:
+        ask(url, "Is this answer shared?", authorization="Bearer one")
+        return ask(url, "Is this answer shared?", authorization="Bearer two").headers["cache-status"]
+
+    assert "hit" not in second(demo[0])
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, cache={"shared": True, "semantic": False})
+    with run_proxy(settings) as (url, services):
+        assert 'hit; ttl=86400; detail="exact"' in second(url).replace("ttl=86399", "ttl=86400")
+        (entry,) = services.answerer.store.ls()
+        assert entry.tenant != "public"

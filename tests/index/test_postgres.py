@@ -1,5 +1,8 @@
 """What is special about a server: it may be away, now or later, and it belongs to several proxies."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -126,3 +129,21 @@ def test_proxies_that_start_and_write_together_keep_the_limit(empty_postgres: st
     store = PostgresStore(empty_postgres)
     assert store.check() == 10
     store.close()
+
+
+def test_the_command_line_works_on_a_server(empty_postgres: str) -> None:
+    store = PostgresStore(empty_postgres)
+    for number in range(4):
+        store.put(make_entry(f"question {number}", tags=("even",) if number % 2 == 0 else ()))
+    store.close()
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "commands", "cache", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = run("rm", "--tag", "even", "--yes", "--store", empty_postgres, "--json")
+    assert json.loads(done.stdout) == {"removed": 2}
+    assert json.loads(run("stats", "--store", empty_postgres, "--json").stdout)["entries"] == 2
+    away = run("ls", "--store", "postgresql://127.0.0.1:1/x")
+    assert (away.returncode, len(away.stderr.strip().splitlines())) == (1, 1)
+    assert "start PostgreSQL" in away.stderr

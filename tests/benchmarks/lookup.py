@@ -6,6 +6,7 @@ A million entries take many minutes to build and 8 GiB; with `--copy`, bare FAIS
 """
 
 import argparse
+import ctypes
 import gc
 import os
 import time
@@ -72,14 +73,14 @@ def ours(vectors: np.ndarray, kind: Kind) -> VectorIndex:
 
 def weighed(make: Callable[[], T]) -> tuple[T, float]:
     """What was made, and the MiB that the process grew by."""
-    gc.collect()
     before = _resident()
     made = make()
-    gc.collect()
     return made, (_resident() - before) / 2**20
 
 
 def _resident() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # What is free but not given back is nobody's.
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

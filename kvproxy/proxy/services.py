@@ -47,7 +47,8 @@ class Services:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
                 await asyncio.to_thread(self.answerer.cache.maintain)
-            except CacheStoreError as error:
+            except Exception as error:
+                # A server that is down, a full disk: neither may end all later rounds.
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def close(self) -> None:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
 from kvproxy.errors import KvproxyError
 from kvproxy.proxy.backend import Backend, Call
+from kvproxy.proxy.dialects import DIALECTS
 
 _NOISE = re.compile(r"[\W_]+")
 _INSTRUCTION = (
@@ -79,12 +80,10 @@ def normalise(text: str) -> str:
     return _NOISE.sub(" ", text.casefold()).strip()
 
 
-def answer_text(response: bytes) -> str | None:
-    """What a chat completion says in its only choice; None where that is no text."""
+def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
+    """What an answer says; None where that is no text, or more than one."""
     try:
-        whole: Any = orjson.loads(response)
-        (choice,) = whole["choices"]
-        text = choice["message"]["content"]
+        text = DIALECTS[endpoint].said(orjson.loads(response))
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
-    return text if isinstance(text, str) and text.strip() else None
+    return text if text and text.strip() else None

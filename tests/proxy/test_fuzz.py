@@ -180,6 +180,7 @@ def same(direct: Seen, through: Seen, script: Script, where: str) -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )

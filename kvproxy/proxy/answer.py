@@ -34,7 +34,7 @@ from kvproxy.settings import CacheSettings
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
 HOLD_SECONDS = 1.0
-"""How long an answer that is no stream is held back after its first part, so that Cache-Status can tell whether it is stored."""
+"""How long an answer that is no stream is held back after its head, so that Cache-Status can tell whether it is stored."""
 _log = logging.getLogger("kvproxy")
 
 

@@ -55,6 +55,7 @@ class Reply:
         chunks: the body's parts as they come; raises a KvproxyError where it breaks off.
         detail: what the backend says of its own cache, for Cache-Status.
         usage: token counts that a stream did not carry itself, known when it ended.
+        at_once: the body comes in one part when all is done, so that there is nothing to hand on before.
         close: ends the work behind the reply; safe to call at any time.
     """
 
@@ -63,6 +64,7 @@ class Reply:
     chunks: AsyncIterator[bytes]
     detail: str | None = None
     usage: dict[str, Any] | None = None
+    at_once: bool = False
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
 
     @property

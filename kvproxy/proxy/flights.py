@@ -134,12 +134,13 @@ class Flight:
         """Wait until the answer is whole, or has been under way too long or grown too large to be held back.
 
         Args:
-            seconds: from the first part on; a backend that has sent none yet is waited for.
+            seconds: how long; what comes at once is waited for.
 
         Returns:
             Whether it is whole.
         """
-        while not self._size and not self.ended:
+        reply = await self.head()
+        while reply.at_once and not self.ended:
             await self._changed.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

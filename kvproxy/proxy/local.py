@@ -78,6 +78,7 @@ class LocalBackend:
         else:
             reply.headers = [("content-type", "application/json")]
             reply.chunks = _whole(call, events, reply)
+            reply.at_once = True
         return reply
 
     def request(self, call: Call) -> GenerationRequest:

@@ -32,6 +32,8 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
         _mirrored(stats)
     else:
         _draw([block["state"] for block in blocks], stats)
+        for tier in client.get("/admin/blocks/tiers"):
+            typer.echo(f" beyond the pool, {tier['name']}: {tier['chunks']:,} chunks, {tier['bytes'] / 2**20:,.1f} MiB")
 
 
 def _mirrored(stats: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
         print_json(upstreams)
         return
     print_table(
-        ("upstream", "state", "weight#", "running#", "load#", "sent#", "ejected#", "blocks#", "mirror", "error"),
+        ("upstream", "state", "weight#", "running#", "load#", "sent#", "ejected#", "blocks#", "mirror"),
         (
             (
                 each["url"],
@@ -59,11 +59,13 @@ def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
                 each["ejections"],
                 each["cached_blocks"],
                 _mirror(each),
-                each["error"],
             )
             for each in upstreams
         ),
     )
+    for each in upstreams:
+        if each["error"]:
+            typer.echo(f"{each['url']}: {each['error']}")
 
 
 def _mirror(upstream: dict[str, Any]) -> str:

@@ -98,14 +98,15 @@ class Segment:
         if not self._count:
             return []
         query = self._scaled(vector[None])
-        unit = self._scale * self._scale
         # Asking for as many more as there are tombstones would cost a search of them all; few are near any one query.
         wanted = min(2 * limit if dead else limit, self._count)
         while True:
             scores, places = self.index.search(query, wanted)
-            near = zip(places[0].tolist(), scores[0].tolist(), strict=True)
-            hits = [(int(self._numbers[place]), score / unit) for place, score in near if place >= 0]
-            found = [hit for hit in hits if hit[0] not in dead] if dead else hits
+            if self._scale != 1.0:
+                scores /= self._scale * self._scale
+            near = zip(self._numbers[places[0]].tolist(), scores[0].tolist(), places[0].tolist(), strict=True)
+            # FAISS fills up with -1 what a graph did not reach.
+            found = [(number, score) for number, score, place in near if place >= 0 and number not in dead]
             if len(found) >= limit or wanted == self._count:
                 return found[:limit]
             wanted = min(4 * wanted, self._count)

@@ -58,6 +58,9 @@ class CacheSettings(BaseModel):
     max_response_bytes: int = Field(
         8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
     )
+    shared: bool = Field(
+        False, description="Answer every API key from all responses; otherwise each has its own, hashed as its tenant."
+    )
     max_entries: int | None = Field(None, ge=1, description="Most stored responses; beyond it the least useful go.")
     max_bytes: int | None = Field(
         None, ge=1, description="Most bytes of requests, responses and vectors; beyond it the least useful go."

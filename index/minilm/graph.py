@@ -122,10 +122,13 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
     channel = wanted / np.maximum(np.abs(matrix).max(axis=0), 1e-4) ** (1 - share)
     integers, scales = _integers(matrix * channel)
     x = graph.node("Mul", x, graph.constant(1 / channel))
-    most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
-    x = graph.node("Div", x, most)
     constants = graph.constant(integers), graph.constant(scales)
-    return graph.node("Mul", graph.node("DynamicQuantizeMatMul", x, *constants, domain=_RUNTIME), most)
+    if not name.endswith(".down"):
+        return graph.node("DynamicQuantizeMatMul", x, *constants, domain=_RUNTIME)
+    # What gelu leaves differs most from token to token too; each is scaled by its own largest value.
+    most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
+    product = graph.node("DynamicQuantizeMatMul", graph.node("Div", x, most), *constants, domain=_RUNTIME)
+    return graph.node("Mul", product, most)
 
 
 def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from index.embedder import load_embedder
 from index.guards import GUARDS
 from index.verifier import BUILT_IN, load_verifier
 from index.verifier.calibration import brier, most_served, reliability
-from index.verifier.pairs import Pair, hold_out, read_pairs
+from index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs
 
 WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
@@ -42,9 +42,9 @@ def report(pairs: Sequence[Pair], verifier: str, threads: int) -> None:
     cosine, stopped = cosines(pairs), vetoed(pairs)
     print(f"{len(pairs):,} pairs, {same.mean():.1%} the same; accuracy {((chance > 0.5) == same).mean():.3f}")
     if not same.any():
+        print("\nserved by level: verifier, verifier+guards")
         for level in (0.5, 0.8, 0.9, 0.95):
-            passed = chance >= level
-            print(f"served at {level}: verifier {passed.sum()}, with guards {(passed & ~stopped).sum()}")
+            print(f"   {level}  {(chance >= level).sum():>6}  {((chance >= level) & ~stopped).sum():>6}")
         return
     print(
         f"Brier score {brier(chance, same):.4f} (always saying {same.mean():.2f}: {same.mean() * (1 - same.mean()):.4f})"
@@ -65,13 +65,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=Path, required=True, help='lines {"a", "b", "same"}, .jsonl or .jsonl.gz')
     parser.add_argument("--all", action="store_true", help="the whole file, not the part that training holds out of it")
+    parser.add_argument(
+        "--largest", type=int, help="leave out clusters of more pairs, which are one question many times"
+    )
     parser.add_argument("--limit", type=int, help="only the first so many pairs")
     parser.add_argument("--verifier", default=BUILT_IN)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     pairs = read_pairs(options.pairs)
-    pairs = (pairs if options.all else hold_out(pairs).report)[: options.limit]
-    report(pairs, options.verifier, options.threads)
+    pairs = pairs if options.all else hold_out(pairs).report
+    if options.largest:
+        sizes = cluster_sizes(pairs)
+        pairs = [pair for pair, size in zip(pairs, sizes, strict=True) if size <= options.largest]
+    report(pairs[: options.limit], options.verifier, options.threads)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,13 @@ def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0
         )
         parts[next(room, len(shares))].extend(cluster)
     return parts
+
+
+def cluster_sizes(pairs: Sequence[Pair]) -> list[int]:
+    """For each pair, how many of the pairs belong to its cluster."""
+    root = _roots(pairs)
+    size = Counter(root[pair.a] for pair in pairs)
+    return [size[root[pair.a]] for pair in pairs]
 
 
 def _roots(pairs: Sequence[Pair]) -> dict[str, str]:

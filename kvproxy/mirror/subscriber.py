@@ -115,9 +115,11 @@ class Subscriber:
             try:
                 await asyncio.wait_for(self._doubt.wait(), self._idle)
             except TimeoutError:
-                self.sequencer.idle()
+                if self.is_connected:
+                    self.sequencer.idle()
             self._doubt.clear()
-            while self._replay is not None and self.sequencer.wanted is not None:
+            # Nobody answers while the engine is gone; its return raises the doubt again.
+            while self._replay is not None and self.is_connected and self.sequencer.wanted is not None:
                 await self._ask(self.sequencer.begin_replay())
 
     async def _ask(self, start: int) -> None:

@@ -74,6 +74,8 @@ def stats(state: MirrorState) -> dict[str, Any]:
         "queries": None,
         "hits": None,
         "hit_rate": None,
+        "pinned": None,
+        "residency": None,
         "evictions": sum(pool.removed for pool in pools),
     }
 
@@ -87,6 +89,7 @@ def _row(place: Place, block: MirroredBlock, pool: MirroredPool) -> dict[str, An
         "parent": hex_of(block.parent),
         "num_tokens": pool.block_size,
         "last_accessed": None,
+        "priority": None,
         "requests": None,
         "copies": block.copies,
         "rank": place.rank,

@@ -81,10 +81,7 @@ async def blocks_show(request: Request) -> Response:
 
 
 async def blocks_reset(request: Request) -> Response:
-    prefix = services(request).prefix
-    figures = await prefix.stats()
-    done = await prefix.reset()
-    return JSONResponse({"reset": done} | {name: figures.get(name, 0) for name in ("pinned", "used")})
+    return JSONResponse(await services(request).prefix.reset())
 
 
 async def explain_request(request: Request) -> Response:

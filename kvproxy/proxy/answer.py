@@ -95,7 +95,7 @@ class Answerer:
         """
         control = parse_cache_control(call.headers.get("cache-control"))
         tags_of(call.headers)  # A wrong one is told before anything is computed.
-        key = cache_key(call, self.backend.name)
+        key = cache_key(call, self.backend.name, shared=self.settings.shared)
         near = None
         cacheable = self.settings.enabled and call.dialect.cacheable(call.body)
         if cacheable and not control.no_cache:

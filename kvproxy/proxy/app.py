@@ -33,7 +33,7 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     app = Starlette(
-        routes=[*routes.ROUTES, *admin.ROUTES, *admin_cache.ROUTES, *admin_pins.ROUTES, *feedback.ROUTES, routes.OTHER],
+        routes=[*routes.ROUTES, *admin_pins.ROUTES, *admin.ROUTES, *admin_cache.ROUTES, *feedback.ROUTES, routes.OTHER],
         lifespan=lifespan,
         middleware=[Middleware(Labels)],
         exception_handlers={
@@ -97,6 +97,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             # Labels adds one where the upstream has not.
             date_header=False,
             timeout_graceful_shutdown=5,

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard
 
 from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.dialects.dialect import Dialect
@@ -90,7 +90,6 @@ class Backend(Protocol):
         """Release everything."""
 
 
-@runtime_checkable
 class Forwarder(Protocol):
     """A backend that takes any request, not only those of the cached APIs."""
 
@@ -105,3 +104,8 @@ class Forwarder(Protocol):
             headers: the client's, names in lower case.
             body: whole or as it comes.
         """
+
+
+def forwards(backend: Backend) -> TypeGuard[Forwarder]:
+    """Whether a backend takes any request."""
+    return hasattr(backend, "forward")

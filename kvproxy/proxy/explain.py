@@ -10,7 +10,7 @@ from kvproxy.proxy.services import Services
 async def explain(app: Services, call: Call) -> dict[str, Any]:
     """Which layer would answer, and why not the ones before it."""
     answerer = app.answerer
-    key = cache_key(call, answerer.backend.name)
+    key = cache_key(call, answerer.backend.name, shared=answerer.settings.shared)
     exact = await answerer.cache.find(key.exact)
     semantic = await _semantic(app, key)
     prefix = await app.prefix.explain(call)

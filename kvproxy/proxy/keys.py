@@ -42,15 +42,19 @@ def tenant_of(headers: Mapping[str, str]) -> str:
     return _digest(given)[:16] if given else PUBLIC
 
 
-def cache_key(call: Call, backend: str) -> CacheKey:
+def cache_key(call: Call, backend: str, *, shared: bool = False) -> CacheKey:
     """Keys of a request to a backend.
+
+    Args:
+        shared: give every tenant the same keys, so that each is answered from all responses.
 
     Raises:
         Unkeyable: the body cannot be written again.
     """
     dialect = call.dialect
     body = {name: value for name, value in call.body.items() if name not in dialect.irrelevant and value is not None}
-    whole: dict[str, Any] = {"endpoint": call.endpoint, "tenant": call.tenant, "backend": backend, "body": body}
+    tenant = PUBLIC if shared else call.tenant
+    whole: dict[str, Any] = {"endpoint": call.endpoint, "tenant": tenant, "backend": backend, "body": body}
     if call.query:
         whole["query"] = call.query
     versions = {name: call.headers[name] for name in _VERSIONS if name in call.headers}

@@ -31,8 +31,8 @@ class PrefixView(Protocol):
     async def stats(self) -> dict[str, Any]:
         """Figures."""
 
-    async def reset(self) -> bool:
-        """Forget everything; False where that is refused."""
+    async def reset(self) -> dict[str, Any]:
+        """Forget everything; `reset` is False where that is refused."""
 
     async def explain(self, call: Call) -> dict[str, Any] | None:
         """What a request would reuse; None where that cannot be known."""
@@ -64,7 +64,7 @@ class EmbeddedPrefix:
     async def stats(self) -> dict[str, Any]:
         return await self._worker.inspect(view.stats)
 
-    async def reset(self) -> bool:
+    async def reset(self) -> dict[str, Any]:
         return await self._worker.inspect(_reset)
 
     async def explain(self, call: Call) -> dict[str, Any] | None:
@@ -107,7 +107,7 @@ class NoPrefix:
     async def stats(self) -> dict[str, Any]:
         raise self._refuse()
 
-    async def reset(self) -> bool:
+    async def reset(self) -> dict[str, Any]:
         raise self._refuse()
 
     async def explain(self, call: Call) -> dict[str, Any] | None:
@@ -130,5 +130,6 @@ def _begins(chain: dict[str, Any], text: str) -> dict[str, Any]:
     return {name: value for name, value in chain.items() if name != "first_tokens"} | {"begins": text}
 
 
-def _reset(manager: KVCacheManager) -> bool:
-    return manager.reset_prefix_cache()
+def _reset(manager: KVCacheManager) -> dict[str, Any]:
+    figures = view.stats(manager)
+    return {"reset": manager.reset_prefix_cache(), "pinned": figures["pinned"], "used": figures["used"]}

@@ -9,6 +9,7 @@ import orjson
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamUnreachable
 from kvproxy.mirror.match import Prompt
 from kvproxy.proxy.backend import Call
+from kvproxy.proxy.translate import TRANSLATORS
 from kvproxy.proxy.upstream import UpstreamBackend
 
 UPSTREAM = "upstream"
@@ -36,7 +37,8 @@ class UpstreamTokenizer:
         self._upstreams = upstreams
 
     async def prompt(self, call: Call) -> Prompt:
-        body = {name: call.body[name] for name in ("model", "messages", "tools", "prompt") if call.body.get(name)}
+        whole = _chat_like(call)
+        body = {name: whole[name] for name in ("model", "messages", "tools", "prompt") if whole.get(name)}
         if _is_tokens(body.get("prompt")):
             return Prompt(body["prompt"], salt=call.body.get("cache_salt"))
         authorization = {name: value for name, value in call.headers.items() if name == "authorization"}
@@ -92,9 +94,10 @@ class LocalTokenizer:
         return Prompt(await asyncio.to_thread(self._tokens, call), salt=call.body.get("cache_salt"))
 
     def _tokens(self, call: Call) -> list[int]:
-        if call.endpoint == "chat":
-            return self._tokenizer.chat(call.body["messages"], call.body.get("tools"))
-        prompt = call.body.get("prompt")
+        body = _chat_like(call)
+        if "messages" in body:
+            return self._tokenizer.chat(body["messages"], body.get("tools"))
+        prompt = body.get("prompt")
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
         if _is_tokens(prompt):
@@ -103,6 +106,20 @@ class LocalTokenizer:
 
     async def text(self, tokens: Sequence[int]) -> str:
         return "".join(map(self._tokenizer.token_text, tokens))
+
+
+def _chat_like(call: Call) -> dict[str, Any]:
+    """The body as a chat or a completion; Messages and Responses are read as the chats that they amount to.
+
+    Raises:
+        InvalidRequest: it is neither, or has parts that no chat has.
+    """
+    if call.endpoint in ("chat", "completions"):
+        return call.body
+    translator = TRANSLATORS.get(call.endpoint)
+    if translator is None:
+        raise InvalidRequest(f"{call.endpoint} have no prompt that blocks are shared for")
+    return translator.to_chat(call.body)
 
 
 def _is_tokens(value: object) -> bool:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from index.errors import CacheStoreError
 from kvproxy import __version__
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
-from kvproxy.proxy.backend import Call, Endpoint, Forwarder
+from kvproxy.proxy.backend import Call, Endpoint, forwards
 from kvproxy.proxy.cache_headers import forward_status
 from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.dialects.dialect import Dialect
@@ -40,7 +40,7 @@ def cached(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             given = await unless_gone(request, app.answerer.answer(call))
             layer, status = given.layer, given.status
         except Unkeyable:
-            if isinstance(app.answerer.backend, Forwarder):
+            if forwards(app.answerer.backend):
                 return await _forward(request, await request.body())
             raise
         except KvproxyError as error:
@@ -64,13 +64,13 @@ async def read_call(request: Request, dialect: Dialect) -> Call | bytes:
         InvalidRequest: without an upstream, the message names the field and what it takes.
     """
     raw = await request.body()
-    forwards = isinstance(services(request).answerer.backend, Forwarder)
+    passes_on = forwards(services(request).answerer.backend)
     try:
         body = parse_body(raw)
-        if not forwards:
+        if not passes_on:
             dialect.check(body)
     except InvalidRequest:
-        if forwards:
+        if passes_on:
             return raw
         raise
     headers: dict[str, str] = {}
@@ -99,7 +99,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 async def models(request: Request) -> Response:
     """GET /v1/models: the upstream's own answer where there is one."""
     backend = services(request).answerer.backend
-    if isinstance(backend, Forwarder):
+    if forwards(backend):
         return await other(request)
     return JSONResponse(await backend.models())
 
@@ -141,7 +141,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     backend = services(request).answerer.backend
     # What looks like ours and is not must not carry the admin token elsewhere.
     ours = request.url.path.startswith("/admin") or request.url.path in _OURS
-    if ours or not isinstance(backend, Forwarder):
+    if ours or not forwards(backend):
         raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
     query = _query(request)
     path = request.scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")

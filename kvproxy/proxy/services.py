@@ -47,7 +47,8 @@ class Services:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
                 await asyncio.to_thread(self.answerer.cache.maintain)
-            except CacheStoreError as error:
+            except Exception as error:
+                # A server that is down, a full disk: neither may end all later rounds.
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def close(self) -> None:
@@ -82,14 +83,15 @@ def build(settings: Settings) -> Services:
         raise SettingsError(str(error)) from None
     metrics = Metrics()
     worker = None if settings.servers else EngineWorker.load(settings.engine, settings.model, settings.tiers)
-    backend, prefix = _local(worker, metrics) if worker else _upstreams(settings)
+    if worker is not None:
+        worker.observe = metrics.generated
+    backend, prefix = _local(worker) if worker else _upstreams(settings)
     observer = make_observer(semantic, backend, settings.cache) if semantic is not None else None
     answerer = Answerer(backend, store, semantic, settings.cache, observer=observer)
     return Services(settings, answerer, observations, metrics, worker, prefix)
 
 
-def _local(worker: EngineWorker, metrics: Metrics) -> tuple[Backend, PrefixView]:
-    worker.observe = metrics.generated
+def _local(worker: EngineWorker) -> tuple[Backend, PrefixView]:
     backend = LocalBackend(worker)
     return backend, EmbeddedPrefix(backend)
 

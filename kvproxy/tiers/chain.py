@@ -8,6 +8,7 @@ while a request waits; and a process that is killed would lose everything that w
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, TypeVar
 
 from kvproxy.tiers.store import ChunkStore, Data, TierError
@@ -30,6 +31,7 @@ class TierChain:
         self._writer = Writer(pending)
         self._counts = {store.name: Counter[str]() for store in self.stores}
         self._pending: set[str] = set()
+        self._lock = Lock()
         self.dropped = 0
 
     def may_hold(self, key: str) -> bool:
@@ -50,18 +52,17 @@ class TierChain:
         A chunk that is not accepted is damaged or foreign: it is deleted, and the next tier is asked.
         """
         for index, store in enumerate(self.stores):
-            counts = self._counts[store.name]
             data = self._ask(store, lambda s: s.get(key))
             if data is None:
-                counts["misses"] += 1
+                self._count(store, "misses")
                 continue
             value = accept(data)
             if value is None:
-                counts["damaged"] += 1
+                self._count(store, "damaged")
                 self._ask(store, lambda s: s.delete(key))
                 continue
-            counts["hits"] += 1
-            counts["bytes_loaded"] += len(data)
+            self._count(store, "hits")
+            self._count(store, "bytes_loaded", len(data))
             if index:
                 self._offer(key, data, self.stores[:index])
             return value
@@ -103,11 +104,15 @@ class TierChain:
         try:
             return call(store)
         except TierError as error:
-            counts = self._counts[store.name]
-            counts["errors"] += 1
-            if counts["errors"] in (1, 10, 100) or counts["errors"] % 1000 == 0:
-                _log.warning("tier %s, error %d: %s", store.name, counts["errors"], error)
+            errors = self._count(store, "errors")
+            if errors in (1, 10, 100) or errors % 1000 == 0:
+                _log.warning("tier %s, error %d: %s", store.name, errors, error)
             return None
+
+    def _count(self, store: ChunkStore, what: str, by: int = 1) -> int:
+        with self._lock:
+            self._counts[store.name][what] += by
+            return self._counts[store.name][what]
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything offered is put away; False when the seconds did not suffice."""

@@ -1,9 +1,12 @@
-"""Exact hits through the proxy against the same server answering a constant, from another process, interleaved.
+"""Exact and semantic hits through the proxy against the same server answering a constant, from another process, interleaved.
+
+Each semantic hit is a wording that was never asked before, so that it is embedded, searched and decided anew.
 
 python -m tests.benchmarks.exact_hit
 """
 
 import asyncio
+import itertools
 import multiprocessing
 import statistics
 import tempfile
@@ -18,43 +21,58 @@ from starlette.routing import Route
 from kvproxy.settings import load_settings
 from tests.servers import run_app, run_proxy
 
-BODY = orjson.dumps(
-    {
-        "model": "demo",
-        "temperature": 0,
-        "messages": [
-            {"role": "system", "content": "You are a helpful assistant."},
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Hello! How can I help?"},
-            {"role": "user", "content": "What is a block?"},
-        ],
-    }
-)
 SECONDS = 3.0
+ROUNDS = 5
 
 
-async def _load(url: str, connections: int) -> float:
+def body(question: str) -> bytes:
+    return orjson.dumps(
+        {
+            "model": "demo",
+            "temperature": 0,
+            "messages": [
+                {"role": "system", "content": "You are a helpful assistant."},
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello! How can I help?"},
+                {"role": "user", "content": question},
+            ],
+        }
+    )
+
+
+def wording(number: int) -> str:
+    """The same question, spaced as nobody else does."""
+    return "What is a block?" + f"{number:040b}".replace("0", " ").replace("1", "\n")
+
+
+async def _load(url: str, connections: int, first: int | None) -> float:
     """Requests a second."""
     import aiohttp
 
     async with aiohttp.ClientSession() as session:
         end = time.perf_counter() + SECONDS
         done = 0
+        numbers = itertools.count(first or 0)
+        equal = body("What is a block?")
+        detail = "semantic" if first is not None else ""
 
         async def work() -> None:
             nonlocal done
             while time.perf_counter() < end:
-                async with session.post(url, data=BODY, headers={"content-type": "application/json"}) as response:
+                data = equal if first is None else body(wording(next(numbers)))
+                async with session.post(url, data=data, headers={"content-type": "application/json"}) as response:
                     await response.read()
                     assert response.status == 200
+                    assert detail in response.headers.get("cache-status", "")
                 done += 1
 
         await asyncio.gather(*(work() for _ in range(connections)))
         return done / SECONDS
 
 
-def load(url: str, connections: int) -> float:
-    return asyncio.run(_load(url, connections))
+def load(url: str, connections: int, first: int | None = None) -> float:
+    """Requests a second; of the wordings from `first` on, or all equal."""
+    return asyncio.run(_load(url, connections, first))
 
 
 def main() -> None:
@@ -72,16 +90,25 @@ def main() -> None:
     ):
         import httpx
 
-        answer = httpx.post(f"{proxy}/v1/chat/completions", content=BODY, timeout=60).content
-        print(f"{'connections':>11} {'constant/s':>12} {'exact hit/s':>12} {'hit/constant':>13}")
+        path = "/v1/chat/completions"
+        answer = httpx.post(proxy + path, content=body("What is a block?"), timeout=60).content
+        fresh = itertools.count(1, 10**6)
+        print(f"{'connections':>11} {'constant/s':>11} {'exact/s':>9} {'ratio':>6} {'semantic/s':>11} {'ratio':>6}")
         for connections in (1, 16, 64):
-            rates: dict[str, list[float]] = {floor: [], proxy: []}
-            for _ in range(5):
-                for url, seen in rates.items():
-                    seen.append(pool.apply(load, (f"{url}/v1/chat/completions", connections)))
-            ratio = statistics.median(hit / base for hit, base in zip(rates[proxy], rates[floor], strict=True))
-            base, hit = (statistics.median(seen) for seen in rates.values())
-            print(f"{connections:11} {base:12.0f} {hit:12.0f} {ratio:13.3f}")
+            rates: dict[str, list[float]] = {"constant": [], "exact": [], "semantic": []}
+            for _ in range(ROUNDS):
+                rates["constant"].append(pool.apply(load, (floor + path, connections)))
+                rates["exact"].append(pool.apply(load, (proxy + path, connections)))
+                rates["semantic"].append(pool.apply(load, (proxy + path, connections, next(fresh))))
+            base, exact, semantic = (statistics.median(seen) for seen in rates.values())
+            ratios = [
+                statistics.median(hit / floor_ for hit, floor_ in zip(rates[name], rates["constant"], strict=True))
+                for name in ("exact", "semantic")
+            ]
+            print(
+                f"{connections:11} {base:11.0f} {exact:9.0f} {ratios[0]:6.3f} {semantic:11.0f} {ratios[1]:6.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -126,6 +126,25 @@ def test_an_answer_never_outgrows_its_limit() -> None:
     assert [len(driven.tokens[f"{count}#0"]) for count in range(1, 12)] == list(range(1, 12))
 
 
+def test_an_end_among_accepted_guesses_ends_the_answer() -> None:
+    def answer(speculate: int, **sampling: object) -> list[int]:
+        driven = Driven(tiny(), {}, speculate=speculate)
+        driven.engine.tokenizer.eos_ids = frozenset(ends)
+        driven.submit("a", prompt, 60, **sampling)
+        driven.run()
+        assert driven.engine.manager.stats().used == 0
+        return driven.tokens["a#0"]
+
+    prompt, ends = repetitive(1), set()
+    whole = answer(0)
+    for at in range(20, 60, 7):
+        ends = {whole[at]}
+        assert answer(6) == answer(0) == whole[: whole.index(whole[at]) + 1]
+    ends = set()
+    stop = "".join(chr(ord("a") + token % 26) for token in whole[30:33])
+    assert answer(6, stop=(stop,)) == answer(0, stop=(stop,))
+
+
 def test_prompt_logprobs_are_the_models_own_whatever_is_cached() -> None:
     model = random_model("llama")
     prompt = repetitive(4)

@@ -1,5 +1,6 @@
 """Tokens equal `model.generate`'s after chunks went to a tier and came back, whatever happens on the way."""
 
+import asyncio
 import random
 import threading
 import time
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvproxy.engine.request import GenerationRequest, SamplingParams
+from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import SettingsError
+from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.store import Data, DictStore
 from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
@@ -250,6 +253,49 @@ def test_a_frozen_redis_is_passed_over(redis_server: RedisServer) -> None:
     assert time.monotonic() - began < 8
     assert not driven.tiers.chain.stats()[0]["available"]
     driven.engine.close()
+
+
+async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_thread_sleeps() -> None:
+    prompts, expected = prompts_of("llama")
+    worker = EngineWorker(
+        tiny(),
+        EngineSettings(num_blocks=200, block_size=4),
+        TierSettings(host=1 << 26, chunk_tokens=16),  # type: ignore[arg-type]
+    )
+    tiers = worker._engine.tiers
+    assert tiers is not None
+    tiers.chain.close()
+    gate, store = threading.Event(), DictStore()
+    tiers.chain = TierChain([store])
+    await worker.start()
+    request = GenerationRequest("a", tuple(prompts[0]), SamplingParams(max_tokens=ANSWER, temperature=0.0))
+    cold = [token async for delta in worker.generate(request) for token in delta.tokens]
+    assert tiers.chain.flush(20)
+    await worker.inspect(lambda manager: manager.reset_prefix_cache())
+    get = store.get
+    store.get = lambda key: get(key) if gate.wait(20) else None  # type: ignore[method-assign]
+    steps = 0
+    step = worker._engine.step
+
+    def counted() -> None:
+        nonlocal steps
+        steps += 1
+        step()
+
+    worker._engine.step = counted  # type: ignore[method-assign]
+    pieces = worker.generate(request)
+    waiting = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0.3)
+    assert (await worker.inspect(lambda manager: manager.stats())).used > 0
+    assert steps < 10
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await pieces.aclose()  # type: ignore[attr-defined]
+    assert (await worker.inspect(lambda manager: manager.stats())).used == 0
+    gate.set()
+    assert [token async for delta in worker.generate(request) for token in delta.tokens] == cold == expected[0]
+    await worker.stop()
+    assert store.calls["close"] == 1
 
 
 def test_strict_hits_from_a_tier_are_bit_exact(tmp_path: Path) -> None:

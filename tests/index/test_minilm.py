@@ -1,5 +1,8 @@
 """The packaged embedder in ONNX Runtime against the packaged model in torch."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -66,3 +69,13 @@ def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) 
         mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
         vectors = torch.nn.functional.normalize(mean, dim=1).numpy()
     np.testing.assert_allclose(vectors, reference, atol=2e-6)
+
+
+def test_neither_embedder_nor_verifier_needs_torch() -> None:
+    code = (
+        "import sys; from index.embedder import load_embedder; from index.verifier import load_verifier;"
+        " load_embedder().embed(['one']); load_verifier().score([('one', 'other')]);"
+        " print(sorted({'torch', 'transformers', 'sentence_transformers', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

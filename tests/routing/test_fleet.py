@@ -38,6 +38,7 @@ class Engine:
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/messages", self.messages, methods=["POST"]),
                 Route("/v1/models", lambda request: JSONResponse({"object": "list", "data": [{"id": "m"}]})),
                 Route("/health", self.health),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -56,6 +57,11 @@ class Engine:
         body = await request.json()
         text = "".join(message["content"] for message in body["messages"])
         return JSONResponse({"tokens": list(text.encode()), "count": len(text), "max_model_len": 4096})
+
+    async def messages(self, request: Request) -> Response:
+        self.got.append("messages")
+        answer = {"id": "x", "type": "message", "role": "assistant", "content": [], "stop_reason": "end_turn"}
+        return JSONResponse(answer)
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()
@@ -132,6 +138,8 @@ def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path:
         assert {question: running.taker(question) for question in takers} == takers
         # Other routes, and the list of models, go to one engine.
         assert httpx.get(f"{running.url}/v1/models").json()["data"] == [{"id": "m"}]
+        passed = httpx.post(f"{running.url}/tokenize", json={"messages": [{"content": "ab"}]})
+        assert passed.json()["tokens"] == [97, 98]
 
         ill = takers["0"]
         running.engines[ill].mood = "sick"
@@ -232,6 +240,11 @@ def test_requests_follow_their_prefix(tmp_path: Path) -> None:
             for at, beginning in enumerate(beginnings):
                 assert [running.taker(beginning + question) for question in "abc"] == [urls[at]] * 3
 
+            # Another dialect with the same prompt finds the same engine.
+            message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": beginnings[2] + "x"}]}
+            httpx.post(f"{running.url}/v1/messages", json=message).raise_for_status()
+            assert running.engines[urls[2]].got[-1] == "messages"
+
             told = httpx.post(
                 f"{running.url}/admin/explain",
                 json={"model": "m", "messages": [{"role": "user", "content": beginnings[1] + "x"}]},
@@ -252,7 +265,7 @@ def test_requests_follow_their_prefix(tmp_path: Path) -> None:
             )
             assert running.taker(beginnings[1] + "d") == urls[2]
 
-            assert httpx.post(f"{running.url}/admin/blocks/reset").json() == {"reset": True}
+            assert httpx.post(f"{running.url}/admin/blocks/reset").json()["reset"] is True
             assert [engine.resets for engine in running.engines.values()] == [1, 1, 1]
     finally:
         for publisher in publishers:

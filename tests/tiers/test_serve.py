@@ -88,6 +88,7 @@ def test_a_restart_finds_its_prefixes_and_shows_them(tmp_path: Path) -> None:
         assert rows["disk"]["hits"] == -(-tier_tokens // CHUNK)
         assert "disk" in kvproxy("blocks", "tiers", url=url).stdout
         assert result("cache", "stats", url=url)["entries"] == 0
+        assert "beyond the pool, disk:" in kvproxy("blocks", url=url).stdout
         metrics = httpx.get(f"{url}/metrics").text
         assert f'kvproxy_tokens_total{{kind="tier"}} {tier_tokens}.0' in metrics
         assert 'kvproxy_tier{of="hits",tier="disk"}' in metrics

@@ -18,10 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 MARK = "----- end of command -----"
-# What differs from run to run: ids, times, and how often the caches were asked.
+# What differs from run to run: ids, times, and how often the caches were asked; and a similarity's last digits, from
+# processor to processor (see index/minilm).
 VARIABLE = [
     (re.compile(r"\b[0-9a-f]{12,64}\b"), "<hex>"),
     (re.compile(r"\b[0-9a-f]{8}\b"), "<hex>"),
+    (re.compile(r"(?<=similarity=0\.9)\d+|(?<=verifier=0\.9)\d+"), "<digits>"),
     (re.compile(r"ttl=\d+"), "ttl=<s>"),
     (re.compile(r"verifier=0\.\d+"), "verifier=<p>"),
     (re.compile(r"(?<=[ >])\d+s(?= )"), "<age>"),

@@ -72,14 +72,14 @@ class MirroredPrefix:
         streams = [stream for stats in engines.values() for stream in stats["streams"]]
         return first | totals | {"complete": complete, "streams": streams, "engines": list(engines)}
 
-    async def reset(self) -> bool:
+    async def reset(self) -> dict[str, Any]:
         """Ask every engine; its events then empty the mirror.
 
         Raises:
             NoPrefixCache: an engine has no route for it.
         """
         done = [await self._reset(engine) for engine in self._backend.engines.values()]
-        return all(done)
+        return {"reset": all(done), "pinned": None, "used": None}
 
     async def _reset(self, engine: FleetEngine) -> bool:
         for path in _RESETS:

@@ -1,0 +1,91 @@
+"""The pairs that the verifier learns from."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from index.verifier.opposites import CHANGES, from_questions, from_templates
+from index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs, split_clusters
+from index.verifier.rewording import reword
+
+EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120)
+
+
+@given(EDGES, st.integers(0, 5))
+def test_no_question_stands_in_two_parts(edges: list[tuple[int, int]], seed: int) -> None:
+    pairs = [Pair(str(one), str(other), True) for one, other in edges]
+    parts = split_clusters(pairs, (0.2, 0.3), seed)
+    texts = [{text for pair in part for text in (pair.a, pair.b)} for part in parts]
+    assert not texts[0] & texts[1]
+    assert not texts[0] & texts[2]
+    assert not texts[1] & texts[2]
+    assert sorted(repr(pair) for part in parts for pair in part) == sorted(map(repr, pairs))
+
+
+def test_the_split_is_the_same_every_time_and_of_the_stated_size() -> None:
+    rng = random.Random(1)
+    pairs = [Pair(f"q{rng.randrange(5000)}", f"q{rng.randrange(5000)}", bool(n % 2)) for n in range(2000)]
+    parts = hold_out(pairs)
+    assert parts == hold_out(pairs)
+    assert len(parts.calibrate) == pytest.approx(100, abs=20)
+    assert len(parts.report) == pytest.approx(140, abs=20)
+
+
+def test_a_cluster_is_all_that_hangs_together() -> None:
+    pairs = [Pair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
+    assert cluster_sizes(pairs) == [3, 3, 1, 3]
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
+def test_pairs_are_read_and_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    line = json.dumps({"a": "one", "b": "other", "same": 1}) + "\n"
+
+    def write(text: str) -> None:
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+
+    write(line * 2)
+    assert read_pairs(path) == [Pair("one", "other", True)] * 2
+    write(line + '{"a": "one"}\n')
+    with pytest.raises(ValueError, match=r":2: expected a JSON object"):
+        read_pairs(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("number", "How do I open port 80?"),
+        ("negation", "Is it safe to swim here?"),
+        ("antonym", "How do I enable it?"),
+        ("name", "What is the capital of France?"),
+        ("order", "How do I travel from Rome to Paris?"),
+        ("asking", "Why did the empire fall?"),
+    ],
+)
+def test_a_change_changes_what_is_asked(kind: str, text: str) -> None:
+    other = CHANGES[kind](text, random.Random(0))
+    assert other is not None
+    assert other != text
+    assert CHANGES[kind]("", random.Random(0)) is None
+
+
+def test_every_kind_is_generated_in_like_numbers() -> None:
+    pairs = list(from_templates(200, seed=3))
+    made = list(from_questions([pair.a for pair in pairs], 60, seed=3))
+    assert {pair.kind for pair in made} >= {"number", "antonym", "name", "order", "reworded"}
+    assert all(pair.same == (pair.kind == "reworded") for pair in made + pairs)
+    assert made == list(from_questions([pair.a for pair in pairs], 60, seed=3))
+
+
+def test_a_rewording_keeps_the_numbers_and_most_words() -> None:
+    rng = random.Random(0)
+    for text in ("How do I open port 8080?", "What is the population of Rome?", "Is tea healthy?"):
+        for _ in range(20):
+            other = reword(text, rng).lower()
+            assert [word for word in text.lower().rstrip("?").split() if word in other]
+            assert ("8080" in other) == ("8080" in text)

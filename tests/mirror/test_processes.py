@@ -1,0 +1,76 @@
+"""Two `kvproxy serve` processes, one in front of the other; the one behind is killed and started again."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.commands.test_commands import kvproxy, result
+from tests.tiers.test_serve import SYSTEM, ask, cached, serving
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.1)
+
+
+def test_a_mirror_survives_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    monkeypatch.setenv("KVPROXY_ENGINE__KV_EVENTS", events)
+    monkeypatch.setenv("KVPROXY_ENGINE__KV_REPLAY", replay)
+    monkeypatch.setenv("KVPROXY_FORWARD__TOKENIZER", "demo")
+    monkeypatch.setenv("KVPROXY_ROUTING__HEALTH_INTERVAL", "0.3")
+    behind = ("--port", free_port(), "--num-blocks", "256")
+    with contextlib.ExitStack() as stack:
+        with serving(tmp_path / "behind", *behind) as engine:
+            flags = ("--upstream", engine, "--kv-events", events, "--kv-replay", replay)
+            url = stack.enter_context(serving(tmp_path / "front", *flags))
+            ask(url, "What is a block?")
+            until(lambda: stats(url)["cached"] == stats(engine)["cached"] > 0)
+            look_around(url, engine)
+        until(lambda: upstream(url)["state"] == "ejected")
+        assert "not connected" in kvproxy("upstreams", url=url).stdout
+        with serving(tmp_path / "behind", *behind) as engine:
+            until(lambda: upstream(url)["state"] == "up")
+            ask(url, "What is a pool?")
+            until(lambda: stats(url)["cached"] == stats(engine)["cached"] > 0)
+            until(lambda: stats(url)["complete"])
+            (stream,) = stats(url)["streams"]
+            # A loss where the engine died in the middle of a replay.
+            assert stream["restarts"] + stream["losses"] == 1
+
+
+def look_around(url: str, engine: str) -> None:
+    """Every command that shows blocks, at the proxy that has none of its own."""
+    (status,) = result("upstreams", url=url)
+    assert (status["url"], status["state"], status["complete"]) == (engine, "up", True)
+    assert "as the upstream published them" in kvproxy("blocks", url=url).stdout
+    assert "medium" in kvproxy("blocks", "ls", url=url).stdout
+    (chain,) = result("blocks", "chains", url=url)
+    assert result("blocks", "show", chain["leaf"], url=url)["hash"] == chain["leaf"]
+    assert kvproxy("blocks", "queue", url=url).returncode == 1
+    told = kvproxy("explain", "--system", SYSTEM, "What is a chain?", url=url).stdout
+    matched = int(told.split("prefix     ")[1].split(" of")[0])
+    assert matched > 0
+    assert cached(ask(url, "What is a chain?")) == matched
+
+
+def upstream(url: str) -> Any:
+    return httpx.get(f"{url}/admin/upstreams").raise_for_status().json()[0]
+
+
+def stats(url: str) -> Any:
+    return httpx.get(f"{url}/admin/blocks/stats").raise_for_status().json()

@@ -1,0 +1,197 @@
+"""What passes through is what the client sent and what the upstream answered: both ways, as it comes, and nobody else's keys."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+
+VECTORS: dict[str, Any] = {"object": "list", "model": "e", "data": [{"index": 0, "embedding": [0.1, 0.25]}]}
+
+
+class Recorder:
+    """A server that notes every request and answers in the simplest way."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, list[tuple[str, str]], bytes]] = []
+
+    async def any(self, request: Request) -> Response:
+        raw = await request.body()
+        target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
+        self.seen.append((target.decode(), request.headers.items(), raw))
+        if request.url.path == "/v1/embeddings":
+            return JSONResponse(VECTORS, headers={"set-cookie": "session=1"})
+        if request.url.path == "/v1/models":
+            return JSONResponse({"error": {"message": "who are you?"}}, 401, {"www-authenticate": "Bearer"})
+        return Response(b"\x00\xff" * 10, 418, {"x-answer": "1", "content-encoding": "unknown", "vary": "a"})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return dict(self.seen[-1][1])
+
+    def app(self) -> Starlette:
+        methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+        return Starlette(routes=[Route("/{path:path}", self.any, methods=methods)])
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture(scope="module")
+def target(recorder: Recorder) -> Iterator[str]:
+    with run_app(recorder.app()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def proxy(target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data: Path = tmp_path_factory.mktemp("transparent")
+    with run_proxy(load_settings(data=data, upstream=target, cache={"semantic": False})) as (url, _):
+        yield url
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_any_method_route_header_and_body_pass_unchanged(proxy: str, recorder: Recorder, method: str) -> None:
+    body = b"\x00\x01 not json" if method in ("POST", "PUT", "PATCH") else b""
+    headers = [("x-one", "a"), ("x-one", "b"), ("accept-encoding", "br"), ("cache-control", "no-store"), ("te", "gzip")]
+    with httpx.Client(headers={"user-agent": "me"}) as client:
+        answer = client.request(method, f"{proxy}/v1/audio/any%2Fthing?a=1&a=%20", content=body, headers=headers)
+    path, sent, raw = recorder.seen[-1]
+    assert path == "/v1/audio/any%2Fthing?a=1&a=%20"
+    assert raw == body
+    assert [value for name, value in sent if name == "x-one"] == ["a", "b"]
+    named = dict(sent)
+    assert (named["user-agent"], named["accept-encoding"], named["cache-control"]) == ("me", "br", "no-store")
+    assert "te" not in named
+    assert "content-type" not in named
+    assert (answer.status_code, answer.headers["x-answer"], answer.headers["vary"]) == (418, "1", "a")
+    assert answer.headers["content-length"] == "20"
+    assert answer.content == b"\x00\xff" * 10
+
+
+def test_head_keeps_the_length_of_what_it_does_not_send(proxy: str) -> None:
+    answer = httpx.head(f"{proxy}/v1/files/x")
+    assert (answer.headers["content-length"], answer.content) == ("20", b"")
+
+
+def test_models_are_the_upstreams_own_answer(proxy: str) -> None:
+    answer = httpx.get(f"{proxy}/v1/models")
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers each part of an upload as soon as it is there."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        part = (await reader.readexactly(size + 2))[:-2]
+        writer.write(b"%x\r\n%s\r\n" % (size, part.upper()))
+    writer.write(b"0\r\n\r\n")
+    writer.close()
+
+
+async def test_an_upload_is_answered_while_it_goes_on(tmp_path: Path) -> None:
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    target = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        async with asyncio.timeout(10):
+            for word in (b"one", b"two", b"three"):
+                writer.write(b"%x\r\n%s\r\n" % (len(word), word))
+                # The next part is sent only after this one has come back.
+                await reader.readuntil(word.upper())
+            writer.write(b"0\r\n\r\n")
+            await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+    server.close()
+
+
+@pytest.mark.parametrize("given", ["a text", ["a", "batch"], [1, 2, 3], [[1, 2], [3]]])
+def test_embeddings_are_cached_exactly(proxy: str, recorder: Recorder, given: Any) -> None:
+    body = {"model": "e", "input": given, "encoding_format": "float"}
+    first = httpx.post(f"{proxy}/v1/embeddings", json=body)
+    count = len(recorder.seen)
+    again = httpx.post(f"{proxy}/v1/embeddings", json=body | {"user": "someone"})
+    assert first.json() == again.json() == VECTORS
+    assert ("stored" in first.headers["cache-status"], "hit" in again.headers["cache-status"]) == (True, True)
+    assert len(recorder.seen) == count
+    httpx.post(f"{proxy}/v1/embeddings", json=body | {"dimensions": 2})
+    assert len(recorder.seen) == count + 1
+    # The cookie that came with an answer is its client's.
+    assert "cookie" not in recorder.headers
+
+
+def test_versions_of_an_api_share_no_answers(proxy: str) -> None:
+    body = {"model": "e", "input": "versions"}
+    for version in ("1", "2"):
+        headers = {"openai-beta": version}
+        assert (
+            "fwd=uri-miss" in httpx.post(f"{proxy}/v1/embeddings", json=body, headers=headers).headers["cache-status"]
+        )
+        assert "hit" in httpx.post(f"{proxy}/v1/embeddings", json=body, headers=headers).headers["cache-status"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "expected"),
+    [
+        ("/v1/embeddings", {"authorization": "Bearer mine"}, {"authorization": "Bearer configured"}),
+        ("/v1/embeddings", {}, {"authorization": "Bearer configured"}),
+        ("/v1/messages", {"x-api-key": "mine"}, {"x-api-key": "configured"}),
+        ("/v1/messages/count_tokens", {}, {"x-api-key": "configured"}),
+        ("/v1/rerank", {"api-key": "mine"}, {"api-key": "configured"}),
+    ],
+)
+def test_a_configured_key_replaces_the_clients_and_none_is_logged(
+    target: str,
+    recorder: Recorder,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    sent: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = load_settings(
+        data=tmp_path, upstream=target, cache={"semantic": False}, forward={"api_key": "configured"}
+    )
+    with run_proxy(settings) as (url, _):
+        httpx.post(f"{url}{path}", json={"model": "m", "input": path + str(sent)}, headers=sent)
+    keys = {name: value for name, value in recorder.headers.items() if "key" in name or name == "authorization"}
+    assert keys == expected
+    ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
+    assert not any("configured" in text or "mine" in text for text in ours)
+
+
+def test_a_request_is_tried_again_only_while_nothing_was_sent(tmp_path: Path) -> None:
+    tries = []
+
+    async def close_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tries.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    async def refuse_the_request() -> int:
+        server = await asyncio.start_server(close_at_once, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        settings = load_settings(data=tmp_path, upstream=url, cache={"semantic": False}, forward={"retries": 5})
+        with run_proxy(settings) as (proxy, _):
+            async with httpx.AsyncClient() as client:
+                answer = await client.post(f"{proxy}/v1/embeddings", json={"model": "e", "input": "x"})
+        server.close()
+        return answer.status_code
+
+    assert asyncio.run(refuse_the_request()) == 502
+    assert len(tries) == 1

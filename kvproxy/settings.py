@@ -174,6 +174,7 @@ class RoutingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     health_interval: float = Field(5.0, gt=0, description="Seconds between two probes of an upstream.")
+    health_timeout: float = Field(5.0, gt=0, description="Seconds within which a probe is to be answered.")
     eject_after: int = Field(3, ge=1, description="Failures in a row after which an upstream gets no requests.")
     name: str | None = Field(
         None,

@@ -69,8 +69,10 @@ class Mirror:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing since the engine's start."""
-        return all(one.sequencer.complete and one.sequencer.wanted is None for one in self.subscribers)
+        """Whether nothing is missing since the engine's start, and nothing can be: the streams are open."""
+        return all(
+            one.is_connected and one.sequencer.complete and one.sequencer.wanted is None for one in self.subscribers
+        )
 
     def stats(self) -> dict[str, Any]:
         """Figures of the pools and of the streams."""

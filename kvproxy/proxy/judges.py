@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
 from kvproxy.errors import KvproxyError
 from kvproxy.proxy.backend import Backend, Call
+from kvproxy.proxy.dialects import DIALECTS
 
 _NOISE = re.compile(r"[\W_]+")
 _INSTRUCTION = (
@@ -79,18 +80,10 @@ def normalise(text: str) -> str:
     return _NOISE.sub(" ", text.casefold()).strip()
 
 
-def answer_text(response: bytes) -> str | None:
-    """What an answer says, in the form of Chat Completions, Messages or Responses; None where that is no text alone."""
+def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
+    """What an answer says; None where that is no text, or more than one."""
     try:
-        whole: Any = orjson.loads(response)
-        if "choices" in whole:
-            (choice,) = whole["choices"]
-            text = choice["message"]["content"]
-        elif "output" in whole:
-            (message,) = (item for item in whole["output"] if item["type"] != "reasoning")
-            text = "".join(part["text"] for part in message["content"])
-        else:
-            text = "".join(part["text"] for part in whole["content"])
+        text = DIALECTS[endpoint].said(orjson.loads(response))
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
-    return text if isinstance(text, str) and text.strip() else None
+    return text if text and text.strip() else None

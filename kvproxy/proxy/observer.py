@@ -85,7 +85,8 @@ class Observer:
     async def _observe(self, comparison: _Comparison) -> str:
         candidate, fresh = comparison.candidate, comparison.fresh
         entry = await self._semantic.entry(candidate.id)
-        cached, said = answer_text(entry.response) if entry is not None else None, answer_text(fresh.response)
+        cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
+        said = answer_text(fresh.response, fresh.endpoint)
         if cached is None or said is None:
             return "undecided"
         right = await self._judge.same(comparison.call, fresh.prompt, cached, said)

@@ -130,6 +130,26 @@ def test_what_is_no_finished_answer(name: str, whole: dict[str, Any]) -> None:
     assert not DIALECTS[name].complete(whole)
 
 
+@given(TEXTS)
+def test_what_an_answer_says(text: str) -> None:
+    message = {"type": "message", "content": [{"type": "output_text", "text": text}]}
+    wholes: dict[str, dict[str, Any]] = {
+        "chat": {"choices": [{"message": {"content": text}}]},
+        "completions": {"choices": [{"text": text}]},
+        "messages": {"content": [{"type": "text", "text": text}]},
+        "responses": {"output": [message]},
+    }
+    for name, whole in wholes.items():
+        assert DIALECTS[name].said(whole) == text
+    calls: dict[str, dict[str, Any]] = {
+        "chat": {"choices": [{"message": {"content": None, "tool_calls": [{}]}}]},
+        "messages": {"content": [{"type": "tool_use", "name": "f"}]},
+        "responses": {"output": [{"type": "function_call", "content": None}]},
+    }
+    for name, whole in calls.items():
+        assert DIALECTS[name].said(whole) is None
+
+
 ASKED = {
     "chat": ({"messages": [{"role": "user", "content": "why"}]}, {"tools": [{}]}),
     "messages": (
@@ -157,7 +177,7 @@ def test_the_question_is_the_last_turn_and_nothing_else_of_the_request(name: str
 
 FIELDS = ["role", "content", "type", "text", "messages", "input", "prompt", "format", "tools"]
 ODD = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3)),
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text(max_size=3)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)),
     max_leaves=8,
 )

@@ -132,6 +132,9 @@ def scripts(draw: st.DrawFn, name: str, stream: bool) -> tuple[Script, bool]:
     kind = draw(st.sampled_from([kind, kind, kind, b"text/html", b"application/json"]))
     framing = draw(st.sampled_from(["length", "chunked", "close", "short", "long", "bad chunk"]))
     end = draw(st.sampled_from(["close", "close", "close", "reset", "hang"]))
+    if end == "reset" and len(body) > 100_000:
+        # How much of a large body a reset destroys on its way is the kernel's affair.
+        end = "close"
     head = b"HTTP/1.1 %d Any\r\nContent-Type: %s\r\nX-Vendor: a\r\nX-Vendor: b\r\nSet-Cookie: s=1\r\n"
     # An idle connection is kept for the next request, which is no leak; here each is to be used once.
     head += b"Connection: close\r\n"
@@ -180,6 +183,7 @@ def same(direct: Seen, through: Seen, script: Script, where: str) -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )

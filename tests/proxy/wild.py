@@ -31,6 +31,9 @@ class Script:
     def __repr__(self) -> str:
         return f"Script({len(self.parts)} parts, {b''.join(self.parts)[:400]!r}, pause={self.pause}, end={self.end!r})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
 
 class Wild:
     """Serves scripts by the number that a request carries in its `x-script` header."""
@@ -84,9 +87,6 @@ class Wild:
                 task.cancel()
             loop.run_until_complete(asyncio.sleep(0.05))
             loop.close()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """Several upstreams on real sockets: who gets a request, and what happens when one is slow, full, broken or gone."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -47,6 +48,8 @@ class Engine:
         )
 
     async def health(self, request: Request) -> Response:
+        if self.mood == "stuck":
+            await asyncio.sleep(1.0)
         return Response(status_code=500 if self.mood == "sick" else 200)
 
     async def reset(self, request: Request) -> Response:
@@ -132,7 +135,7 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 
 
 def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path: Path) -> None:
-    with fleet(tmp_path, eject_after=2) as running:
+    with fleet(tmp_path, eject_after=2, health_timeout=0.5) as running:
         takers = {question: running.taker(question) for question in map(str, range(30))}
         assert len(set(takers.values())) == 3
         assert {question: running.taker(question) for question in takers} == takers
@@ -151,6 +154,11 @@ def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path:
         until(lambda: running.status(ill)["state"] == "up")
         assert running.taker("0") == ill
         assert running.status(ill)["ejections"] == 1
+        running.engines[ill].mood = "stuck"
+        until(lambda: running.status(ill)["state"] == "ejected")
+        assert "no answer in 0.5 s" in running.status(ill)["error"]
+        # One that hangs keeps no other from being asked.
+        assert {running.status(url)["state"] for url in running.engines if url != ill} == {"up"}
         assert (running.status(ill)["requests"], running.status(ill)["load"]) == (0, 0)
 
 

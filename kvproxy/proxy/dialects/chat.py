@@ -46,6 +46,10 @@ class Chat:
     def complete(self, whole: dict[str, Any]) -> bool:
         return choices_complete(whole)
 
+    def said(self, whole: dict[str, Any]) -> str | None:
+        (choice,) = whole["choices"]
+        return text_of(choice["message"]["content"])
+
     def usage(self, whole: dict[str, Any]) -> tuple[int, int]:
         return counts(whole, "prompt_tokens", "completion_tokens")
 

@@ -6,7 +6,7 @@ from typing import Any
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.proxy.dialects.chat import Chat, includes_usage
 from kvproxy.proxy.dialects.choices import ChoiceAssembler, choices_complete
-from kvproxy.proxy.dialects.dialect import Question, counts, shown
+from kvproxy.proxy.dialects.dialect import Question, counts, shown, text_of
 from kvproxy.proxy.dialects.fields import check_common
 from kvproxy.proxy.sse import DONE, event, pieces
 
@@ -34,6 +34,10 @@ class Completions:
 
     def complete(self, whole: dict[str, Any]) -> bool:
         return choices_complete(whole)
+
+    def said(self, whole: dict[str, Any]) -> str | None:
+        (choice,) = whole["choices"]
+        return text_of(choice["text"])
 
     def usage(self, whole: dict[str, Any]) -> tuple[int, int]:
         return counts(whole, "prompt_tokens", "completion_tokens")

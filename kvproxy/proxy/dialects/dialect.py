@@ -60,6 +60,9 @@ class Dialect(Protocol):
     def complete(self, whole: dict[str, Any]) -> bool:
         """Whether an object is a finished answer, and no error or part of one."""
 
+    def said(self, whole: dict[str, Any]) -> str | None:
+        """What an answer says, where it is one text and nothing else; raises any exception where it is no answer."""
+
     def usage(self, whole: dict[str, Any]) -> tuple[int, int]:
         """Tokens of the prompt and of the answer."""
 

@@ -37,6 +37,9 @@ class Embeddings:
             and all(isinstance(item, dict) and item.get("embedding") for item in data)
         )
 
+    def said(self, whole: dict[str, Any]) -> str | None:
+        return None
+
     def usage(self, whole: dict[str, Any]) -> tuple[int, int]:
         return counts(whole, "prompt_tokens", "completion_tokens")
 

@@ -61,6 +61,9 @@ class Messages:
         ended = isinstance(whole.get("stop_reason"), str) and whole["stop_reason"] != "pause_turn"
         return whole.get("type") == "message" and isinstance(whole.get("content"), list) and ended
 
+    def said(self, whole: dict[str, Any]) -> str | None:
+        return text_of(whole["content"])
+
     def usage(self, whole: dict[str, Any]) -> tuple[int, int]:
         return counts(whole, "input_tokens", "output_tokens")
 

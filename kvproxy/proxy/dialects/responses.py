@@ -57,6 +57,10 @@ class Responses:
             whole.get("status") == "incomplete" and reason == "max_output_tokens"
         )
 
+    def said(self, whole: dict[str, Any]) -> str | None:
+        (item,) = whole["output"]
+        return text_of(item["content"], "output_text")
+
     def usage(self, whole: dict[str, Any]) -> tuple[int, int]:
         return counts(whole, "input_tokens", "output_tokens")
 

@@ -1,5 +1,6 @@
 """One upstream of several: how to reach it, what it holds, how busy and how well it is."""
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.blocks.digest import BlockHasher
@@ -32,6 +33,7 @@ class FleetEngine:
         self.weight = server.weight
         self.backend = UpstreamBackend(server.url, forward)
         self.health = Health(routing.eject_after)
+        self._probe_timeout = routing.health_timeout
         self.load = Load()
         self.sent = 0
         self.mirror = _mirror(server)
@@ -51,13 +53,18 @@ class FleetEngine:
     async def probe(self) -> None:
         """Ask whether it is there: any answer that is not a server error will do, since not all have the route."""
         try:
-            reply = await self.backend.forward("GET", "/health", {}, b"")
-            await reply.close()
-            if reply.status >= 500:
-                raise KvproxyError(f"/health answered {reply.status}")
-            self.health.succeeded()
+            async with asyncio.timeout(self._probe_timeout):
+                reply = await self.backend.forward("GET", "/health", {}, b"")
+                await reply.close()
+        except TimeoutError:
+            self.health.failed(f"/health gave no answer in {self._probe_timeout:g} s")
         except KvproxyError as error:
             self.health.failed(error.message)
+        else:
+            if reply.status < 500:
+                self.health.succeeded()
+            else:
+                self.health.failed(f"/health answered {reply.status}")
 
     def candidate(self, prompt: Prompt | None) -> Candidate:
         """How it would fare with a prompt."""

@@ -1,5 +1,6 @@
 """kvproxy calibrate: what each policy would serve of labelled pairs, and the level for a target error."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +49,7 @@ def calibrate(
         rows = list(read_pairs(pairs))
         if not rows:
             raise SettingsError(f"{pairs} holds no pairs")
-        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier)
+        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier, threads=os.cpu_count() or 1)
         with shown_progress("measuring") as progress:
             result = measure(
                 rows,

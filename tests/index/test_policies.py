@@ -15,6 +15,7 @@ from index.policies.population import Population, coordinate, likelihood
 from index.policies.threshold import ThresholdPolicy
 from index.policies.verified import VerifiedPolicy
 from index.verifier.overlap import OverlapVerifier
+from tests.benchmarks.verified_policy import simulate
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -182,3 +183,9 @@ def test_coordinates_keep_the_order_of_scores() -> None:
 
 def test_every_guard_is_named_once() -> None:
     assert len({guard.name for guard in GUARDS}) == len(GUARDS)
+
+
+def test_simulated_traffic_stays_under_the_bound_and_hits_more_and_more() -> None:
+    outcome = simulate(0.05, requests=3000, seed=1)
+    assert outcome.wrong.sum() <= 0.05 * outcome.served.sum()
+    assert outcome.served[-3:].sum() > 2 * outcome.served[:3].sum() > 0

@@ -18,8 +18,8 @@ class FreeQueue(Protocol):
     def popleft_n(self, count: int) -> list[Block]:
         """Give up the first `count` blocks; the caller has checked that there are as many."""
 
-    def remove(self, block: Block) -> None:
-        """Take out a block that was hit."""
+    def remove_n(self, blocks: Sequence[Block]) -> None:
+        """Take out blocks that were hit."""
 
     def append_n(self, blocks: Sequence[Block]) -> None:
         """Add idle cached blocks, given up last and in this order."""
@@ -61,14 +61,15 @@ class FreeBlockQueue:
         self.num_free -= count
         return popped
 
-    def remove(self, block: Block) -> None:
-        before, after = block.prev, block.next
-        if before is None or after is None:
-            raise RuntimeError(f"{block!r} is not in the free queue")
-        before.next = after
-        after.prev = before
-        block.prev = block.next = None
-        self.num_free -= 1
+    def remove_n(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            before, after = block.prev, block.next
+            if before is None or after is None:
+                raise RuntimeError(f"{block!r} is not in the free queue")
+            before.next = after
+            after.prev = before
+            block.prev = block.next = None
+        self.num_free -= len(blocks)
 
     def append_n(self, blocks: Sequence[Block]) -> None:
         last = self._tail.prev

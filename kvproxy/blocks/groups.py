@@ -94,9 +94,7 @@ class BlockGroup:
         """Free blocks that a table of `num_tokens` takes: new ones, and idle hits that leave the free queue."""
         held = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(held) if held else 0)
-        null = self.pool.null_block
-        idle = sum(1 for block in computed if block.ref_count == 0 and block is not null)
-        return max(new, 0) + idle
+        return max(new, 0) + [block.ref_count for block in computed].count(0)
 
     def adopt(self, request_id: str, computed: Sequence[Block]) -> None:
         """Begin a table with hit blocks, which the pool has touched."""

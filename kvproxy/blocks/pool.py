@@ -74,10 +74,8 @@ class BlockPool:
     def touch(self, blocks: Sequence[Block], priority: int = 0) -> None:
         """Add one holder to each block; idle ones leave the free queue, and none has less than the holder's priority."""
         clock = self.clock = self.clock + 1
-        remove = self.free_queue.remove
+        self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
         for block in blocks:
-            if block.ref_count == 0 and block is not self.null_block:
-                remove(block)
             block.ref_count += 1
             block.last_accessed = clock
         if priority:
@@ -96,9 +94,8 @@ class BlockPool:
             raise RuntimeError(f"{count} blocks asked of {self.free_queue.num_free} free ones")
         blocks = self.free_queue.popleft_n(count)
         clock = self.clock = self.clock + 1
+        self.forget([block for block in blocks if block.hash is not None])
         for block in blocks:
-            if block.hash is not None:
-                self.forget(block)
             block.ref_count = 1
             block.last_accessed = clock
         return blocks
@@ -135,26 +132,23 @@ class BlockPool:
 
         Null blocks are passed over.
         """
-        cached = self.cached
+        setdefault, null = self.cached.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
         kept = request if self.keep_tokens else None
         priority = request.priority
-        index = first
-        for block in blocks:
-            digest = hashes[index]
-            if block.ref_count and block is not self.null_block and block.hash is None:
+        for index, (block, digest) in enumerate(zip(blocks, hashes[first : first + len(blocks)], strict=True), first):
+            if block.hash is None and block.ref_count and block is not null:
                 block.hash = digest
                 block.parent = parent
                 block.group = group
                 block.priority = priority
                 key: Key = digest if group is None else (group, digest)
-                other = cached.setdefault(key, block)
+                other = setdefault(key, block)
                 if other is not block:
                     self._add_copy(key, other, block)
                 if kept is not None:
                     block.source = (kept, index * block_size)
             parent = digest
-            index += 1
         self.stored += len(blocks) - blocks.count(self.null_block)
         if self.residency is not None:
             self.residency.stored(blocks)
@@ -194,24 +188,22 @@ class BlockPool:
         assert block.hash is not None
         return block.hash if block.group is None else (block.group, block.hash)
 
-    def forget(self, block: Block) -> None:
-        """Take a block out of the map; its content may then be overwritten."""
-        digest = block.hash
-        assert digest is not None
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Take cached blocks out of the map; their content may then be overwritten."""
+        cached = self.cached
         if self.residency is not None:
-            self.residency.evicted(block)
-        key = self.key_of(block)
-        found = self.cached[key]
-        if type(found) is list:
-            found.remove(block)
-            if not found:
-                del self.cached[key]
-        else:
-            del self.cached[key]
-        block.hash = block.parent = block.source = None
-        self.evictions += 1
+            self.residency.evicted(blocks)
         if self.record_events:
-            self.events.append(BlockRemoved((digest,)))
+            self.events += [BlockRemoved((block.hash,)) for block in blocks if block.hash is not None]
+        for block in blocks:
+            key = self.key_of(block) if block.group is not None else block.hash
+            copies = cached.pop(key)  # type: ignore[arg-type]
+            if type(copies) is list:
+                copies.remove(block)
+                if copies:
+                    cached[key] = copies  # type: ignore[index]
+            block.hash = block.parent = block.source = None
+        self.evictions += len(blocks)
 
     def reset(self) -> bool:
         """Forget everything cached. Refused (False) while any request holds a block."""

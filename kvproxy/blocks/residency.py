@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from kvproxy.blocks.block import Block
@@ -71,13 +71,14 @@ class Residency:
             if block.id in self._used:
                 self._used[block.id] = now
 
-    def evicted(self, block: Block) -> None:
-        """A cached block was given up."""
+    def evicted(self, blocks: Sequence[Block]) -> None:
+        """Cached blocks were given up."""
         now = self._clock()
-        used = self._used.pop(block.id)
-        self._evictions.append((now - self._cached.pop(block.id), now - used, block.id in self._hit))
-        self._hit.discard(block.id)
-        self._evicted += 1
+        for block in blocks:
+            used = self._used.pop(block.id)
+            self._evictions.append((now - self._cached.pop(block.id), now - used, block.id in self._hit))
+            self._hit.discard(block.id)
+        self._evicted += len(blocks)
 
     def cleared(self) -> None:
         """The cache was reset: what it held was not evicted."""

@@ -42,7 +42,7 @@ def cache_some(manager: KVCacheManager, request: CacheRequest, kept: list[list[b
     for table, keep in zip(tables, kept, strict=True):
         for block, stays in zip(table, keep, strict=True):
             if not stays:
-                manager.pool.forget(block)
+                manager.pool.forget([block])
 
 
 @settings(deadline=None, max_examples=300)

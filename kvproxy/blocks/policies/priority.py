@@ -34,12 +34,13 @@ class PriorityQueue:
                 break
         return popped
 
-    def remove(self, block: Block) -> None:
-        level = self._empty if block.hash is None else self._levels.get(block.priority)
-        if level is None:
-            raise RuntimeError(f"{block!r} is not in the free queue")
-        level.remove(block)
-        self.num_free -= 1
+    def remove_n(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            level = self._empty if block.hash is None else self._levels.get(block.priority)
+            if level is None:
+                raise RuntimeError(f"{block!r} is not in the free queue")
+            level.remove_n([block])
+        self.num_free -= len(blocks)
 
     def append_n(self, blocks: Sequence[Block]) -> None:
         self.num_free += len(blocks)

@@ -44,7 +44,12 @@ class PolicyQueue:
         self.num_free -= count
         return popped
 
-    def remove(self, block: Block) -> None:
+    def remove_n(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._remove(block)
+        self.num_free -= len(blocks)
+
+    def _remove(self, block: Block) -> None:
         other: Block | None = block
         if self._spare.pop(block.id, None) is not None:
             # The hit counts for the content, so the copy that held its place in the order becomes the spare one.
@@ -56,7 +61,6 @@ class PolicyQueue:
         if other is not None:
             self._order.remove(_name(block))
             self._forget(_name(block))
-        self.num_free -= 1
 
     def append_n(self, blocks: Sequence[Block]) -> None:
         for block in blocks:

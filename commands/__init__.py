@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from commands import blocks, blocks_pin, cache, calibrate, doctor, explain, feedback, serve, simulate, upstreams, warm
+from commands import (
+    blocks,
+    blocks_pin,
+    cache,
+    calibrate,
+    doctor,
+    explain,
+    feedback,
+    serve,
+    simulate,
+    top,
+    upstreams,
+    warm,
+)
 from kvproxy.errors import KvproxyError
 
 
@@ -37,6 +50,7 @@ blocks.app.command("pin")(blocks_pin.pin)
 blocks.app.command("pins")(blocks_pin.pins)
 blocks.app.command("unpin")(blocks_pin.unpin)
 app.add_typer(upstreams.app, name="upstreams")
+app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("simulate")(simulate.simulate)

@@ -35,6 +35,11 @@ class Block:
         self.prev: Block | None = None
         self.next: Block | None = None
 
+    @property
+    def computed(self) -> bool:
+        """Whether the block is full, computed and can no longer change: only then it has a name."""
+        return self.hash is not None
+
     def tokens(self, block_size: int) -> list[int] | None:
         """The block's tokens, or None where they were not kept."""
         if self.source is None:

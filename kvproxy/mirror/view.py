@@ -87,6 +87,7 @@ def _row(place: Place, block: MirroredBlock, pool: MirroredPool) -> dict[str, An
         "ref_count": None,
         "hash": hex_of(block.hash),
         "parent": hex_of(block.parent),
+        "computed": True,
         "num_tokens": pool.block_size,
         "last_accessed": None,
         "priority": None,

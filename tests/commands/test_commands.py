@@ -53,6 +53,7 @@ def test_blocks(demo: Demo) -> None:
     assert {block["id"] for block in queue} == {block["id"] for block in blocks if block["state"] in ("free", "cached")}
     cached = [block for block in blocks if block["state"] == "cached"]
     assert len(cached) == stats["cached"] > 0
+    assert [block["computed"] for block in blocks] == [block["hash"] is not None for block in blocks]
     shown = result("blocks", "show", cached[0]["id"], url=url)
     assert len(shown["tokens"]) == stats["block_size"]
     assert any("You are a helpful" in chain["begins"] for chain in result("blocks", "chains", url=url))

@@ -1,0 +1,161 @@
+"""kvproxy top: both caches while they work."""
+
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from commands.client import ProxyClient
+from commands.options import DEFAULT_URL, Json, Token, Url
+from commands.output import percent
+from kvproxy.errors import KvproxyError, ProxyUnreachable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LAYERS = ("exact", "semantic", "forward", "error")
+_BAR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a proxy says at one moment: requests and seconds to the first byte by layer, stored responses, the prefix cache."""
+
+    at: float
+    requests: Counter[str]
+    seconds: Counter[str]
+    entries: int
+    blocks: dict[str, Any] | None
+
+
+def top(
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    count: Annotated[
+        int | None, typer.Option(help="Looks.  [default: until Ctrl-C; 1 where nobody watches]", show_default=False)
+    ] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Watch a proxy: who answers how many requests a second, and how full the pool is. With --json one object a line.
+
+    Example: kvproxy top
+    """
+    client = ProxyClient(url, token)
+    watched = sys.stdout.isatty() and not as_json
+    looks = count if count is not None else (None if watched else 1)
+    try:
+        if watched:
+            _watch(client, interval, looks)
+        else:
+            _print(client, interval, looks, as_json=as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _watch(client: ProxyClient, interval: float, looks: int | None) -> None:
+    from rich.live import Live
+
+    before = take(client)
+    with Live(screen=False, auto_refresh=False) as live:
+        while looks is None or looks > 0:
+            time.sleep(interval)
+            now = take(client)
+            live.update(_table(between(before, now)), refresh=True)
+            before, looks = now, None if looks is None else looks - 1
+
+
+def _print(client: ProxyClient, interval: float, looks: int | None, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    before = take(client)
+    while looks is None or looks > 0:
+        time.sleep(interval)
+        now = take(client)
+        if as_json:
+            typer.echo(json.dumps(between(before, now)))
+        else:
+            Console().print(_table(between(before, now)))
+        before, looks = now, None if looks is None else looks - 1
+
+
+def take(client: ProxyClient) -> Sample:
+    """A look at `/metrics` and at the figures of the prefix cache, where there is one."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    requests: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    entries = 0
+    for family in text_string_to_metric_families(client.text("/metrics")):
+        for sample in family.samples:
+            if sample.name == "kvproxy_requests_total":
+                requests[sample.labels["layer"]] += int(sample.value)
+            elif sample.name == "kvproxy_first_byte_seconds_sum":
+                seconds[sample.labels["layer"]] += sample.value  # type: ignore[assignment]
+            elif sample.name == "kvproxy_cache_entries":
+                entries = int(sample.value)
+    try:
+        blocks: dict[str, Any] | None = client.get("/admin/blocks/stats")
+    except ProxyUnreachable:
+        raise
+    except KvproxyError:
+        blocks = None  # An upstream keeps its own, and tells nobody.
+    return Sample(time.monotonic(), requests, seconds, entries, blocks)
+
+
+def between(before: Sample, now: Sample) -> dict[str, Any]:
+    """Rates and mean times of what happened between two looks, totals, and the prefix cache as it is.
+
+    `first_byte_ms` is None for a layer that answered nothing meanwhile.
+    """
+    elapsed = now.at - before.at
+    new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
+    taken = {layer: now.seconds[layer] - before.seconds[layer] for layer in LAYERS}
+    answered = sum(new.values())
+    return {
+        "per_second": {layer: round(new[layer] / elapsed, 2) for layer in LAYERS},
+        "first_byte_ms": {
+            layer: round(1000 * taken[layer] / new[layer], 2) if new[layer] else None for layer in LAYERS
+        },
+        "from_cache": round((new["exact"] + new["semantic"]) / answered, 4) if answered else None,
+        "requests": {layer: now.requests[layer] for layer in LAYERS},
+        "entries": now.entries,
+        "blocks": now.blocks,
+    }
+
+
+def _table(figures: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("answered by", "a second", "first byte, ms", "in all"):
+        table.add_column(column, justify="left" if column == "answered by" else "right")
+    for layer in LAYERS:
+        first = figures["first_byte_ms"][layer]
+        rate, total = figures["per_second"][layer], figures["requests"][layer]
+        table.add_row(layer, f"{rate:,.1f}", "-" if first is None else f"{first:,.1f}", f"{total:,}")
+    share = figures["from_cache"]
+    table.add_row("from the cache", "-" if share is None else percent(share), "", f"{figures['entries']:,} stored")
+    for name, value in _pool(figures["blocks"]):
+        table.add_row(name, value)
+    return table
+
+
+def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if blocks is None:
+        return [("prefix cache", "kept by the upstream")]
+    if blocks["num_blocks"] is None:
+        return [("prefix cache", f"{blocks['cached']:,} blocks mirrored"), ("evictions", f"{blocks['evictions']:,}")]
+    total = blocks["num_blocks"] - 1
+    used, cached = round(_BAR * blocks["used"] / total), round(_BAR * blocks["cached"] / total)
+    bar = "█" * used + "▒" * cached
+    return [
+        ("pool", f"{bar:·<{_BAR}}"),
+        ("prefix hits", percent(blocks["hit_rate"])),
+        ("used, cached", f"{blocks['used']:,}, {blocks['cached']:,} of {total:,}"),
+        ("evictions", f"{blocks['evictions']:,}"),
+    ]

@@ -15,7 +15,7 @@ from commands.output import percent
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 LAYERS = ("exact", "semantic", "forward", "error")
 _BAR = 40
@@ -65,7 +65,7 @@ def _watch(client: ProxyClient, interval: float, looks: int | None) -> None:
         while looks is None or looks > 0:
             time.sleep(interval)
             now = take(client)
-            live.update(_table(between(before, now)), refresh=True)
+            live.update(_page(between(before, now)), refresh=True)
             before, looks = now, None if looks is None else looks - 1
 
 
@@ -79,7 +79,7 @@ def _print(client: ProxyClient, interval: float, looks: int | None, *, as_json: 
         if as_json:
             typer.echo(json.dumps(between(before, now)))
         else:
-            Console().print(_table(between(before, now)))
+            Console().print(_page(between(before, now)))
         before, looks = now, None if looks is None else looks - 1
 
 
@@ -128,8 +128,10 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
     }
 
 
-def _table(figures: dict[str, Any]) -> "Table":
+def _page(figures: dict[str, Any]) -> "Group":
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("answered by", "a second", "first byte, ms", "in all"):
@@ -140,9 +142,7 @@ def _table(figures: dict[str, Any]) -> "Table":
         table.add_row(layer, f"{rate:,.1f}", "-" if first is None else f"{first:,.1f}", f"{total:,}")
     share = figures["from_cache"]
     table.add_row("from the cache", "-" if share is None else percent(share), "", f"{figures['entries']:,} stored")
-    for name, value in _pool(figures["blocks"]):
-        table.add_row(name, value)
-    return table
+    return Group(table, *(Text(f"{name:<14}  {value}") for name, value in _pool(figures["blocks"])))
 
 
 def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:

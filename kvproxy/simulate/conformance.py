@@ -1,6 +1,5 @@
 """Reads conformance traces: a header, then requests and block operations in order (docs/simulate.md has the format)."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from kvproxy.blocks.request import MMItem
 from kvproxy.simulate.errors import TraceError
+from kvproxy.simulate.lines import parse_line
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -53,7 +53,7 @@ def read_header(path: Path) -> Header:
         TraceError: the first line is no header of version 1.
     """
     with path.open() as lines:
-        line = _parse(path, 1, lines.readline())
+        line = parse_line(path, 1, lines.readline())
     if line.get("op") != "meta" or line.get("v") != 1:
         raise TraceError(f"{path}, line 1: a conformance trace begins with a 'meta' line of version 1")
     try:
@@ -71,7 +71,7 @@ def read_operations(path: Path, header: Header) -> Iterator[TraceRequest | Opera
         for number, text in enumerate(lines, 2):
             if not text.strip():
                 continue
-            line = _parse(path, number, text)
+            line = parse_line(path, number, text)
             try:
                 yield _operation(line, header.vocab)
             except (KeyError, TypeError, ValueError) as error:
@@ -106,13 +106,3 @@ def segment(seed: int, length: int, vocab: int) -> list[int]:
         z ^= z >> np.uint64(31)
     tokens: list[int] = (z % np.uint64(vocab)).tolist()
     return tokens
-
-
-def _parse(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except ValueError as error:
-        raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
-    if not isinstance(line, dict):
-        raise TraceError(f"{path}, line {number}: expected a JSON object")
-    return line

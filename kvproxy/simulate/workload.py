@@ -1,12 +1,12 @@
 """Reads traces of real traffic as chains of blocks: Mooncake's, and logs of token ids."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.simulate.chains import ChainRequest
 from kvproxy.simulate.errors import TraceError
+from kvproxy.simulate.lines import parse_line
 
 MOONCAKE_BLOCK = 512
 
@@ -18,7 +18,7 @@ def kind_of(path: Path) -> str:
         TraceError: it is none of them.
     """
     with path.open() as lines:
-        line = _parse(path, 1, lines.readline())
+        line = parse_line(path, 1, lines.readline())
     for kind, field in (("conformance", "op"), ("mooncake", "hash_ids"), ("tokens", "tokens")):
         if field in line:
             return kind
@@ -43,7 +43,7 @@ def read_chains(path: Path, block_size: int) -> tuple[list[ChainRequest], int]:
         for number, text in enumerate(lines, 1):
             if not text.strip():
                 continue
-            line = _parse(path, number, text)
+            line = parse_line(path, number, text)
             try:
                 if mooncake:
                     requests.append(_mooncake(line))
@@ -63,13 +63,3 @@ def _mooncake(line: dict[str, Any]) -> ChainRequest:
     ids, length = tuple(int(id) for id in line["hash_ids"]), int(line["input_length"])
     full = min(len(ids), length // MOONCAKE_BLOCK)
     return ChainRequest(ids[:full], max(0, min(full, (length - 1) // MOONCAKE_BLOCK)), full < len(ids))
-
-
-def _parse(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except ValueError as error:
-        raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
-    if not isinstance(line, dict):
-        raise TraceError(f"{path}, line {number}: expected a JSON object")
-    return line

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.proxy.dialects.choices import ChoiceAssembler, choices_complete
+from kvproxy.proxy.dialects.choices import ChoiceAssembler, choices_complete, replay_choices
 from kvproxy.proxy.dialects.dialect import Question, ask, counts, shown, text_of
 from kvproxy.proxy.dialects.fields import check_common, check_integer
-from kvproxy.proxy.sse import DONE, event, pieces
+from kvproxy.proxy.sse import pieces
 
 # A request with any of these is answered from an equal one only, never from a similar one.
 _EXACT_ONLY = frozenset(
@@ -57,16 +57,8 @@ class Chat:
         return ChoiceAssembler()
 
     def replay(self, whole: dict[str, Any], body: dict[str, Any]) -> Iterator[bytes]:
-        head = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
-        head["object"] = "chat.completion.chunk"
-        usage = includes_usage(body)
-        extra: dict[str, Any] = {"usage": None} if usage else {}
-        for choice in whole["choices"]:
-            for part in _parts(choice):
-                yield event(head | {"choices": [part]} | extra)
-        if usage and whole.get("usage"):
-            yield event(head | {"choices": [], "usage": whole["usage"]})
-        yield event(DONE)
+        chunks = whole | {"object": "chat.completion.chunk"}
+        return replay_choices(chunks, _parts, include_usage=includes_usage(body))
 
     def error(self, error: KvproxyError) -> dict[str, Any]:
         return error.body()

@@ -1,9 +1,10 @@
 """Answers made of choices: what OpenAI's chat completions and completions have in common."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvproxy.proxy.documents import loads
-from kvproxy.proxy.sse import DONE
+from kvproxy.proxy.sse import DONE, event
 
 
 def choices_complete(whole: dict[str, Any]) -> bool:
@@ -12,6 +13,26 @@ def choices_complete(whole: dict[str, Any]) -> bool:
     if not isinstance(choices, list) or not choices or "error" in whole:
         return False
     return all(isinstance(choice, dict) and choice.get("finish_reason") is not None for choice in choices)
+
+
+def replay_choices(
+    whole: dict[str, Any], parts: Callable[[dict[str, Any]], Iterator[dict[str, Any]]], *, include_usage: bool
+) -> Iterator[bytes]:
+    """A stored answer as a stream, up to and with [DONE].
+
+    Args:
+        whole: the answer; what is beside its choices and its usage goes into every chunk.
+        parts: a choice as the choices of its chunks.
+        include_usage: whether the client asked for token counts.
+    """
+    head = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
+    extra: dict[str, Any] = {"usage": None} if include_usage else {}
+    for choice in whole["choices"]:
+        for part in parts(choice):
+            yield event(head | {"choices": [part]} | extra)
+    if include_usage and whole.get("usage"):
+        yield event(head | {"choices": [], "usage": whole["usage"]})
+    yield event(DONE)
 
 
 class ChoiceAssembler:

@@ -5,10 +5,10 @@ from typing import Any
 
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.proxy.dialects.chat import Chat, includes_usage
-from kvproxy.proxy.dialects.choices import ChoiceAssembler, choices_complete
+from kvproxy.proxy.dialects.choices import ChoiceAssembler, choices_complete, replay_choices
 from kvproxy.proxy.dialects.dialect import Question, counts, shown, text_of
 from kvproxy.proxy.dialects.fields import check_common
-from kvproxy.proxy.sse import DONE, event, pieces
+from kvproxy.proxy.sse import pieces
 
 
 class Completions:
@@ -46,15 +46,7 @@ class Completions:
         return ChoiceAssembler()
 
     def replay(self, whole: dict[str, Any], body: dict[str, Any]) -> Iterator[bytes]:
-        head = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
-        usage = includes_usage(body)
-        extra: dict[str, Any] = {"usage": None} if usage else {}
-        for choice in whole["choices"]:
-            for part in _parts(choice):
-                yield event(head | {"choices": [part]} | extra)
-        if usage and whole.get("usage"):
-            yield event(head | {"choices": [], "usage": whole["usage"]})
-        yield event(DONE)
+        return replay_choices(whole, _parts, include_usage=includes_usage(body))
 
     def error(self, error: KvproxyError) -> dict[str, Any]:
         return error.body()

@@ -16,7 +16,7 @@ from index.opposites import OPPOSITES
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
 _TOKEN = re.compile(f"{_WORD.pattern}|{_NUMBER.pattern}")
-_MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£]?[^\W\d_]+)|([$€£])\s*\d")
+_MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
 _PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
 _CODE = re.compile(
@@ -120,16 +120,25 @@ def names_differ(question: str, cached: str) -> bool:
 
 def _renamed(question: str, cached: str) -> bool:
     """`Python or something else` against `Java or something else`: one sentence, with other names in the same places."""
-    ours, theirs = _WORD.findall(question), _WORD.findall(cached)
-    changed = [pair for pair in zip(ours, theirs, strict=False) if pair[0].lower() != pair[1].lower()]
-    return len(ours) == len(theirs) > len(changed) > 0 and all(
-        word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair
-    )
+    ours, theirs = (_WORD.findall(text.replace("’", "'")) for text in (question, cached))
+    changed = [pair for pair in zip(ours, theirs, strict=False) if _form(pair[0]) != _form(pair[1])]
+    if len(ours) != len(theirs) or not changed or len(changed) == len(ours):
+        return False
+    if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
+        return False  # `French and German` beside `German and French`; `order` tells where places matter
+    return all(word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair)
 
 
 def _mentions(text: str, name: str) -> bool:
-    """Whether a word of the text is the name, or a form of it: `India`, `Indian`, `India's`."""
-    return any(word == name or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text))
+    """Whether a word of the text is the name, or a form of it: `India`, `Indian`, `India's`; `Rs`, `INR`, `rupees`."""
+    return any(
+        _form(word) == _form(name) or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text)
+    )
+
+
+def _form(word: str) -> str:
+    """In lower case, and the one form of a unit: `inr` for `Rs`."""
+    return lexicon.UNITS.get(word.lower(), word.lower())
 
 
 def _plain_words(text: str) -> set[str]:

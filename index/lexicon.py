@@ -51,7 +51,7 @@ mm millimetre millimeter|cm centimetre centimeter|m metre meter|km kilometre kil
 mg milligram|g gram|kg kilogram kilo|lb lbs pound|oz ounce|ton tonne|ml millilitre milliliter|l litre liter|gal gallon
 ns nanosecond|us microsecond|ms millisecond|s sec second|min minute|h hr hour|day|week|month|year|decade
 bit|byte|kb kilobyte|mb megabyte|gb gigabyte|tb terabyte|kib|mib|gib|hz hertz|khz|mhz|ghz|w watt|kw kilowatt|kwh|v volt
-percent %|degree|celsius °c|fahrenheit °f|kelvin|usd dollar $|eur euro €|gbp £|inr rupee|yen|mph|kmh kph
+percent %|degree|celsius °c|fahrenheit °f|kelvin|usd dollar $|eur euro €|gbp £|inr rs rupee ₹|yen|mph|kmh kph
 """
 UNITS = {
     form: unit.split()[0]

@@ -93,6 +93,8 @@ async def test_what_comes_together_is_embedded_together() -> None:
         ("code", "What does max_tokens do?", "What does top_p do?"),
         ("code", "What does --port do?", "What does --host do?"),
         ("names", "What is the weather in Paris?", "What is the weather in Rome?"),
+        ("names", "How do I convert USD to EUR?", "How do I convert USD to GBP?"),
+        ("units", "Which phone is best under Rs. 3000?", "Which phone is best under $3000?"),
         ("order", "How do I convert miles to kilometres?", "How do I convert kilometres to miles?"),
         ("time", "Is it open on Monday?", "Is it open on Sunday?"),
     ],
@@ -111,6 +113,9 @@ def test_guards_veto_near_misses(guard: str, one: str, other: str) -> None:
         ("How do I steer the cache?", "How can I steer the cache?"),
         ("what is the free queue", "What is the free queue?"),
         ("Explain the hash chain.", "Please explain the hash chain"),
+        ("Should I learn French and German?", "Should I learn German and French?"),
+        ("Is Down’s Syndrome hereditary?", "Is Down's syndrome hereditary?"),
+        ("Best earphone under INR 3000?", "Best earphone under Rs 3000?"),
     ],
 )
 def test_guards_let_rewordings_pass(one: str, other: str) -> None:

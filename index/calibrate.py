@@ -17,9 +17,8 @@ from index.verifier import Verifier
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
 # Denser towards 1, where a verifier tells the most.
-PROBABILITIES = tuple(
-    sorted({round(float(level), 4) for level in (*np.arange(0.05, 0.995, 0.01), *(1 - np.geomspace(1e-4, 0.05, 30)))})
-)
+_SHARES = (*np.arange(0.05, 0.7, 0.01), *np.arange(0.7, 0.9995, 0.005), *(1 - np.geomspace(1e-4, 0.05, 30)))
+PROBABILITIES = tuple(sorted({round(float(level), 4) for level in _SHARES}))
 Progress = Callable[[float], None]
 T = TypeVar("T")
 _BATCH = 256

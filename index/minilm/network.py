@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from index.minilm.weights import EPSILON, HEADS, LAYERS, MATRICES, Weights
 
 HEAD_WIDTH = 128
+DROPOUT = 0.1
 NORMS = ("norm1", "norm2")
 
 
@@ -46,13 +47,14 @@ class Layer(nn.Module):
         }
         self.qkv, self.out, self.up, self.down = (Adapted(*parts[name], rank) for name in MATRICES)
         self.norm1, self.norm2 = (Norm(*parts[name]) for name in NORMS)
+        self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         n, length, width = x.shape
         q, k, v = self.qkv(x).view(n, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        x = self.norm1(x + self.out(seen.transpose(1, 2).reshape(n, length, width)))
-        y: Tensor = self.norm2(x + self.down(F.gelu(self.up(x))))
+        x = self.norm1(x + self.dropout(self.out(seen.transpose(1, 2).reshape(n, length, width))))
+        y: Tensor = self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
         return y
 
 
@@ -79,7 +81,7 @@ class CrossEncoder(nn.Module):
         width = self.word.shape[1]
         self.hidden = nn.Linear(3 * width, HEAD_WIDTH)
         self.score = nn.Linear(HEAD_WIDTH, 1)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(DROPOUT)
         if "head.hidden.weight" in tensors:
             for name, module in (("hidden", self.hidden), ("score", self.score)):
                 module.weight.data.copy_(tensors[f"head.{name}.weight"])

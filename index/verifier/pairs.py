@@ -52,7 +52,7 @@ def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0
         `len(shares) + 1` lists.
     """
     clusters: dict[str, list[Pair]] = {}
-    root = _roots(pairs)
+    root = components(pairs)
     for pair in pairs:
         clusters.setdefault(root[pair.a], []).append(pair)
     order = list(clusters.values())
@@ -71,13 +71,13 @@ def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0
 
 def cluster_sizes(pairs: Sequence[Pair]) -> list[int]:
     """For each pair, how many of the pairs belong to its cluster."""
-    root = _roots(pairs)
+    root = components(pairs)
     size = Counter(root[pair.a] for pair in pairs)
     return [size[root[pair.a]] for pair in pairs]
 
 
-def _roots(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Union-find: each question to the one that stands for its cluster."""
+def components(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Each question to the one that stands for all that any chain of the pairs joins with it."""
     parent: dict[str, str] = {}
 
     def find(text: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from index.verifier.implied import implied
 from index.verifier.opposites import CHANGES, from_questions, from_templates
 from index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs, split_clusters
 from index.verifier.rewording import reword
@@ -39,6 +40,25 @@ def test_the_split_is_the_same_every_time_and_of_the_stated_size() -> None:
 def test_a_cluster_is_all_that_hangs_together() -> None:
     pairs = [Pair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
     assert cluster_sizes(pairs) == [3, 3, 1, 3]
+
+
+def test_what_is_implied_follows_and_was_not_said() -> None:
+    said = [Pair("a", "b", True), Pair("b", "c", True), Pair("c", "x", False), Pair("x", "y", True)]
+    found = {(*sorted((pair.a, pair.b)), pair.same) for pair in implied(said)}
+    assert found == {("a", "c", True), ("a", "x", False), ("a", "y", False), ("b", "x", False)} | {
+        ("b", "y", False),
+        ("c", "y", False),
+    }
+    assert implied(said, largest=2) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.integers(0, 3))
+def test_labels_that_agree_imply_only_the_truth(edges: list[tuple[int, int]], seed: int) -> None:
+    truth = random.Random(seed).choices(range(3), k=9)
+    said = [Pair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
+    for pair in implied(said):
+        assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
+        assert Pair(pair.a, pair.b, pair.same) not in said
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])

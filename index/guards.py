@@ -26,7 +26,7 @@ _CODE = re.compile(
 _QUESTION = re.compile(r"\b(how come|how (?:many|much|long|often|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b")
 _QUESTION_KINDS = {
     "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
-    "what": "what", "which": "what", "how": "how",
+    "what": "what", "which": "which", "how": "how",
 }  # fmt: skip
 
 
@@ -41,7 +41,13 @@ class Guard:
 def numbers_differ(question: str, cached: str) -> bool:
     """`port 80` against `port 8080`, `two` against `three`: each has a number that the other lacks."""
     ours, theirs = _numbers(question), _numbers(cached)
-    return bool(ours - theirs and theirs - ours)
+    ours, theirs = ours - theirs, theirs - ours
+    return bool((ours or _one(question, cached)) and (theirs or _one(cached, question)) and (ours or theirs))
+
+
+def _one(text: str, other: str) -> bool:
+    """Whether only this text says `one`, which is a number only where the other text has another."""
+    return "one" in _words(text) and "one" not in _words(other)
 
 
 def _numbers(text: str) -> Counter[str]:
@@ -209,9 +215,9 @@ def _units(text: str) -> set[str]:
 
 
 def question_differs(question: str, cached: str) -> bool:
-    """`when was it invented` against `where was it invented`; `what` may ask for the same as any but `who`."""
+    """`when was it invented` against `where was it invented`; `what` may ask for the same as any but `who`, `which` as any."""
     ours, theirs = _kinds(question), _kinds(cached)
-    if not ours or not theirs or ours & theirs:
+    if not ours or not theirs or ours & theirs or "which" in ours | theirs:
         return False
     return "what" not in ours | theirs or bool({"who"} & (ours | theirs))
 

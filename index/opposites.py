@@ -27,6 +27,7 @@ wake sleep|begin end|begins ends|starting stopping|starting ending|rise fall|asc
 pause resume|promote demote|accept decline|lighter darker|light dark|rising falling|mute unmute|nothing everything
 succeeded failed|passing failing|gained lost|winner loser|faster slower|forward back|roll rollback|sunrise sunset|debit credit
 success failure|pass fail|exact semantic|exact approximate|hit miss|cold warm|used free|busy idle
+for against|production staging|soluble insoluble|credit debit|married single|adults children|adult child|started finished
 """
 
 

@@ -87,7 +87,9 @@ async def test_what_comes_together_is_embedded_together() -> None:
     [
         ("numbers", "How do I open port 80?", "How do I open port 8080?"),
         ("numbers", "What are the two caches?", "What are the three caches?"),
+        ("numbers", "What if I miss one pill?", "What if I miss two pills?"),
         ("negation", "Why does it work?", "Why doesn't it work?"),
+        ("opposites", "Give arguments for nuclear power", "Give arguments against nuclear power"),
         ("opposites", "How do I enable 2FA?", "How do I disable 2FA?"),
         ("quotes", 'What does "stop" mean?', 'What does "seed" mean?'),
         ("code", "What does max_tokens do?", "What does top_p do?"),
@@ -112,6 +114,8 @@ def test_guards_veto_near_misses(guard: str, one: str, other: str) -> None:
         ("What is a block?", "Can you tell me what a block is?"),
         ("How do I steer the cache?", "How can I steer the cache?"),
         ("what is the free queue", "What is the free queue?"),
+        ("Who won the world cup?", "Which team won the world cup?"),
+        ("How does one lose 5 kg?", "How do I lose 5 kg?"),
         ("Explain the hash chain.", "Please explain the hash chain"),
         ("Should I learn French and German?", "Should I learn German and French?"),
         ("Is Down’s Syndrome hereditary?", "Is Down's syndrome hereditary?"),

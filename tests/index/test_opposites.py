@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,17 @@ from index.policies.policy import Neighbour
 from kvproxy.proxy.semantic import build_policy
 from kvproxy.settings import CacheSettings
 
-PAIRS = [
-    json.loads(line) for line in (Path(__file__).parent / "data" / "opposites.jsonl").read_text("utf-8").splitlines()
-]
+DATA = Path(__file__).parent / "data"
+
+
+def read(name: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (DATA / name).read_text("utf-8").splitlines()]
+
+
+PAIRS = read("opposites.jsonl")
+# Written after guards and verifier were finished, to see how they do on what nobody had in mind.
+FURTHER = read("near_misses.jsonl")
+REWORDINGS = read("rewordings.jsonl")
 
 
 def test_there_are_enough_of_every_kind() -> None:
@@ -24,20 +33,37 @@ def test_there_are_enough_of_every_kind() -> None:
     assert min(kinds.values()) >= 15
 
 
-def test_the_default_policy_serves_none() -> None:
+@pytest.fixture(scope="module")
+def served() -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
     """With the real embedder and verifier, whichever of the two questions is the cached one."""
     policy, embedder = build_policy(CacheSettings()), load_embedder()
     assert policy.name == "checked"
-    similarity = (embedder.embed([pair["a"] for pair in PAIRS]) * embedder.embed([pair["b"] for pair in PAIRS])).sum(1)
-    accepted = [
-        (pair["a"], pair["b"])
-        for pair, cosine in zip(PAIRS, similarity.tolist(), strict=True)
-        for one, other in (("a", "b"), ("b", "a"))
-        if policy.decide(pair[one], [Neighbour(pair[other], cosine)])[0].verdict == "accepted"
-    ]
-    assert accepted == []
-    # The cosine alone would have served some.
-    assert sum(similarity >= 0.95) > 50
+
+    def accepted(pairs: list[dict[str, str]]) -> list[tuple[str, str]]:
+        cosines = (embedder.embed([pair["a"] for pair in pairs]) * embedder.embed([pair["b"] for pair in pairs])).sum(1)
+        return [
+            (pair[one], pair[other])
+            for pair, cosine in zip(pairs, cosines.tolist(), strict=True)
+            for one, other in (("a", "b"), ("b", "a"))
+            if policy.decide(pair[one], [Neighbour(pair[other], cosine)])[0].verdict == "accepted"
+        ]
+
+    return accepted
+
+
+@pytest.mark.parametrize("pairs", [PAIRS, FURTHER], ids=["opposites", "further"])
+def test_the_default_policy_serves_no_near_miss(pairs: list[dict[str, str]], served: Callable[..., list[str]]) -> None:
+    assert served(pairs) == []
+
+
+def test_the_default_policy_serves_rewordings(served: Callable[..., list[str]]) -> None:
+    assert len(served(REWORDINGS)) >= 0.3 * 2 * len(REWORDINGS)
+
+
+def test_the_cosine_alone_would_serve_near_misses() -> None:
+    embedder = load_embedder()
+    cosines = (embedder.embed([pair["a"] for pair in PAIRS]) * embedder.embed([pair["b"] for pair in PAIRS])).sum(1)
+    assert sum(cosines >= 0.95) > 50
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)

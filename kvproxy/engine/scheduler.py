@@ -7,8 +7,8 @@ share what the first of them computes. What a tier may hold beyond the pool is l
 from dataclasses import dataclass, field
 
 from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
-from kvproxy.engine.batch import Span
 from kvproxy.engine.sequence import RunningSequence
+from kvproxy.engine.span import Span
 from kvproxy.engine.tiering import Tiering
 from kvproxy.engine.waiting import WaitingLine
 

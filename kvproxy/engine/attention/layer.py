@@ -1,0 +1,60 @@
+"""Paged attention for transformers models: one packed row of tokens, keys and values in the block pool.
+
+`register()` offers the function to transformers under `NAME`. A step's batch travels to it as an extra keyword argument
+of the model's forward call, never through a global. New keys and values are written to the pool before anything is
+read from it, so a sequence can reuse a block that another one fills in the same step.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from kvproxy.engine.batch import StepBatch
+
+NAME = "kvproxy_paged"
+
+
+def register() -> None:
+    """Make the attention known to transformers; doing it twice changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, paged_attention)
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    step: "StepBatch",
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one layer for all sequences of a step.
+
+    Args:
+        module: the attention layer; its `layer_idx` names the pool's layer.
+        query: `[1, heads, tokens, head_dim]`.
+        key, value: `[1, kv_heads, tokens, head_dim]`.
+        attention_mask: unused, the batch knows who sees whom.
+        step: the step's batch.
+        scaling: factor of the scores; 1 / sqrt(head_dim) by default.
+
+    Returns:
+        `[1, tokens, heads, head_dim]`.
+    """
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    cached = step.pool.layer(module.layer_idx)  # type: ignore[arg-type]
+    for pool, new in zip(cached, (key, value), strict=True):
+        pool.view(-1, *pool.shape[2:])[step.slots] = new
+    parts = []
+    if step.prefill is not None:
+        rows = slice(step.decode_start)
+        parts.append(step.prefill(query[rows], (key[rows], value[rows]), cached, scaling))
+    if step.decode is not None:
+        rows = slice(step.decode_start, None)
+        parts.append(step.decode(query[rows], (key[rows], value[rows]), cached, scaling))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None

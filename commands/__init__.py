@@ -12,6 +12,7 @@ import typer
 from commands import (
     blocks,
     blocks_pin,
+    blocks_tiers,
     cache,
     calibrate,
     doctor,
@@ -49,6 +50,8 @@ app.add_typer(blocks.app, name="blocks")
 blocks.app.command("pin")(blocks_pin.pin)
 blocks.app.command("pins")(blocks_pin.pins)
 blocks.app.command("unpin")(blocks_pin.unpin)
+blocks.app.command("tiers")(blocks_tiers.tiers)
+blocks.app.command("clear-tier")(blocks_tiers.clear_tier)
 app.add_typer(upstreams.app, name="upstreams")
 app.command("top")(top.top)
 app.command("explain")(explain.explain)

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commands.blocks_tiers import tier_line
 from commands.client import ProxyClient
 from commands.options import DEFAULT_URL, Json, Token, Url
 from commands.output import percent, print_facts, print_json, print_table
@@ -33,7 +34,7 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     else:
         _draw([block["state"] for block in blocks], stats)
         for tier in client.get("/admin/blocks/tiers"):
-            typer.echo(f" beyond the pool, {tier['name']}: {tier['chunks']:,} chunks, {tier['bytes'] / 2**20:,.1f} MiB")
+            typer.echo(f" beyond the pool, {tier_line(tier)}")
 
 
 def _mirrored(stats: dict[str, Any]) -> None:
@@ -195,35 +196,6 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
             found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
         plain = {name: value for name, value in found.items() if not isinstance(value, list)}
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in plain.items())
-
-
-@app.command("tiers")
-def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """List what is kept beyond the pool: host memory, disk, Redis.
-
-    Example: kvproxy blocks tiers
-    """
-    found = ProxyClient(url, token).get("/admin/blocks/tiers")
-    if as_json:
-        print_json(found)
-        return
-    if not found:
-        typer.echo("no tiers: serve with --tier-host, --tier-disk or --tier-redis")
-        return
-    print_table(
-        ("tier", "chunks#", "MiB#", "limit#", "hits#", "misses#", "damaged#", "errors#", "evictions#", "state"),
-        (
-            (
-                tier["name"],
-                tier["chunks"],
-                f"{tier['bytes'] / 2**20:.1f}",
-                "" if tier["limit"] is None else f"{tier['limit'] / 2**20:.1f}",
-                *(tier[name] for name in ("hits", "misses", "damaged", "errors", "evictions")),
-                "in use" if tier["available"] else "left alone",
-            )
-            for tier in found
-        ),
-    )
 
 
 def _reset_sentence(done: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from commands.blocks_tiers import tier_line
 from commands.client import ProxyClient
 from commands.options import DEFAULT_URL, Json, Token, Url
 from commands.output import percent
@@ -30,6 +31,7 @@ class Sample:
     seconds: Counter[str]
     entries: int
     blocks: dict[str, Any] | None
+    tiers: list[dict[str, Any]]
 
 
 def top(
@@ -98,13 +100,18 @@ def take(client: ProxyClient) -> Sample:
                 seconds[sample.labels["layer"]] += sample.value  # type: ignore[assignment]
             elif sample.name == "kvproxy_cache_entries":
                 entries = int(sample.value)
+    blocks, tiers = _ask(client, "/admin/blocks/stats"), _ask(client, "/admin/blocks/tiers")
+    return Sample(time.monotonic(), requests, seconds, entries, blocks, tiers or [])
+
+
+def _ask(client: ProxyClient, path: str) -> Any:
+    """None where an upstream keeps its own, and tells nobody."""
     try:
-        blocks: dict[str, Any] | None = client.get("/admin/blocks/stats")
+        return client.get(path)
     except ProxyUnreachable:
         raise
     except KvproxyError:
-        blocks = None  # An upstream keeps its own, and tells nobody.
-    return Sample(time.monotonic(), requests, seconds, entries, blocks)
+        return None
 
 
 def between(before: Sample, now: Sample) -> dict[str, Any]:
@@ -125,6 +132,7 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
         "requests": {layer: now.requests[layer] for layer in LAYERS},
         "entries": now.entries,
         "blocks": now.blocks,
+        "tiers": now.tiers,
     }
 
 
@@ -142,7 +150,8 @@ def _page(figures: dict[str, Any]) -> "Group":
         table.add_row(layer, f"{rate:,.1f}", "-" if first is None else f"{first:,.1f}", f"{total:,}")
     share = figures["from_cache"]
     table.add_row("from the cache", "-" if share is None else percent(share), "", f"{figures['entries']:,} stored")
-    return Group(table, *(Text(f"{name:<14}  {value}") for name, value in _pool(figures["blocks"])))
+    lines = [*_pool(figures["blocks"]), *(("tier", tier_line(tier)) for tier in figures["tiers"])]
+    return Group(table, *(Text(f"{name:<14}  {value}") for name, value in lines))
 
 
 def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:

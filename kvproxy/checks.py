@@ -1,5 +1,6 @@
 """What `kvproxy doctor` checks. Each check returns what it found, or raises an error that names the fix."""
 
+import functools
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -20,6 +21,7 @@ def all_checks(settings: Settings, url: str) -> list[tuple[str, Check]]:
         ("store", lambda: _store(settings)),
         ("embedder", _embedder),
         ("model", lambda: _model(settings)),
+        *_tiers(settings),
         ("proxy", lambda: _proxy(url, settings)),
     ]
 
@@ -91,6 +93,46 @@ def _model(settings: Settings) -> str:
 
     loaded = load_model(settings.model)
     return f"{settings.model}, up to {loaded.max_model_len} tokens"
+
+
+def _tiers(settings: Settings) -> list[tuple[str, Check]]:
+    from kvproxy.tiers import checks
+
+    tiers, engine = settings.tiers, settings.engine
+    if not tiers.enabled:
+        return []
+    own = functools.cache(lambda: _own_chunks(settings))
+    host, disk, outlives = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
+    found: list[tuple[str, Check]] = [
+        (
+            "chunks",
+            lambda: checks.check_chunks(
+                tiers.chunk_tokens, engine.block_size, engine.hash_algorithm, outlives=outlives
+            ),
+        )
+    ]
+    if host is not None:
+        found.append(("host tier", lambda: checks.check_host(host)))
+    if disk is not None:
+        found.append(("disk tier", lambda: checks.check_disk(disk, tiers.disk_size, own())))
+    if tiers.redis is not None:
+        found.append(("redis tier", lambda: checks.check_redis(tiers, own())))
+    return found
+
+
+def _own_chunks(settings: Settings) -> str | None:
+    """How the keys of the model's chunks begin; None where the model cannot be loaded, which is told elsewhere."""
+    from kvproxy.blocks.digest import BlockHasher
+    from kvproxy.engine.fingerprint import fingerprint
+    from kvproxy.engine.models import load_model
+    from kvproxy.tiers.codec import key_prefix
+
+    engine = settings.engine
+    try:
+        loaded = load_model(settings.model, engine.device, engine.dtype)
+    except KvproxyError:
+        return None
+    return key_prefix(fingerprint(loaded, engine.block_size, BlockHasher(engine.hash_algorithm)))
 
 
 def _proxy(url: str, settings: Settings) -> str:

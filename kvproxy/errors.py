@@ -102,6 +102,14 @@ class StoreUnavailable(KvproxyError):
     code = "store_unavailable"
 
 
+class TierUnavailable(KvproxyError):
+    """A tier of the prefix cache cannot be used now."""
+
+    status = 503
+    type = "server_error"
+    code = "tier_unavailable"
+
+
 class UpstreamError(KvproxyError):
     """An upstream gave no answer. `unsent` tells that it never got the request either, so that another may have it."""
 

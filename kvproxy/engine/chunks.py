@@ -5,7 +5,7 @@ import torch
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.pool import KVPool
-from kvproxy.tiers.codec import ChunkName, header_bytes
+from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix
 
 
 class Chunks:
@@ -20,6 +20,7 @@ class Chunks:
 
     def __init__(self, pool: KVPool, hasher: BlockHasher, size: int, fingerprint: bytes) -> None:
         self.size = size
+        self.prefix = key_prefix(fingerprint)
         self._pool = pool
         self._hasher = hasher
         self._fingerprint = fingerprint

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
@@ -24,6 +25,7 @@ from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.codec import ChunkName, seal, unseal
 
 _READERS = 2
+Models = Literal["own", "others", "all"]
 
 
 def make_tiering(
@@ -227,6 +229,16 @@ class Tiering:
     def _save(self, name: ChunkName, blocks: list[int]) -> None:
         buffer = self._chunks.read(blocks, name)
         self.chain.save(name.key, buffer, lambda: seal(buffer, name))
+
+    def clear(self, name: str, models: Models) -> int | None:
+        """Drop the chunks of a tier that were made by this model, by others, or by all; how many, None without that tier.
+
+        Raises:
+            TierError: the tier failed.
+        """
+        own = self._chunks.prefix
+        chosen = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
+        return self.chain.clear(name, chosen.get(models, lambda key: True))
 
     def close(self) -> None:
         """Stop loading and put away what waits."""

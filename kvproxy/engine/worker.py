@@ -17,8 +17,10 @@ from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
 from kvproxy.engine.request import Delta, GenerationRequest
-from kvproxy.errors import KvproxyError, Overloaded
+from kvproxy.engine.tiering import Models
+from kvproxy.errors import KvproxyError, Overloaded, TierUnavailable
 from kvproxy.settings import EngineSettings, TierSettings
+from kvproxy.tiers.store import TierError
 
 if TYPE_CHECKING:
     from kvproxy.engine.publisher import KVEventPublisher
@@ -154,6 +156,19 @@ class EngineWorker:
     def tier_stats(self) -> list[dict[str, Any]]:
         """Figures of each tier, the fastest first."""
         return self._engine.tiers.chain.stats() if self._engine.tiers else []
+
+    async def clear_tier(self, name: str, models: Models) -> int | None:
+        """Drop chunks of a tier, see `Tiering.clear`.
+
+        Raises:
+            TierUnavailable: the tier failed.
+        """
+        if self._engine.tiers is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._engine.tiers.clear, name, models)
+        except TierError as error:
+            raise TierUnavailable(f"tier {name} was not cleared: {error}; try again") from None
 
     def _put(self, job: Job) -> None:
         if not self._thread.is_alive():

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
+from kvproxy.errors import InvalidRequest, NotFound, Unauthorized
 from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.explain import explain
 from kvproxy.proxy.fleet.routes import drain, undrain, upstreams
@@ -61,13 +61,6 @@ async def blocks_stats(request: Request) -> Response:
     return JSONResponse(await services(request).prefix.stats())
 
 
-async def blocks_tiers(request: Request) -> Response:
-    worker = services(request).worker
-    if worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks")
-    return JSONResponse(worker.tier_stats())
-
-
 async def blocks_chains(request: Request) -> Response:
     return JSONResponse(await services(request).prefix.chains())
 
@@ -99,7 +92,6 @@ ROUTES = [
     Route("/admin/blocks/queue", guard(blocks_queue), methods=["GET"]),
     Route("/admin/blocks/chains", guard(blocks_chains), methods=["GET"]),
     Route("/admin/blocks/stats", guard(blocks_stats), methods=["GET"]),
-    Route("/admin/blocks/tiers", guard(blocks_tiers), methods=["GET"]),
     Route("/admin/blocks/reset", guard(blocks_reset), methods=["POST"]),
     Route("/admin/blocks/{id}", guard(blocks_show), methods=["GET"]),
     Route("/admin/explain", guard(explain_request), methods=["POST"]),

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from index.errors import CacheStoreError
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError, StoreUnavailable
-from kvproxy.proxy import admin, admin_cache, admin_pins, feedback, routes
+from kvproxy.proxy import admin, admin_cache, admin_pins, admin_tiers, feedback, routes
 from kvproxy.proxy.labels import Labels
 from kvproxy.proxy.services import Services, build
 from kvproxy.settings import Settings
@@ -33,7 +33,15 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     app = Starlette(
-        routes=[*routes.ROUTES, *admin_pins.ROUTES, *admin.ROUTES, *admin_cache.ROUTES, *feedback.ROUTES, routes.OTHER],
+        routes=[
+            *routes.ROUTES,
+            *admin_pins.ROUTES,
+            *admin_tiers.ROUTES,
+            *admin.ROUTES,
+            *admin_cache.ROUTES,
+            *feedback.ROUTES,
+            routes.OTHER,
+        ],
         lifespan=lifespan,
         middleware=[Middleware(Labels)],
         exception_handlers={

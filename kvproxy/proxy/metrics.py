@@ -37,7 +37,7 @@ class Metrics:
             "kvproxy_tokens", "Tokens: prompt (pool, tier, computed) and generated.", ["kind"], registry=self._registry
         )
         self._tiers = Gauge(
-            "kvproxy_tier", "Figures of each tier: chunks and bytes kept, chunks found, missed, damaged, failed.",
+            "kvproxy_tier", "Figures of each tier: chunks and bytes kept; chunks found, missed, damaged, failed, dropped.",
             ["tier", "of"], registry=self._registry,
         )  # fmt: skip
         self._lookups = Gauge(
@@ -94,7 +94,7 @@ class Metrics:
     def render(self, pool: PoolStats | None, entries: int, tiers: Sequence[Mapping[str, Any]] = ()) -> bytes:
         """The exposition text with the caches' present state."""
         for row in tiers:
-            for name in ("chunks", "bytes", "hits", "misses", "damaged", "errors", "evictions"):
+            for name in ("chunks", "bytes", "hits", "misses", "damaged", "errors", "dropped", "evictions", "available"):
                 self._tiers.labels(row["name"], name).set(row[name])
         self._entries.set(entries)
         if pool is not None:

@@ -8,6 +8,7 @@ while a request waits; and a process that is killed would lose everything that w
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -32,7 +33,6 @@ class TierChain:
         self._counts = {store.name: Counter[str]() for store in self.stores}
         self._pending: set[str] = set()
         self._lock = Lock()
-        self.dropped = 0
 
     def may_hold(self, key: str) -> bool:
         """Whether a lookup is worth its while; asks no other machine."""
@@ -97,8 +97,36 @@ class TierChain:
         taken = self._writer.offer(len(data), work)
         if not taken:
             self._pending.discard(key)
-            self.dropped += 1
+            for store in stores:
+                if store.wants(key):
+                    self._count(store, "dropped")
         return taken
+
+    def clear(self, name: str, chosen: Callable[[str], bool], timeout: float = 60.0) -> int | None:
+        """Drop the chunks of a tier whose keys are chosen, those that wait to be written included.
+
+        Returns:
+            How many; None where there is no such tier.
+
+        Raises:
+            TierError: the tier failed, or what waits took longer than `timeout` seconds.
+        """
+        store = next((store for store in self.stores if store.name == name), None)
+        if store is None:
+            return None
+        done: Future[int] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(store.clear(chosen))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._writer.run(work)
+        try:
+            return done.result(timeout)
+        except TimeoutError:
+            raise TierError(f"{name} is still busy after {timeout:g} s") from None
 
     def _ask(self, store: ChunkStore, call: Callable[[ChunkStore], T]) -> T | None:
         try:
@@ -119,8 +147,8 @@ class TierChain:
         return self._writer.flush(timeout)
 
     def stats(self) -> list[dict[str, Any]]:
-        """Figures of each tier: what it holds, and chunks found, missed, damaged, failed."""
-        names = ("hits", "misses", "damaged", "errors", "bytes_loaded")
+        """Figures of each tier: what it holds, and chunks found, missed, damaged, failed, and dropped unwritten."""
+        names = ("hits", "misses", "damaged", "errors", "dropped", "bytes_loaded")
         return [
             store.stats().as_dict() | {name: self._counts[store.name][name] for name in names} for store in self.stores
         ]

@@ -37,7 +37,12 @@ class ChunkName:
     @property
     def key(self) -> str:
         """What stores keep it under: models never meet, not even in a shared folder."""
-        return f"{self.fingerprint.hex()[:16]}-{self.digest.hex()}"
+        return f"{key_prefix(self.fingerprint)}{self.digest.hex()}"
+
+
+def key_prefix(fingerprint: bytes) -> str:
+    """How the keys of a model's chunks begin."""
+    return f"{fingerprint.hex()[:16]}-"
 
 
 def header_bytes(name: ChunkName) -> int:

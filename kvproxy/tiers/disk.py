@@ -6,18 +6,21 @@ behind fails its checksum and is a miss. Each use sets the file's time, which is
 """
 
 import contextlib
+import errno
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
 from kvproxy.tiers.store import Data, StoreStats, TierError
 
 _SUFFIX = ".chunk"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStore:
-    """A folder of chunks under a limit of bytes; one process a folder.
+    """A folder of chunks under a limit of bytes; one process a folder. A full disk counts as the limit.
 
     Args:
         folder: made where it is missing; readable by its owner only, since a chunk holds the tokens of its prompt.
@@ -41,7 +44,7 @@ class DiskStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._scan()
         self._bytes = sum(self._sizes.values())
-        self._make_room()
+        self._shrink(limit)
 
     def _scan(self) -> None:
         found = []
@@ -84,7 +87,24 @@ class DiskStore:
     def put(self, key: str, data: Data) -> None:
         if len(data) > self._limit:
             return
+        if key in self._sizes:
+            self.delete(key)
         path = self._path(key)
+        try:
+            self._shrink(self._limit - len(data))
+            try:
+                self._write(path, data)
+            except OSError as error:
+                if error.errno not in _FULL or not self._shrink(self._bytes - len(data)):
+                    raise
+                self._write(path, data)
+        except OSError as error:
+            raise TierError(f"cannot write {path}: {error.strerror}") from None
+        with self._lock:
+            self._sizes[key] = len(data)
+            self._bytes += len(data)
+
+    def _write(self, path: Path, data: Data) -> None:
         with self._lock:
             self._written += 1
             part = self._folder / f"{os.getpid()}-{self._written}.part"
@@ -95,23 +115,22 @@ class DiskStore:
                 while written < len(view):
                     written += file.write(view[written:]) or 0
             part.replace(path)
-        except OSError as error:
+        except OSError:
             part.unlink(missing_ok=True)
-            raise TierError(f"cannot write {path}: {error.strerror}") from None
-        with self._lock:
-            self._bytes += len(data) - self._sizes.pop(key, 0)
-            self._sizes[key] = len(data)
-        self._make_room()
+            raise
 
-    def _make_room(self) -> None:
+    def _shrink(self, limit: int) -> int:
+        """Drop the least recently used chunks until `limit` bytes are left at the most; how many."""
+        dropped = 0
         while True:
             with self._lock:
-                if self._bytes <= self._limit:
-                    return
+                if self._bytes <= limit or not self._sizes:
+                    return dropped
                 key, size = self._sizes.popitem(last=False)
                 self._bytes -= size
                 self._evictions += 1
             self._path(key).unlink(missing_ok=True)
+            dropped += 1
 
     def contains(self, key: str) -> bool:
         return key in self._sizes
@@ -125,6 +144,13 @@ class DiskStore:
             self._path(key).unlink(missing_ok=True)
         except OSError as error:
             raise TierError(f"cannot remove {self._path(key)}: {error.strerror}") from None
+
+    def clear(self, chosen: Callable[[str], bool]) -> int:
+        with self._lock:
+            doomed = [key for key in self._sizes if chosen(key)]
+        for key in doomed:
+            self.delete(key)
+        return len(doomed)
 
     def _forget(self, key: str) -> None:
         with self._lock:

@@ -60,6 +60,13 @@ class HostStore:
         with self._lock:
             self._drop(key)
 
+    def clear(self, chosen: Callable[[str], bool]) -> int:
+        with self._lock:
+            doomed = [key for key in self._chunks if chosen(key)]
+            for key in doomed:
+                self._drop(key)
+            return len(doomed)
+
     def _drop(self, key: str) -> None:
         old = self._chunks.pop(key, None)
         if old is not None:

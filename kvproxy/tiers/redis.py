@@ -2,7 +2,9 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -89,6 +91,35 @@ class RedisStore:
     def delete(self, key: str) -> None:
         self._call(lambda: self._client.delete(_PREFIX + key))
         self._forget(key)
+
+    def clear(self, chosen: Callable[[str], bool]) -> int:
+        dropped = 0
+        for keys in self._scan():
+            doomed = [key for key in keys if chosen(key)]
+            if doomed:
+                dropped += self._unlink(doomed)
+        return dropped
+
+    def _unlink(self, keys: list[str]) -> int:
+        for key in keys:
+            self._forget(key)
+        return int(self._call(lambda: self._client.unlink(*(_PREFIX + key for key in keys))))
+
+    def keys(self) -> Iterator[str]:
+        """All chunks that are there, of every model and machine."""
+        return chain.from_iterable(self._scan())
+
+    def _scan(self) -> Iterator[list[str]]:
+        scan, cursor = partial(self._client.scan, match=f"{_PREFIX}*", count=500), 0
+        while True:
+            cursor, names = self._call(partial(scan, cursor))
+            yield [name.decode().removeprefix(_PREFIX) for name in names]
+            if not cursor:
+                return
+
+    def server(self) -> dict[str, Any]:
+        """What the server says of itself: its version, `maxmemory` and `maxmemory_policy`, ..."""
+        return dict(self._call(self._client.info))
 
     def _call(self, command: Callable[[], T]) -> T:
         if not self._breaker.allow():

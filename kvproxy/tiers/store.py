@@ -1,6 +1,7 @@
 """The seam to wherever chunks are kept, and a test double of it."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -61,6 +62,9 @@ class ChunkStore(Protocol):
     def delete(self, key: str) -> None:
         """Drop a chunk, if it is there."""
 
+    def clear(self, chosen: Callable[[str], bool]) -> int:
+        """Drop the chunks whose keys are chosen; how many."""
+
     def stats(self) -> StoreStats:
         """Figures of this moment."""
 
@@ -106,6 +110,13 @@ class DictStore:
     def delete(self, key: str) -> None:
         self._call("delete")
         self.chunks.pop(key, None)
+
+    def clear(self, chosen: Callable[[str], bool]) -> int:
+        self._call("clear")
+        doomed = [key for key in self.chunks if chosen(key)]
+        for key in doomed:
+            del self.chunks[key]
+        return len(doomed)
 
     def stats(self) -> StoreStats:
         return StoreStats(self.name, len(self.chunks), sum(map(len, self.chunks.values())), None, 0, self.available)

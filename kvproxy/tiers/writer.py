@@ -33,6 +33,10 @@ class Writer:
         self._queue.put((size, work))
         return True
 
+    def run(self, work: Work) -> None:
+        """Queue work that holds nothing, behind all that waits."""
+        self._queue.put((0, work))
+
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until nothing is waiting; False when the seconds did not suffice."""
         with self._changed:

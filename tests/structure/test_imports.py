@@ -16,7 +16,10 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy": set(),
     "kvproxy.errors": set(),
     "kvproxy.settings": {"kvproxy.errors"},
-    "kvproxy.checks": {"index", "kvproxy.errors", "kvproxy.settings", "kvproxy.demo", "kvproxy.engine"},
+    "kvproxy.checks": {
+        "index",
+        *(f"kvproxy.{room}" for room in ("errors", "settings", "blocks", "demo", "engine", "tiers")),
+    },
     "kvproxy.blocks": {"kvproxy.errors"},
     "kvproxy.demo": {"kvproxy.errors"},
     "kvproxy.engine": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.demo", "kvproxy.tiers"},

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.store import Data, DictStore
+from kvproxy.tiers.store import Data, DictStore, TierError
 
 
 def whole(data: Data) -> bytes | None:
@@ -72,12 +72,34 @@ def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None
     assert not chain.wants("first")
     assert not chain.save("second", b"x" * 60)
     assert chain.wants("second")
-    assert chain.dropped == 1
+    assert chain.stats()[0]["dropped"] == 1
     gate.set()
     assert chain.flush(5)
     assert chain.save("second", b"x" * 60)
     chain.close()
     assert set(store.chunks) == {"first", "second"}
+
+
+def test_a_tier_is_cleared_behind_what_waits_and_the_others_keep_theirs(stores: tuple[DictStore, ...]) -> None:
+    chain = TierChain(stores)
+    gate = threading.Event()
+    chain.save("own-1", b"data", lambda: gate.wait(10) and None)
+    chain.save("other-1", b"data")
+    threading.Timer(0.05, gate.set).start()
+    assert chain.clear("middle", lambda key: key.startswith("own-")) == 1
+    assert set(stores[1].chunks) == {"other-1"}
+    assert set(stores[0].chunks) == {"own-1", "other-1"}
+    assert chain.wants("own-1")
+    assert chain.clear("nowhere", lambda key: True) is None
+    stores[2].failing = True
+    with pytest.raises(TierError, match="told to fail"):
+        chain.clear("slow", lambda key: True)
+    gate.clear()
+    chain.save("own-2", b"data", lambda: gate.wait(10) and None)
+    with pytest.raises(TierError, match="busy"):
+        chain.clear("fast", lambda key: True, timeout=0.05)
+    gate.set()
+    chain.close()
 
 
 def test_work_that_breaks_does_not_end_the_writer() -> None:

@@ -96,7 +96,19 @@ def test_a_restart_finds_its_prefixes_and_shows_them(tmp_path: Path) -> None:
             assert f"kvproxy_{name}_seconds_count 1.0" in metrics
         warmed = result("warm", prompts, "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
         assert (warmed["requests"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
-        assert wait_for_chunks(url, more_than=rows["disk"]["chunks"])
+        chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
+        assert 'kvproxy_tier{of="dropped",tier="disk"} 0.0' in metrics
+        assert "tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
+        cleared = result("blocks", "clear-tier", "disk", url=url)
+        assert cleared == {"tier": "disk", "models": "own", "cleared": chunks}
+        assert (
+            "0 chunks dropped from disk" in kvproxy("blocks", "clear-tier", "disk", "--models", "all", url=url).stdout
+        )
+        assert not list((tmp_path / "chunks").rglob("*.chunk"))
+        assert result("blocks", "tiers", url=url)[0]["chunks"] == chunks
+        unknown = kvproxy("blocks", "clear-tier", "redis", url=url)
+        assert (unknown.returncode, "this proxy has host, disk" in unknown.stderr) == (3, True)
+        assert kvproxy("blocks", "clear-tier", "disk", "--models", "mine", url=url).returncode == 2
 
 
 def test_tiers_with_an_upstream_are_refused(tmp_path: Path) -> None:

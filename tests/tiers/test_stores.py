@@ -1,5 +1,6 @@
 """Each store keeps what it was given, within its limit, and is a miss or an error otherwise."""
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
-from kvproxy.tiers.store import ChunkStore, DictStore, TierError
+from kvproxy.tiers.store import ChunkStore, Data, DictStore, TierError
 from tests.redis_server import RedisServer
 
 KEYS = [f"model-{number:02x}" for number in range(6)]
@@ -57,6 +58,20 @@ def test_every_store_keeps_the_same_contract(store: ChunkStore) -> None:
     assert store.get("a-00") is None
     assert store.wants("a-00")
     assert (store.stats().chunks, store.stats().bytes) == (1, 3)
+
+
+def test_every_store_drops_what_is_chosen(store: ChunkStore) -> None:
+    for number in range(12):
+        store.put(f"{'own' if number % 3 else 'other'}-{number:02x}", b"data")
+    assert store.clear(lambda key: key.startswith("other-")) == 4
+    assert [store.contains(f"other-{number:02x}") for number in (0, 3, 6, 9)] == [False] * 4
+    assert store.contains("own-01")
+    assert store.wants("other-00")
+    assert (store.stats().chunks, store.stats().bytes) == (8, 32)
+    assert store.clear(lambda key: True) == 8
+    assert (store.stats().chunks, store.stats().bytes) == (0, 0)
+    store.put("own-01", b"data")
+    assert store.contains("own-01")
 
 
 operations = st.lists(
@@ -132,6 +147,46 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_that_tier_only(tmp_path:
         store.put("a-00", b"data")
     assert not store.contains("a-00")
     assert not list((tmp_path / "chunks").glob("*.part"))
+
+
+class SmallDisk(DiskStore):
+    """A folder on a disk of 1,000 bytes, of which others take some."""
+
+    others = 0
+
+    def _write(self, path: Path, data: Data) -> None:
+        if self.others + sum(file.stat().st_size for file in self._folder.rglob("*.chunk")) + len(data) > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._write(path, data)
+
+
+def test_a_full_disk_is_a_limit(tmp_path: Path) -> None:
+    store = SmallDisk(tmp_path, 1 << 30)
+    for number in range(30):
+        store.put(f"a-{number:02x}", bytes([number]) * 100)
+    assert [number for number in range(30) if store.contains(f"a-{number:02x}")] == list(range(20, 30))
+    assert bytes(store.get("a-1d") or b"") == b"\x1d" * 100
+    assert (store.stats().bytes, store.stats().evictions) == (1000, 20)
+    store.others = 1000
+    with pytest.raises(TierError, match="No space left"):
+        store.put("b-00", b"x" * 100)
+    assert not store.contains("b-00")
+    store.others = 0
+    store.put("b-00", b"x" * 100)
+    assert store.contains("b-00")
+
+
+def test_the_limit_holds_while_a_chunk_is_written(tmp_path: Path) -> None:
+    class Watched(DiskStore):
+        def _write(self, path: Path, data: Data) -> None:
+            super()._write(path, data)
+            used.append(sum(file.stat().st_size for file in self._folder.rglob("*.chunk")))
+
+    used: list[int] = []
+    store = Watched(tmp_path, 250)
+    for number in range(20):
+        store.put(f"a-{number % 7:02x}", b"x" * (10 * number))
+    assert max(used) <= 250
 
 
 def test_chunk_files_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""`kvproxy doctor` on the tiers: what is fine, and what each fault's fix is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.errors import KvproxyError
+from kvproxy.settings import TierSettings
+from kvproxy.tiers.checks import check_chunks, check_disk, check_host, check_redis
+from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.redis import RedisStore
+from tests.commands.test_commands import kvproxy
+from tests.redis_server import RedisServer
+
+
+def doctor(*flags: object) -> tuple[int, dict[str, Any]]:
+    done = kvproxy("doctor", "--json", *flags)
+    return done.returncode, {check["check"]: check for check in json.loads(done.stdout)}
+
+
+def test_doctor_looks_at_each_tier(tmp_path: Path, redis_server: RedisServer) -> None:
+    folder = tmp_path / "chunks"
+    DiskStore(folder, 1 << 20).put("0123456789abcdef-00", b"of another model")
+    flags = ["--data", tmp_path, "--tier-disk", folder, "--tier-disk-size", "1MiB", "--tier-redis", redis_server.url]
+    code, checks = doctor(*flags, "--tier-host", "1MiB")
+    assert code == 0, checks
+    assert "none of this model" in checks["disk tier"]["detail"]
+    assert "no maxmemory" in checks["redis tier"]["detail"]
+    folder.chmod(0o755)
+    redis_server.kill()
+    code, checks = doctor(*flags)
+    assert code == 1
+    assert "chmod 700" in checks["disk tier"]["detail"]
+    assert "start Redis" in checks["redis tier"]["detail"]
+    assert checks["model"]["ok"]
+
+
+def test_doctor_is_silent_on_tiers_that_are_not_set(tmp_path: Path) -> None:
+    assert not [name for name in doctor("--data", tmp_path)[1] if "tier" in name]
+
+
+def test_whose_chunks_a_folder_holds(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "chunks", 1 << 20)
+    for key in ("own-00", "own-01", "other-00"):
+        store.put(key, b"data")
+    assert "3 chunks, 1 of other models" in check_disk(tmp_path / "chunks", 1 << 20, "own-")
+    assert check_disk(tmp_path / "chunks", 1 << 20, None).endswith("3 chunks")
+    assert check_disk(tmp_path / "new", 1 << 20, "own-").endswith("0 chunks")
+
+
+def test_each_fault_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    for check, message in (
+        (lambda: check_chunks(100, 16, "sha256_cbor", outlives=True), "chunk_tokens 96"),
+        (lambda: check_chunks(96, 16, "xxhash", outlives=True), "PYTHONHASHSEED"),
+        (lambda: check_host(1 << 60), "lower --tier-host"),
+        (lambda: check_disk(tmp_path / "file", 1, None), "name another folder"),
+        (lambda: check_disk(tmp_path / "chunks", 1 << 60, None), "lower --tier-disk-size"),
+    ):
+        with pytest.raises(KvproxyError, match=message):
+            check()
+    assert check_chunks(96, 16, "xxhash", outlives=False)
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert check_chunks(96, 16, "xxhash", outlives=True)
+
+
+def test_a_full_redis_that_would_refuse_chunks_is_a_fault(redis_server: RedisServer) -> None:
+    store, settings = RedisStore(redis_server.url), TierSettings(redis=redis_server.url)
+    store.put("own-00", b"data")
+    client = store._client
+    client.config_set("maxmemory", "100mb")
+    with pytest.raises(KvproxyError, match="allkeys-lru"):
+        check_redis(settings, "own-")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    assert "allkeys-lru, 1 chunks, 0 of other models" in check_redis(settings, "own-")
+    store.close()

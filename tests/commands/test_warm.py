@@ -81,10 +81,11 @@ def test_no_more_requests_a_second_than_allowed_and_keys_as_clients_send_them(tm
     values = [{"path": "/v1/messages", "body": said(f"q{number}")} for number in range(6)]
     requests = read_requests(lines(tmp_path / "x.jsonl", *values), "m", None)
     with run_app(upstream.app()) as url:
+        began = time.monotonic()
         report = asyncio.run(run(requests, url, Pace(4, rate=20.0), "key"))
     assert report.outcomes["forwarded"] == 6
-    times = sorted(moment for moment, _, _ in upstream.asked)
-    assert times[-1] - times[0] >= 5 / 20 - 0.05
+    # From the start, since a busy machine may deliver the first request late.
+    assert max(moment for moment, _, _ in upstream.asked) - began >= 5 / 20
     assert {key for _, _, key in upstream.asked} == {"key"}
 
 

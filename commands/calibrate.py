@@ -49,11 +49,13 @@ def calibrate(
         rows = list(read_pairs(pairs))
         if not rows:
             raise SettingsError(f"{pairs} holds no pairs")
-        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier, threads=os.cpu_count() or 1)
+        model = load_embedder(settings.embedder)
+        threads = os.cpu_count() or 1
+        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier, model.name, threads)
         with shown_progress("measuring") as progress:
             result = measure(
                 rows,
-                load_embedder(settings.embedder),
+                model,
                 reads_both,
                 levels,
                 target_error=target_error,

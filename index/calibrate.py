@@ -159,7 +159,7 @@ def calibrate(
     }
     if verifier is not None:
         left = passed & (cosine >= levels.floor)
-        probability = _verify(pairs, left, verifier, lambda share: progress((1 + share) / 2))
+        probability = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
         curves["checked"] = _curve(probability, same, sorted({*PROBABILITIES, levels.checked}))
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
@@ -177,12 +177,14 @@ def _similarity(pairs: Sequence[Pair], embedder: Embedder, progress: Progress) -
     return cosine
 
 
-def _verify(pairs: Sequence[Pair], left: np.ndarray, verifier: Verifier, progress: Progress) -> np.ndarray:
+def _verify(
+    pairs: Sequence[Pair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
+) -> np.ndarray:
     """The verifier's probability of each pair that is left, -1 elsewhere."""
     found = np.full(len(pairs), -1.0)
     places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
     for batch in _batches(places, progress):
-        found[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch])
+        found[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch], cosine[batch])
     return found
 
 

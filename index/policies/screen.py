@@ -37,5 +37,6 @@ def scores(
     left = [place for place, refusal in enumerate(refused) if refusal is None]
     found = np.full(len(neighbours), np.nan, dtype=np.float32)
     if left:
-        found[left] = verifier.score([(question, neighbours[place].prompt) for place in left])
+        pairs = [(question, neighbours[place].prompt) for place in left]
+        found[left] = verifier.score(pairs, np.array([neighbours[place].similarity for place in left]))
     return found

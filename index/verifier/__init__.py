@@ -14,15 +14,21 @@ class Verifier(Protocol):
 
     name: str
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> "np.ndarray":
-        """Probability that one answer serves both questions of each pair, float32 `[len(pairs)]`; callable from any thread."""
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
+        """Probability that one answer serves both questions of each pair, float32 `[len(pairs)]`; callable from any thread.
+
+        Args:
+            pairs: two questions each.
+            cosines: of their embeddings, `[len(pairs)]`; a verifier may make something of them.
+        """
 
 
-def load_verifier(name: str = BUILT_IN, threads: int = 1) -> Verifier:
+def load_verifier(name: str = BUILT_IN, embedder: str | None = None, threads: int = 1) -> Verifier:
     """A verifier by name.
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
+        embedder: the name of the embedder whose cosines it is given; the built-in verifier uses those that it knows.
         threads: that one call of the built-in verifier computes on.
 
     Raises:
@@ -31,7 +37,7 @@ def load_verifier(name: str = BUILT_IN, threads: int = 1) -> Verifier:
     if name == BUILT_IN:
         from index.verifier.built_in import BuiltInVerifier
 
-        return BuiltInVerifier.load(threads)
+        return BuiltInVerifier.load(embedder, threads)
     from index.verifier.cross_encoder import CrossEncoderVerifier
 
     return CrossEncoderVerifier.load(name)

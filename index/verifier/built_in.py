@@ -1,7 +1,8 @@
 """The verifier in the box: the packaged MiniLM with a trained adapter, in ONNX Runtime."""
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from index.verifier.calibration import Calibration
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."
+ALONE = "alone"
 MAX_TOKENS = 256
 
 
@@ -27,12 +29,10 @@ class BuiltInVerifier:
     Args:
         base: the packaged weights.
         adapter: what was trained, and under `ranges.` the ranges for 8 bits.
-        calibration: from logits to probabilities.
+        calibration: from logits, and cosines if it weighs them, to probabilities.
         threads: that one call computes on, a pair on each.
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
     """
-
-    name = "built-in"
 
     def __init__(
         self,
@@ -51,11 +51,16 @@ class BuiltInVerifier:
         self._tables = {name: table for name, table in weights.items() if name.startswith("embeddings.")}
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._calibration = calibration
+        self.name = f"built-in-{_digest(adapter, calibration)}"
         self._threads = threads
 
     @classmethod
-    def load(cls, threads: int = 1) -> "BuiltInVerifier":
+    def load(cls, embedder: str | None = None, threads: int = 1) -> "BuiltInVerifier":
         """Merge the shipped adapter into the packaged weights.
+
+        Args:
+            embedder: whose cosines are given to `score`; they count if the calibration was fitted to them.
+            threads: as above.
 
         Raises:
             VerifierError: either is missing.
@@ -64,12 +69,12 @@ class BuiltInVerifier:
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         adapter, notes = read_tensors(ADAPTER)
         try:
-            return cls(adapter, Calibration(**json.loads(notes["calibration"])), threads)
+            return cls(adapter, known_calibration(notes, embedder), threads)
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        return self._calibration.probabilities(self.logits(pairs))
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
+        return self._calibration.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Before calibration: float32 `[len(pairs)]`."""
@@ -82,3 +87,18 @@ class BuiltInVerifier:
         encoded = self._tokenizer.encode(*sorted(pair))
         tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
         return float(self._session.run(None, {"tokens": tokens, "sides": sides(encoded.type_ids)})[0].item())
+
+
+def known_calibration(notes: Mapping[str, str], embedder: str | None) -> Calibration:
+    """The calibration noted for an embedder's cosines, in whatever precision it computes, else the one without any."""
+    noted = json.loads(notes["calibration"])
+    family = (embedder or "").removesuffix("-int8")
+    return Calibration(**noted.get(family, noted[ALONE]))
+
+
+def _digest(adapter: Weights, calibration: Calibration) -> str:
+    """Names what gives the scores, so that what was learned from one adapter's is never taken for another's."""
+    digest = hashlib.sha256(repr(calibration).encode())
+    for name in sorted(adapter):
+        digest.update(name.encode() + adapter[name].tobytes())
+    return digest.hexdigest()[:8]

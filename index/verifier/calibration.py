@@ -7,22 +7,26 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Platt's: the probability is the sigmoid of `slope * logit + offset`."""
+    """Platt's: the probability is the sigmoid of `slope * logit + cosine * c + offset`, `c` the cosine of the embeddings."""
 
     slope: float
     offset: float
+    cosine: float = 0.0
 
     @classmethod
-    def fit(cls, logits: np.ndarray, same: np.ndarray) -> "Calibration":
-        """The likeliest slope and offset for logits `[n]` of pairs that are the same or not `[n]`."""
+    def fit(cls, logits: np.ndarray, same: np.ndarray, cosines: np.ndarray | None = None) -> "Calibration":
+        """The likeliest one for logits `[n]`, and cosines `[n]` where given, of pairs that are the same or not `[n]`."""
         from sklearn.linear_model import LogisticRegression
 
-        model = LogisticRegression(C=1e6).fit(logits[:, None].astype(np.float64), same.astype(int))
-        return cls(round(float(model.coef_[0, 0]), 4), round(float(model.intercept_[0]), 4))
+        known = np.stack([logits] if cosines is None else [logits, cosines], axis=1).astype(np.float64)
+        model = LogisticRegression(C=1e6, max_iter=1000).fit(known, same.astype(int))
+        slope, *cosine = (round(float(weight), 4) for weight in model.coef_[0])
+        return cls(slope, round(float(model.intercept_[0]), 4), *cosine)
 
-    def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """float32, the shape of `logits`."""
-        exponent = np.clip(self.slope * logits.astype(np.float64) + self.offset, -30, 30)
+    def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
+        """float32 `[n]` of logits and cosines `[n]`; the latter are needed where they have a weight."""
+        told = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
+        exponent = np.clip(self.slope * logits.astype(np.float64) + told + self.offset, -30, 30)
         return (1 / (1 + np.exp(-exponent))).astype(np.float32)
 
 

@@ -39,7 +39,7 @@ class CrossEncoderVerifier:
             )
         return cls(name, model)
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
         import torch
 
         if not pairs:

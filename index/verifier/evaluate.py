@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from index.embedder import load_embedder
+from index.embedder import Embedder, load_embedder
 from index.guards import GUARDS
 from index.verifier import BUILT_IN, load_verifier
 from index.verifier.calibration import brier, most_served, reliability
@@ -19,11 +19,11 @@ from index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs
 WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
 
-def cosines(pairs: Sequence[Pair], embedder: str = "default") -> np.ndarray:
-    """Similarities of the default embedder, float32 `[len(pairs)]`."""
+def cosines(pairs: Sequence[Pair], embedder: Embedder) -> np.ndarray:
+    """Similarities of the questions of each pair, float32 `[len(pairs)]`."""
     texts = sorted({text for pair in pairs for text in (pair.a, pair.b)})
     place = {text: number for number, text in enumerate(texts)}
-    vectors = load_embedder(embedder).embed(texts)
+    vectors = embedder.embed(texts)
     found: np.ndarray = np.einsum(
         "ij,ij->i", vectors[[place[pair.a] for pair in pairs]], vectors[[place[pair.b] for pair in pairs]]
     )
@@ -38,8 +38,9 @@ def vetoed(pairs: Sequence[Pair]) -> np.ndarray:
 def report(pairs: Sequence[Pair], verifier: str, threads: int) -> None:
     """Print what the module says."""
     same = np.array([pair.same for pair in pairs])
-    chance = load_verifier(verifier, threads).score([(pair.a, pair.b) for pair in pairs])
-    cosine, stopped = cosines(pairs), vetoed(pairs)
+    embedder = load_embedder()
+    cosine, stopped = cosines(pairs, embedder), vetoed(pairs)
+    chance = load_verifier(verifier, embedder.name, threads).score([(pair.a, pair.b) for pair in pairs], cosine)
     print(f"{len(pairs):,} pairs, {same.mean():.1%} the same; accuracy {((chance > 0.5) == same).mean():.3f}")
     if not same.any():
         print("\nserved by level: verifier, verifier+guards")

@@ -1,6 +1,7 @@
 """Makes a trained adapter ready to ship: `python -m index.verifier.finish --pairs FILE --trained FILE`.
 
-Adds the ranges for 8 bits, measured on training pairs, and the calibration, fitted on pairs held out for it.
+Adds the ranges for 8 bits, measured on training pairs, and the calibrations, fitted on pairs held out for them: one of
+the logit alone, and one with the cosine of the packaged embedder.
 """
 
 import argparse
@@ -11,14 +12,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from index.embedder import load_embedder
 from index.minilm.network import CrossEncoder
 from index.minilm.ranges import measure_ranges
 from index.minilm.tokens import load_tokenizer, pad
 from index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors, write_tensors
-from index.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
+from index.verifier.built_in import ADAPTER, ALONE, MAX_TOKENS, RANGES, BuiltInVerifier
 from index.verifier.calibration import Calibration
+from index.verifier.evaluate import cosines
 from index.verifier.pairs import Pair, hold_out, read_pairs
 
+EMBEDDER = "all-MiniLM-L6-v2"
 MEASURED = 512
 BATCH = 32
 
@@ -39,13 +43,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ADAPTER)
     options = parser.parse_args()
     parts = hold_out(read_pairs(options.pairs))
-    adapter, notes = read_tensors(options.trained)
+    tensors, notes = read_tensors(options.trained)
+    adapter = {name: value for name, value in tensors.items() if not name.startswith(RANGES)}
     ranges = ranges_of(adapter, parts.train[:MEASURED])
     whole = adapter | {f"{RANGES}{name}": value for name, value in ranges.items()}
     logits = BuiltInVerifier(whole, Calibration(1, 0)).logits([(pair.a, pair.b) for pair in parts.calibrate])
-    calibration = Calibration.fit(logits, np.array([pair.same for pair in parts.calibrate]))
-    write_tensors(options.out, whole, notes | {"calibration": json.dumps(asdict(calibration))})
-    print(f"{options.out}: {options.out.stat().st_size:,} bytes, {calibration}")
+    same = np.array([pair.same for pair in parts.calibrate])
+    calibrations = {
+        ALONE: Calibration.fit(logits, same),
+        EMBEDDER: Calibration.fit(logits, same, cosines(parts.calibrate, load_embedder())),
+    }
+    noted = json.dumps({name: asdict(calibration) for name, calibration in calibrations.items()})
+    write_tensors(options.out, whole, notes | {"calibration": noted})
+    print(f"{options.out}: {options.out.stat().st_size:,} bytes, {noted}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ class OverlapVerifier:
 
     name = "overlap"
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         return np.array([_overlap(one, other) for one, other in pairs], dtype=np.float32)
 
 

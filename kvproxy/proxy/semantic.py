@@ -25,21 +25,20 @@ def build_semantic(settings: Settings, store: Store, observations: Observations)
     """
     if not (settings.cache.enabled and settings.cache.semantic):
         return None
-    policy = build_policy(settings.cache)
-    semantic = SemanticCache(
-        store, load_embedder(settings.embedder), policy, observations, vectors=settings.cache.vectors
-    )
+    embedder = load_embedder(settings.embedder)
+    policy = build_policy(settings.cache, embedder.name)
+    semantic = SemanticCache(store, embedder, policy, observations, vectors=settings.cache.vectors)
     semantic.rebuild()
     policy.learn(observations, 0)
     return semantic
 
 
-def build_policy(cache: CacheSettings) -> Policy:
-    """The policy, with its verifier loaded."""
+def build_policy(cache: CacheSettings, embedder: str | None = None) -> Policy:
+    """The policy, with its verifier loaded, which knows the cosines of the embedder of this name."""
     guards = GUARDS if cache.guards else ()
     if cache.policy == "threshold":
         return ThresholdPolicy(cache.least_similarity, guards)
-    verifier = None if cache.verifier == NONE else load_verifier(cache.verifier)
+    verifier = None if cache.verifier == NONE else load_verifier(cache.verifier, embedder)
     if cache.policy == "verified":
         return VerifiedPolicy(verifier, cache.max_error, cache.least_similarity, guards)
     if verifier is None:

@@ -93,7 +93,7 @@ def main() -> None:
         report(title, interleave(works(parts, options.busy), options.repeat), base=TORCH)
     parts = {
         INTEGERS: partial(embedders[INTEGERS].embed, [ONE]),
-        "verifier, a pair of 12 words each": partial(load_verifier().score, [(ONE, OTHER)]),
+        "verifier, a pair of 12 words each": partial(load_verifier().score, [(ONE, OTHER)], np.ones(1)),
     }
     report("the verifier", interleave(works(parts, options.busy), options.repeat), base=INTEGERS)
     if options.texts:

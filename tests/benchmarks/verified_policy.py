@@ -55,7 +55,7 @@ class Scripted:
     def __init__(self) -> None:
         self.next: list[float] = []
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
         assert len(pairs) == len(self.next)
         return np.array(self.next, dtype=np.float32)
 

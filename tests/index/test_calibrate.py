@@ -57,7 +57,7 @@ def test_the_verifier_is_asked_only_about_what_could_be_served() -> None:
     asked: list[tuple[str, str]] = []
 
     class Counting(OverlapVerifier):
-        def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
             asked.extend(pairs)
             return super().score(pairs)
 

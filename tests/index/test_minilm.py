@@ -73,8 +73,8 @@ def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) 
 
 def test_neither_embedder_nor_verifier_needs_torch() -> None:
     code = (
-        "import sys; from index.embedder import load_embedder; from index.verifier import load_verifier;"
-        " load_embedder().embed(['one']); load_verifier().score([('one', 'other')]);"
+        "import sys; import numpy as np; from index.embedder import load_embedder; from index.verifier import load_verifier;"
+        " load_embedder().embed(['one']); load_verifier().score([('one', 'other')], np.ones(1));"
         " print(sorted({'torch', 'transformers', 'sentence_transformers', 'sklearn'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

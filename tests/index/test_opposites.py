@@ -36,7 +36,8 @@ def test_there_are_enough_of_every_kind() -> None:
 @pytest.fixture(scope="module")
 def served() -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
     """With the real embedder and verifier, whichever of the two questions is the cached one."""
-    policy, embedder = build_policy(CacheSettings()), load_embedder()
+    embedder = load_embedder()
+    policy = build_policy(CacheSettings(), embedder.name)
     assert policy.name == "checked"
 
     def accepted(pairs: list[dict[str, str]]) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ class Fixed:
         self.scores = scores
         self.asked: list[list[tuple[str, str]]] = []
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
         self.asked.append(list(pairs))
         return np.array(self.scores[: len(pairs)], dtype=np.float32)
 

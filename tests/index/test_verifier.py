@@ -47,7 +47,7 @@ def test_scores_are_symmetric_and_do_not_depend_on_the_batch_or_the_threads(veri
     assert scores.shape == (len(pairs),)
     assert (scores == verifier.score([(other, one) for one, other in pairs])).all()
     assert (scores == np.concatenate([verifier.score([pair]) for pair in pairs])).all()
-    assert (scores == load_verifier(threads=2).score(pairs)).all()
+    assert (scores == BuiltInVerifier.load(threads=2).score(pairs)).all()
     assert verifier.score([]).shape == (0,)
 
 
@@ -73,7 +73,17 @@ def test_both_graphs_give_the_logits_of_the_network(verifier: BuiltInVerifier) -
 def test_the_adapter_is_small_and_says_how_it_is_calibrated() -> None:
     assert ADAPTER.stat().st_size <= 4_000_000
     _, notes = read_tensors(ADAPTER)
-    assert set(json.loads(notes["calibration"])) == {"slope", "offset"}
+    assert set(json.loads(notes["calibration"])) == {"alone", "all-MiniLM-L6-v2"}
+
+
+def test_a_known_embedder_s_cosine_counts_and_another_s_does_not() -> None:
+    near, far = np.full(len(SAME), 0.95), np.full(len(SAME), 0.65)
+    for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8"):
+        knows = load_verifier(embedder=name)
+        assert (knows.score(SAME, near) > knows.score(SAME, far)).all()
+    other = load_verifier(embedder="intfloat/e5-small")
+    assert (other.score(SAME, near) == other.score(SAME, far)).all()
+    assert other.name != knows.name
 
 
 def test_a_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +102,9 @@ def test_a_users_cross_encoder_takes_its_place(tmp_path: Path) -> None:
     load_tokenizer(packaged_model(), 64).save(str(tmp_path / "own" / "tokenizer.json"))
     (tmp_path / "own" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
     own = load_verifier(str(tmp_path / "own"))
-    scores = own.score(SAME)
+    scores = own.score(SAME, np.ones(len(SAME)))
     assert own.name == str(tmp_path / "own")
     assert scores.dtype == np.float32
     assert scores.shape == (len(SAME),)
     assert ((scores > 0) & (scores < 1)).all()
-    assert own.score([]).shape == (0,)
+    assert own.score([], np.ones(0)).shape == (0,)

@@ -20,6 +20,16 @@ def test_a_fit_finds_what_made_the_labels() -> None:
         assert abs(part.said - part.was) < 0.05
 
 
+def test_a_fit_weighs_the_cosine() -> None:
+    rng = np.random.default_rng(1)
+    logits, cosines = rng.normal(0, 3, 20_000), rng.uniform(0.5, 1, 20_000)
+    same = rng.random(20_000) < Calibration(0.6, -3.0, 4.0).probabilities(logits, cosines)
+    found = Calibration.fit(logits, same, cosines)
+    assert abs(found.slope - 0.6) < 0.03
+    assert abs(found.cosine - 4.0) < 0.4
+    assert Calibration.fit(logits, same).cosine == 0
+
+
 def test_probabilities_rise_with_the_logits_and_stay_between_0_and_1() -> None:
     chance = Calibration(2, 1).probabilities(np.linspace(-100, 100, 50, dtype=np.float32))
     assert chance.dtype == np.float32

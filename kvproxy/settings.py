@@ -94,6 +94,16 @@ class EngineSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
     )
+    prefill_attention: Literal["auto", "sdpa", "varlen"] = Field(
+        "auto", description="What computes prompts: sdpa anywhere, varlen (FlashAttention) in 16 bits on CUDA."
+    )
+    decode_attention: Literal["auto", "sdpa", "triton"] = Field(
+        "auto", description="What computes the tokens after: sdpa anywhere, triton (our kernels) on CUDA."
+    )
+    cuda_graphs: bool = Field(
+        True,
+        description="Replay steps without prompts as CUDA graphs, where Triton computes them; captured at the start.",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; by default the cores.")
     speculate: int = Field(
         0, ge=0, le=32, description="Guesses at the next tokens, looked up in the request's own text; 0 is off."

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvproxy.engine.attention.backend import Backends
@@ -57,7 +58,11 @@ def build_batch(pool: KVPool, prefills: Sequence[Span], decodes: Sequence[Span],
 
 
 def decode_rows(spans: Sequence[Span], block_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Block table `[rows, blocks]` int32, padded with block 0, and lengths `[rows]` of decoding sequences."""
-    width = max(-(-span.end // block_size) for span in spans)
-    table = [[*span.blocks[:width], *[0] * (width - len(span.blocks))] for span in spans]
-    return upload(table, device).int(), upload([span.end for span in spans], device)
+    """Block table `[rows, blocks]` int32 and lengths `[rows]` of decoding sequences, on a device."""
+    table = block_table([span.blocks for span in spans], max(-(-span.end // block_size) for span in spans))
+    return upload(table, device, np.int32), upload([span.end for span in spans], device)
+
+
+def block_table(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """Blocks of several sequences, cut or padded with block 0 to one width."""
+    return [[*blocks[:width], *[0] * (width - len(blocks))] for blocks in rows]

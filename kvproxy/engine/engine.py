@@ -6,6 +6,8 @@ from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.residency import Residency
+from kvproxy.engine.attention.backend import choose
+from kvproxy.engine.graphs import Capture, CudaCapture
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pool import KVPool, count_blocks
 from kvproxy.engine.request import GenerationRequest
@@ -27,10 +29,25 @@ class Engine:
         loaded: the model.
         settings: sizes and limits.
         tiers: what keeps keys and values beyond the pool.
+        capture: makes decode steps ready to be replayed; by default CUDA graphs, where they are possible.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: EngineSettings, tiers: TierSettings = _NO_TIERS) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: EngineSettings,
+        tiers: TierSettings = _NO_TIERS,
+        *,
+        capture: Capture | None = None,
+    ) -> None:
         shape, size = loaded.shape, settings.block_size
+        backends = choose(
+            loaded.device,
+            loaded.dtype,
+            shape.head_dim,
+            prefill=settings.prefill_attention,
+            decode=settings.decode_attention,
+        )
         blocks = settings.num_blocks or count_blocks(shape, size, loaded.dtype, loaded.device, settings.kv_memory)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
@@ -47,7 +64,11 @@ class Engine:
         # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
         self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.capacity // size))
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
-        self._runner = Runner(loaded, pool)
+        self._runner = Runner(loaded, pool, backends)
+        if capture is None and settings.cuda_graphs and loaded.device.type == "cuda" and backends.decode.capturable:
+            capture = CudaCapture(loaded.device)
+        if capture is not None:
+            self._runner.capture(capture, most=settings.max_sequences, longest=self.capacity)
         self.tiers = make_tiering(loaded, pool, self.manager, settings, tiers)
         self._stalled = False
         self._scheduler = Scheduler(

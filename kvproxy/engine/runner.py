@@ -1,11 +1,16 @@
 """Runs a planned step through the model."""
 
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from kvproxy.engine.attention.backend import SDPA, Backends
-from kvproxy.engine.batch import build_batch
+from kvproxy.engine.batch import StepBatch, build_batch
+from kvproxy.engine.graphs import CannotCapture, Capture, DecodeGraphs
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.scheduler import Plan
@@ -13,10 +18,12 @@ from kvproxy.engine.sequence import RunningSequence
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import upload
 
+_log = logging.getLogger("kvproxy")
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Logits of the last tokens of a sequence's span, `[tokens, vocabulary]`."""
+    """Logits of the last tokens of a sequence's span, `[tokens, vocabulary]`; they last until the next step."""
 
     sequence: RunningSequence
     span: Span
@@ -34,33 +41,71 @@ class Runner:
 
     def __init__(self, loaded: LoadedModel, pool: KVPool, backends: Backends = SDPA) -> None:
         self._model = loaded.model
+        self._device = loaded.device
         self.pool = pool
-        self._backends = backends
+        self.backends = backends
+        self._graphs: DecodeGraphs | None = None
+
+    @property
+    def replays(self) -> bool:
+        """Whether steps without prompts are replayed."""
+        return self._graphs is not None
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture, *, most: int, longest: int) -> None:
+        """Make steps of up to `most` decoding rows ready to be replayed, for sequences of up to `longest` tokens.
+
+        Where the model does not let that happen, its steps go on being launched one by one.
+        """
+        with self._on_device():
+            try:
+                self._graphs = DecodeGraphs(
+                    lambda step: self._logits(step, 0),
+                    self.pool,
+                    self.backends.decode,
+                    most=most,
+                    width=-(-longest // self.pool.block_size),
+                    capture=capture,
+                )
+            except CannotCapture as error:
+                _log.warning("decoding goes on without CUDA graphs, because the model waits for the GPU: %s", error)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
         """Compute a step; the logits of each sequence that needs any."""
-        wanted = [(sequence, span, _num_wanted(sequence, span)) for sequence, span in plan.prefills + plan.decodes]
-        step = build_batch(
-            self.pool, [span for _, span in plan.prefills], [span for _, span in plan.decodes], self._backends
-        )
+        work = plan.prefills + plan.decodes
+        counts = [_num_wanted(sequence, span) for sequence, span in work]
+        decodes = [span for _, span in plan.decodes]
+        with self._on_device():
+            if self._graphs is not None and not plan.prefills and self._graphs.fits(decodes):
+                logits = self._graphs(decodes)
+                parts: Sequence[torch.Tensor] = [logits[row : row + count] for row, count in enumerate(counts)]
+            else:
+                parts = self._compute([span for _, span in plan.prefills], decodes, counts)
+        return [Output(*each, part) for each, part, count in zip(work, parts, counts, strict=True) if count]
+
+    def _compute(self, prefills: list[Span], decodes: list[Span], counts: list[int]) -> Sequence[torch.Tensor]:
+        """Logits of the last `counts` tokens of each span."""
+        step = build_batch(self.pool, prefills, decodes, self.backends)
         rows: list[int] = []
         end = 0
-        for _, span, count in wanted:
+        for span, count in zip(prefills + decodes, counts, strict=True):
             end += len(span.tokens)
             rows += range(end - count, end)
+        # Without a row to keep the model still needs one; its logits are dropped.
+        logits = self._logits(step, upload(rows or [0], self._device))
+        return torch.split(logits[: len(rows)], counts)
+
+    def _logits(self, step: StepBatch, keep: torch.Tensor | int) -> torch.Tensor:
         output = self._model(
-            input_ids=step.tokens,
-            position_ids=step.positions,
-            # Without a row to keep the model still needs one; its logits are dropped.
-            logits_to_keep=upload(rows or [0], step.tokens.device),
-            use_cache=False,
-            step=step,
+            input_ids=step.tokens, position_ids=step.positions, logits_to_keep=keep, use_cache=False, step=step
         )
-        parts = output.logits[0, : len(rows)].split([count for _, _, count in wanted])
-        return [
-            Output(sequence, span, part) for (sequence, span, count), part in zip(wanted, parts, strict=True) if count
-        ]
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _on_device(self) -> Any:
+        # Triton launches on the thread's current device, wherever the tensors are.
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
 
 def _num_wanted(sequence: RunningSequence, span: Span) -> int:

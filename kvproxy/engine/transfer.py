@@ -1,12 +1,20 @@
-"""Copies between host and device that do not make the host wait."""
+"""Copies from the host to the device that do not make the host wait."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+Integers = Sequence[int] | Sequence[Sequence[int]] | np.ndarray
 
-def upload(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    """Integers as an int64 tensor on a device, by way of page-locked memory where the device is not the host."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=torch.long, device=device)
-    return torch.tensor(values, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
+
+def on_host(values: Integers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
+    """Integers as a host tensor, in page-locked memory where the device copies from there without the host."""
+    # By way of numpy, which reads nested lists some 20 times faster than torch does.
+    host = torch.from_numpy(np.asarray(values, dtype=dtype))
+    return host.pin_memory() if device.type == "cuda" else host
+
+
+def upload(values: Integers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
+    """Integers as a tensor on a device."""
+    return on_host(values, device, dtype).to(device, non_blocking=True)

@@ -1,0 +1,160 @@
+"""Steps of decoding rows only, made ready once and replayed: on CUDA, a whole forward pass is one launch of a graph.
+
+A step is padded to the next of a few sizes. Its inputs are copied into tensors that stay where they are; padding rows
+read and write block 0, where nothing is kept.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvproxy.engine.attention.interface import DecodeBackend
+from kvproxy.engine.batch import StepBatch, block_table
+from kvproxy.engine.pool import KVPool
+from kvproxy.engine.span import Span
+from kvproxy.engine.transfer import on_host
+
+Step = Callable[[], torch.Tensor]
+"""Computes the logits of a step from inputs that lie in fixed places."""
+
+
+class Capture(Protocol):
+    """Makes a step ready to be run many times."""
+
+    def __call__(self, step: Step) -> Step:
+        """The same step; it may return the same tensor each time, overwritten."""
+
+
+def plainly(step: Step) -> Step:
+    """The capture of devices that have no graphs: the step itself."""
+    return step
+
+
+class CannotCapture(Exception):
+    """The model's forward pass waits for the device, so it cannot be replayed without the host."""
+
+
+class CudaCapture:
+    """Captures CUDA graphs that share one pool of memory; capture the largest first.
+
+    Args:
+        device: a CUDA device, the current one whenever a step is captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Step:
+        """A step that launches a graph.
+
+        Raises:
+            CannotCapture: it waits for the device.
+        """
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # What happens only once must happen before: kernels are compiled, libraries allocate their workspaces.
+            step()
+            with _no_waiting():
+                step()
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+                output = step()
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Find out what waits for the device, for a capture that fails leaves torch's allocator in no state to go on."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        raise CannotCapture(str(error).splitlines()[0]) from None
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def sizes(most: int) -> tuple[int, ...]:
+    """Rows that steps are padded to: 1, 2, 4, 8, every 16, and `most`."""
+    return (*(size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most), most)
+
+
+class DecodeGraphs:
+    """Ready-made steps for every size.
+
+    Args:
+        forward: the model's logits for a step, `[rows, vocabulary]`.
+        pool: the KV tensors.
+        decode: the attention.
+        most: most rows of a step.
+        width: blocks of the longest sequence.
+        capture: makes a step ready.
+
+    Raises:
+        CannotCapture: the model's steps cannot be.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[StepBatch], torch.Tensor],
+        pool: KVPool,
+        decode: DecodeBackend,
+        *,
+        most: int,
+        width: int,
+        capture: Capture,
+    ) -> None:
+        self._forward = forward
+        self._pool = pool
+        self._decode = decode
+        self._sizes = sizes(most)
+        self._width = width
+        device = pool.data.device
+        self._table = torch.zeros((most, width), dtype=torch.int32, device=device)
+        self._rows = {size: on_host(_idle_rows(size), device).to(device) for size in self._sizes}
+        self._steps = {size: capture(partial(self._compute, size)) for size in reversed(self._sizes)}
+
+    def fits(self, spans: Sequence[Span]) -> bool:
+        """Whether a step of these decoding rows was made ready."""
+        return 0 < len(spans) <= self._sizes[-1]
+
+    def __call__(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Logits of decoding rows, `[rows, vocabulary]`; they last until the next call."""
+        size = next(size for size in self._sizes if size >= len(spans))
+        self._load(spans, size)
+        return self._steps[size]()[: len(spans)]
+
+    def _load(self, spans: Sequence[Span], size: int) -> None:
+        device, block_size = self._pool.data.device, self._pool.block_size
+        rows = _idle_rows(size)
+        rows[:, : len(spans)] = np.array(
+            [[span.tokens[0], span.start, span.slots(block_size)[0], span.end] for span in spans]
+        ).T
+        self._rows[size].copy_(on_host(rows, device), non_blocking=True)
+        width = max(-(-span.end // block_size) for span in spans)
+        table = block_table([*(span.blocks for span in spans), *[()] * (size - len(spans))], width)
+        self._table[:size, :width].copy_(on_host(table, device, np.int32), non_blocking=True)
+
+    def _compute(self, size: int) -> torch.Tensor:
+        tokens, positions, slots, lengths = self._rows[size]
+        attend = self._decode.prepare(self._table[:size], lengths, self._pool)
+        return self._forward(StepBatch(self._pool, tokens[None], positions[None], slots, 0, None, attend))
+
+
+def _idle_rows(size: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
+    """Token, position, slot and length of rows that pad a step: they see one key, in block 0."""
+    rows = np.zeros((4, size), np.int64)
+    rows[3] = 1
+    return rows

@@ -1,0 +1,30 @@
+"""The decode kernels compiled for GPUs, which needs none: they must fit the registers and the shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+# The smallest GPUs of these architectures give a program this many bytes of shared memory.
+SHARED = 99 * 1024
+
+
+def test_compiles_without_spilling(tmp_path: Path) -> None:
+    # Not in this process, where the interpreter has taken the kernels' place.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.compiled"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert len(found) == 6
+    for name, facts in found.items():
+        assert facts["stack"] == 0, f"{name} spills registers"
+        assert facts["shared"] <= SHARED, name
+        assert facts["registers"] <= 128, f"{name} leaves room for few programs at a time"

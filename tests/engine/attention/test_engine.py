@@ -1,0 +1,27 @@
+"""The whole engine with the GPU's decode kernels, under Triton's interpreter."""
+
+import torch
+
+from kvproxy.engine import attention
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.graphs import plainly
+from kvproxy.engine.models import prepare
+from kvproxy.settings import EngineSettings
+from tests.engine.models import LetterTokenizer, random_model, reference
+from tests.engine.test_graphs import run
+
+
+def test_tokens_equal_generate() -> None:
+    model = random_model("llama")
+    generator = torch.Generator().manual_seed(1)
+    shared = torch.randint(0, 300, (20,), generator=generator).tolist()
+    prompts = [shared + torch.randint(0, 300, (size,), generator=generator).tolist() for size in (3, 120)]
+    expected = [reference(model, prompt, 4) for prompt in prompts]
+    attention.register()
+    loaded = prepare("llama", model, LetterTokenizer(), torch.device("cpu"))
+    settings = EngineSettings(num_blocks=60, block_size=4, max_sequences=2, decode_attention="triton")
+    assert run(Engine(loaded, settings), prompts, answer=4) == expected
+    replaying = Engine(loaded, settings, capture=plainly)
+    for _ in ("cold", "warm"):
+        assert run(replaying, prompts, answer=4) == expected
+    assert replaying.manager.stats().hits > 0

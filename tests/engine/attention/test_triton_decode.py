@@ -1,0 +1,109 @@
+"""The decode kernels under Triton's interpreter, compared with attention computed token by token."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.engine.attention.interface import DecodeBackend
+from kvproxy.engine.attention.sdpa import SdpaDecode
+from kvproxy.engine.attention.triton_decode import TritonDecode
+from kvproxy.engine.batch import decode_rows
+from kvproxy.engine.span import Span
+from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
+
+CPU = torch.device("cpu")
+
+
+def attend(
+    backend: DecodeBackend,
+    heads: Heads,
+    lengths: list[int],
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    *,
+    shared: int = 0,
+    width: int = 0,
+    scaling: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a backend gives for sequences of these lengths, and what is exact."""
+    blocks = sum(-(-length // block_size) for length in lengths) + 2
+    tables = random_tables(lengths, block_size, blocks, shared)
+    pool = poisoned_pool(heads, blocks, block_size, dtype, CPU)
+    fill(pool, tables, lengths)
+    if not backend.capturable:
+        pool.data.nan_to_num_()
+    query = torch.randn(len(lengths), heads.heads, heads.head_dim).to(dtype)
+    spans = [Span([0], length - 1, table) for table, length in zip(tables, lengths, strict=True)]
+    table, ends = decode_rows(spans, block_size, CPU)
+    if width > table.shape[1]:
+        table = torch.nn.functional.pad(table, (0, width - table.shape[1]), value=blocks - 1)
+    new = (torch.full((len(lengths), heads.kv_heads, heads.head_dim), float("nan")),) * 2
+    output = backend.prepare(table, ends, pool)(query, new, pool.layer(0), scaling)
+    return output, expected_rows(query, pool, spans, scaling)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "block_size", "lengths"),
+    [
+        (Heads(4, 4, 32), 16, [1, 16, 17]),
+        (Heads(8, 2, 64), 16, [33, 5]),
+        (Heads(4, 1, 80), 8, [70]),
+        (Heads(6, 2, 96), 5, [40, 3]),
+        (Heads(16, 2, 128), 32, [31]),
+        (Heads(32, 1, 16), 16, [130]),
+    ],
+)
+def test_kernels_equal_plain_attention(heads: Heads, block_size: int, lengths: list[int], dtype: torch.dtype) -> None:
+    output, exact = attend(TritonDecode(), heads, lengths, block_size, dtype)
+    assert output.dtype == dtype
+    assert error(output, exact) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("lengths", [[127], [128], [129], [1023, 1], [1024, 300], [1025], [2000]])
+def test_stretches_are_merged(lengths: list[int]) -> None:
+    for most in (1, 2, 8):
+        output, exact = attend(TritonDecode(most), Heads(2, 1, 16), lengths)
+        assert error(output, exact) < TOLERANCE[torch.float32]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3), (7, 1), (20, 1)]),
+    st.integers(1, 40),
+    st.sampled_from([1, 3, 16, 64]),
+    st.lists(st.integers(1, 200), min_size=1, max_size=3),
+    st.integers(0, 3),
+    st.sampled_from([None, 0.3]),
+)
+def test_any_shape(
+    heads: tuple[int, int], head_dim: int, block_size: int, lengths: list[int], shared: int, scaling: float | None
+) -> None:
+    output, exact = attend(
+        TritonDecode(4), Heads(*heads, head_dim), lengths, block_size, shared=shared, scaling=scaling
+    )
+    assert error(output, exact) < TOLERANCE[torch.float32]
+
+
+def test_a_row_does_not_depend_on_the_rest_nor_on_the_width_of_the_table() -> None:
+    heads = Heads(2, 1, 16)
+    pool = poisoned_pool(heads, 40, 16, torch.float32, CPU)
+    pool.data.normal_()
+    query = torch.randn(1, 2, 16)
+
+    def first_row(lengths: list[int], width: int) -> torch.Tensor:
+        table = torch.arange(1, 1 + width, dtype=torch.int32).expand(len(lengths), width).contiguous()
+        attend = TritonDecode().prepare(table, torch.tensor(lengths), pool)
+        rows = query.expand(len(lengths), 2, 16).contiguous()
+        return attend(rows, pool.layer(0), pool.layer(0), None)[0]
+
+    alone = first_row([300], 19)
+    assert torch.equal(first_row([300, 1, 129], 19), alone)
+    assert torch.equal(first_row([300], 39), alone)
+
+
+def test_sdpa_is_right_on_the_same_cases() -> None:
+    for heads, lengths in ((Heads(8, 2, 64), [33, 5, 300]), (Heads(3, 3, 80), [1, 17])):
+        output, exact = attend(SdpaDecode(), heads, lengths, shared=1)
+        assert error(output, exact) < TOLERANCE[torch.float32]

@@ -1,0 +1,1 @@
+"""Everything that a GPU is needed for, in one call: `python -m tests.gpu`."""

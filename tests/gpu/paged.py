@@ -1,0 +1,74 @@
+"""Random pools and tables to try attention on, and what it should give, token by token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kvproxy.engine.pool import KVPool, KVShape
+from kvproxy.engine.span import Span
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest error allowed, |output - exact| / |exact| over a whole tensor; the 16-bit ones round their output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How wide attention is."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def poisoned_pool(
+    heads: Heads, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> KVPool:
+    """One layer of random content, in which every token that `fill` does not write is NaN."""
+    torch.manual_seed(seed)
+    pool = KVPool(KVShape(1, heads.kv_heads, heads.head_dim), blocks, block_size, dtype, device)
+    pool.data.fill_(float("nan"))
+    return pool
+
+
+def fill(pool: KVPool, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+    """Random keys and values for the tokens that the tables hold."""
+    for table, length in zip(tables, lengths, strict=True):
+        for at, block in enumerate(table):
+            used = min(pool.block_size, length - at * pool.block_size)
+            if used > 0:
+                part = pool.data[:, :, block, :used]
+                part.copy_(torch.where(part.isnan(), torch.randn_like(part), part))
+
+
+def random_tables(
+    lengths: Sequence[int], block_size: int, blocks: int, shared: int = 0, seed: int = 0
+) -> list[list[int]]:
+    """Tables of sequences whose first `shared` blocks are the same; no other block is used twice, and block 0 never."""
+    order = (torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1).tolist()
+    common, rest = order[:shared], iter(order[shared:])
+    return [[common[at] if at < shared else next(rest) for at in range(-(-length // block_size))] for length in lengths]
+
+
+def expected_rows(query: torch.Tensor, pool: KVPool, spans: Sequence[Span], scaling: float | None) -> torch.Tensor:
+    """Attention of the spans' rows in float64, one sequence after the other, `[rows, heads, head_dim]`."""
+    outputs, begin = [], 0
+    for span in spans:
+        rows = query[begin : (begin := begin + len(span.tokens))].double().transpose(0, 1)
+        blocks = torch.tensor(span.blocks, device=query.device)
+        key, value = (
+            part[blocks].flatten(0, 1)[: span.end].double().transpose(0, 1).repeat_interleave(
+                query.shape[1] // part.shape[2], dim=0
+            )
+            for part in pool.layer(0)
+        )  # fmt: skip
+        places = torch.arange(span.end, device=query.device)
+        seen = places[None] <= torch.arange(span.start, span.end, device=query.device)[:, None]
+        outputs.append(F.scaled_dot_product_attention(rows, key, value, attn_mask=seen, scale=scaling).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def error(output: torch.Tensor, exact: torch.Tensor) -> float:
+    """|output - exact| / |exact|; NaN where the output has any."""
+    return float((output.double() - exact).norm() / exact.norm())

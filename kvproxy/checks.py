@@ -132,7 +132,7 @@ def _own_chunks(settings: Settings) -> str | None:
         loaded = load_model(settings.model, engine.device, engine.dtype)
     except KvproxyError:
         return None
-    return key_prefix(fingerprint(loaded, engine.block_size, BlockHasher(engine.hash_algorithm)))
+    return key_prefix(fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))
 
 
 def _proxy(url: str, settings: Settings) -> str:

@@ -106,10 +106,15 @@ class EngineSettings(BaseModel):
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of a forward pass; by default the cores.")
     speculate: int = Field(
-        0, ge=0, le=32, description="Guesses at the next tokens, looked up in the request's own text; 0 is off."
+        0,
+        ge=0,
+        le=32,
+        description="Guesses at the next tokens, looked up in the request's own text; 0 is off, and so is strict.",
     )
     strict: bool = Field(
-        False, description="Use only hits that end on a whole batch, so that logits equal an uncached run bit for bit."
+        False,
+        description="Compute each sequence alone and in whole batches, so that a hit's logits equal an uncached run's bit for"
+        " bit, whatever else runs; slow.",
     )
     policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field("lru", description="Which idle cached block goes first.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(

@@ -9,6 +9,7 @@ from kvproxy.blocks.residency import Residency
 from kvproxy.engine.attention.backend import choose
 from kvproxy.engine.graphs import Capture, CudaCapture
 from kvproxy.engine.models import LoadedModel
+from kvproxy.engine.pieces import make_pieces
 from kvproxy.engine.pool import KVPool, count_blocks
 from kvproxy.engine.request import GenerationRequest
 from kvproxy.engine.runner import Output, Runner
@@ -50,6 +51,7 @@ class Engine:
         )
         blocks = settings.num_blocks or count_blocks(shape, size, loaded.dtype, loaded.device, settings.kv_memory)
         self.tokenizer = loaded.tokenizer
+        self.vocab_size: int = loaded.model.get_input_embeddings().num_embeddings
         self.max_model_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
         self.manager = KVCacheManager(
             blocks,
@@ -69,14 +71,17 @@ class Engine:
             capture = CudaCapture(loaded.device)
         if capture is not None:
             self._runner.capture(capture, most=settings.max_sequences, longest=self.capacity)
-        self.tiers = make_tiering(loaded, pool, self.manager, settings, tiers)
+        self._strict = settings.strict
+        pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
+        self.tiers = make_tiering(loaded, pool, self.manager, pieces, settings, tiers)
         self._stalled = False
         self._scheduler = Scheduler(
             self.manager,
             settings.max_batch_tokens,
             settings.max_sequences,
-            exact_chunks=settings.strict,
-            speculate=settings.speculate,
+            pieces,
+            # Guesses would be computed several at a time.
+            speculate=0 if settings.strict else settings.speculate,
             tiers=self.tiers,
         )
 
@@ -99,14 +104,16 @@ class Engine:
         """Most tokens that may be generated for a request.
 
         Raises:
-            InvalidRequest: the prompt is empty.
+            InvalidRequest: the prompt is empty, or has tokens that the model does not know.
             ContextTooLong: prompt and answer can never fit.
         """
         prompt, asked = len(request.tokens), request.sampling.max_tokens
         if prompt == 0:
             raise InvalidRequest("the prompt has no tokens: send some text")
+        if not 0 <= min(request.tokens) <= max(request.tokens) < self.vocab_size:
+            raise InvalidRequest(f"the prompt has ids beyond the model's {self.vocab_size} tokens")
         room = self.capacity - prompt
-        if room < (asked or 1):
+        if room < (1 if asked is None else asked):
             limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
             answer = f" and max_tokens {asked}" if asked is not None else ""
             raise ContextTooLong(
@@ -139,7 +146,8 @@ class Engine:
         self._runner.pool.copy_blocks(self.manager.take_copies())
         self._stalled = not plan and bool(self._scheduler.loading)
         if plan:
-            outputs = self._runner.forward(plan)
+            parts = plan.alone() if self._strict else (plan,)
+            outputs = [output for part in parts for output in self._runner.forward(part)]
             if self.tiers is not None:
                 self.tiers.save(sequence for sequence, _ in plan.prefills + plan.decodes)
             self._advance(outputs)
@@ -169,9 +177,13 @@ class Engine:
             if output.sequence.wants_prompt_logprobs:
                 output.sequence.take_prompt_logprobs(output.span.start, output.logits)
         ready = [(output.sequence, output) for output in outputs if output.sequence.num_remaining == 0]
+        ready += [(child, output) for sequence, output in ready for child in self._fork(sequence)]
+        for sequence in [sequence for sequence, _ in ready if sequence.max_tokens == 0]:
+            sequence.conclude()
+            self._scheduler.remove(sequence)
+        ready = [(sequence, output) for sequence, output in ready if sequence.max_tokens]
         if not ready:
             return
-        ready += [(child, output) for sequence, output in ready for child in self._fork(sequence)]
         samples = sample(
             torch.stack([output.logits[-1 - output.span.drafts] for _, output in ready]),
             [sequence.sampling for sequence, _ in ready],

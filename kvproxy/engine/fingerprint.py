@@ -8,14 +8,16 @@ import xxhash
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.engine.models import LoadedModel
+from kvproxy.settings import EngineSettings
 
 _UNRELATED = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 
 
-def fingerprint(loaded: LoadedModel, block_size: int, hasher: BlockHasher) -> bytes:
+def fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
     """32 bytes that differ whenever keys and values may: configuration, every weight, type, device, shape, hashing.
 
-    Reads all weights once (about 10 GB/s), so a fine-tuned copy under the same name is another model.
+    Reads all weights once (about 10 GB/s), so a fine-tuned copy under the same name is another model. In strict mode they
+    differ too where only the last bits may: by the length of pieces, the version of torch, the processor and its threads.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _UNRELATED}
     shape = loaded.shape
@@ -24,9 +26,16 @@ def fingerprint(loaded: LoadedModel, block_size: int, hasher: BlockHasher) -> by
         "weights": _weights(loaded.model),
         "dtype": str(loaded.dtype),
         "device": loaded.device.type,
-        "shape": [shape.layers, shape.kv_heads, shape.head_dim, block_size],
+        "shape": [shape.layers, shape.kv_heads, shape.head_dim, settings.block_size],
         "hashing": [hasher.algorithm, hasher.none_hash.hex()],
     }
+    if settings.strict:
+        processor = (
+            torch.cuda.get_device_name(loaded.device)
+            if loaded.device.type == "cuda"
+            else [torch.backends.cpu.get_cpu_capability(), settings.threads or torch.get_num_threads()]
+        )
+        facts["strict"] = [settings.max_batch_tokens, torch.__version__, processor]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
 
 

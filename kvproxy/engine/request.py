@@ -11,7 +11,7 @@ class SamplingParams:
     """How tokens are chosen and when to stop.
 
     Attributes:
-        max_tokens: most tokens to generate; None is as many as fit the model and the pool.
+        max_tokens: most tokens to generate; None is as many as fit the model and the pool, 0 computes the prompt only.
         temperature: 0 is greedy.
         top_p: draw from the most likely tokens whose probabilities add up to this.
         top_k: draw from that many most likely tokens; 0 is all.
@@ -86,12 +86,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A chosen token with its log-probability (natural log), and the most likely alternatives."""
+    """A token with its log-probability (natural log), and the most likely alternatives; a prompt's has its rank from 1 too."""
 
     token: int
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

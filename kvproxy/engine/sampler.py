@@ -7,14 +7,17 @@ import torch
 
 from kvproxy.engine.request import SamplingParams
 
+_ROWS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A chosen token; log-probabilities where the request asked for them."""
+    """A chosen token; log-probabilities where the request asked for them, and its rank (1 is the likeliest) in a prompt."""
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 def make_generator(params: SamplingParams, index: int) -> torch.Generator:
@@ -53,8 +56,10 @@ def _draw(logits: torch.Tensor, params: SamplingParams, generator: torch.Generat
     probabilities = logits.softmax(dim=-1)
     if params.top_p < 1.0:
         ordered, order = probabilities.sort(descending=True)
-        # A token stays while those before it have not reached top_p, so the most likely one always does.
-        ordered[ordered.cumsum(dim=-1) - ordered >= params.top_p] = 0.0
+        # A token stays while those before it have not reached top_p; the most likely one stays even for a top_p of 0.
+        beyond = ordered.cumsum(dim=-1) - ordered >= params.top_p
+        beyond[0] = False
+        ordered[beyond] = 0.0
         return int(order[torch.multinomial(ordered, 1, generator=generator)])
     return int(torch.multinomial(probabilities, 1, generator=generator))
 
@@ -69,3 +74,26 @@ def with_logprobs(logits: torch.Tensor, token: int, params: SamplingParams) -> S
         values, ids = logprobs.topk(min(params.logprobs, logprobs.shape[-1]))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return Sample(token, float(logprobs[token]), top)
+
+
+def score(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Sample]:
+    """How likely given tokens were.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        tokens: one for each row.
+        top: most likely alternatives to report.
+    """
+    samples: list[Sample] = []
+    # The probabilities of a long prompt over a large vocabulary would take gigabytes.
+    for start in range(0, len(tokens), _ROWS):
+        given = tokens[start : start + _ROWS]
+        logprobs = logits[start : start + len(given)].float().log_softmax(dim=-1)
+        chosen = logprobs.gather(1, torch.tensor(given, device=logits.device)[:, None])
+        ranks = ((logprobs > chosen).sum(dim=1) + 1).tolist()
+        values, ids = (best.tolist() for best in logprobs.topk(min(top, logprobs.shape[-1])))
+        samples += [
+            Sample(token, value, tuple(zip(ids[row], values[row], strict=True)), ranks[row])
+            for row, (token, value) in enumerate(zip(given, chosen[:, 0].tolist(), strict=True))
+        ]
+    return samples

@@ -4,9 +4,11 @@ Prompts are matched with the cache when they are planned, not when they arrive, 
 share what the first of them computes. What a tier may hold beyond the pool is loaded first, while the others go on.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
+from kvproxy.engine.pieces import Pieces
 from kvproxy.engine.sequence import RunningSequence
 from kvproxy.engine.span import Span
 from kvproxy.engine.tiering import Tiering
@@ -23,8 +25,13 @@ class Plan:
     prefills: list[tuple[RunningSequence, Span]] = field(default_factory=list)
     decodes: list[tuple[RunningSequence, Span]] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.prefills or self.decodes)
+    def __len__(self) -> int:
+        return len(self.prefills) + len(self.decodes)
+
+    def alone(self) -> "Iterator[Plan]":
+        """The same work, one sequence after the other, in the order in which they build on each other."""
+        yield from (Plan(prefills=[each]) for each in self.prefills)
+        yield from (Plan(decodes=[each]) for each in self.decodes)
 
 
 class Scheduler:
@@ -34,8 +41,7 @@ class Scheduler:
         manager: the block cache.
         max_batch_tokens: tokens of a step.
         max_sequences: sequences of a step.
-        exact_chunks: round hits down to whole chunks of `max_batch_tokens`, so that a hit is computed in the same pieces as
-            a miss and its logits are equal bit for bit.
+        pieces: how sequences are divided over steps.
         tiers: what lies beyond the pool.
         speculate: most guesses computed with each generated token.
     """
@@ -45,8 +51,8 @@ class Scheduler:
         manager: KVCacheManager,
         max_batch_tokens: int,
         max_sequences: int,
+        pieces: Pieces,
         *,
-        exact_chunks: bool = False,
         tiers: Tiering | None = None,
         speculate: int = 0,
     ) -> None:
@@ -57,7 +63,7 @@ class Scheduler:
         self.running: list[RunningSequence] = []
         self._max_tokens = max_batch_tokens
         self._max_sequences = max_sequences
-        self._exact_chunks = exact_chunks
+        self._pieces = pieces
         self._speculate = speculate
 
     def add(self, sequence: RunningSequence) -> None:
@@ -94,12 +100,17 @@ class Scheduler:
         self._take_loaded()
         # Stable: within a priority the oldest stay first, and the youngest gives way when blocks run out.
         self.running.sort(key=lambda each: each.source.queue_priority)
-        for sequence in list(self.running):
-            if sequence not in self.running or budget == 0:
-                continue
-            count = self._continue(sequence, budget, plan)
-            budget -= count
-        self._admit_waiting(budget, plan)
+        order = list(self.running)
+        for place, sequence in enumerate(order):
+            if budget <= 0 or len(plan) == self._max_sequences:
+                break
+            if sequence in self.running:
+                # A long prompt leaves a token to each of those behind it, so that it does not hold up their answers.
+                behind = min(len(order), self._max_sequences) - place - 1
+                budget -= self._continue(sequence, max(1, budget - behind), plan)
+        # What is begun comes first: two prompts by halves would take the blocks that one of them needs.
+        if not any(sequence.num_remaining for sequence in self.running):
+            self._admit_waiting(budget, plan)
         return plan
 
     def _take_loaded(self) -> None:
@@ -109,7 +120,7 @@ class Scheduler:
 
     def _admit_waiting(self, budget: int, plan: Plan) -> None:
         for sequence in self.waiting:
-            if budget == 0 or len(self.running) + len(self.loading) >= self._max_sequences:
+            if budget <= 0 or len(self.running) + len(self.loading) >= self._max_sequences:
                 return
             computed = self._match(sequence)
             if self._tiers and self._tiers.is_coming(sequence, computed.num_tokens):
@@ -128,8 +139,8 @@ class Scheduler:
             count = self._continue_guessing(sequence, budget, plan)
             if count:
                 return count
-        count = min(sequence.num_remaining, budget)
-        while self.manager.allocate_slots(sequence.cache, count) is None:
+        count = self._pieces.next(sequence, sequence.cache.num_computed_tokens, budget)
+        while self.manager.allocate_slots(sequence.cache, count, delay_caching=True) is None:
             # Never one that this step has planned already: its blocks are named, and would stay so with nothing in them.
             victim = self.running[-1]
             self._preempt(victim)
@@ -152,7 +163,7 @@ class Scheduler:
 
     def _match(self, sequence: RunningSequence) -> ComputedBlocks:
         computed = self.manager.get_computed_blocks(sequence.cache)
-        return self.manager.shorten(computed, self._max_tokens) if self._exact_chunks else computed
+        return self.manager.shorten(computed, self._pieces.multiple) if self._pieces.exact else computed
 
     def _fits(self, sequence: RunningSequence, computed: ComputedBlocks) -> bool:
         """Whether all of a prompt fits: one that fits in part would take blocks from the running ones to no end."""
@@ -162,7 +173,7 @@ class Scheduler:
         return whole + idle <= manager.pool.num_free
 
     def _admit(self, sequence: RunningSequence, computed: ComputedBlocks, budget: int, plan: Plan) -> int:
-        count = min(sequence.cache.num_tokens - computed.num_tokens, budget)
+        count = self._pieces.next(sequence, computed.num_tokens, budget)
         self._allocate(sequence, computed, count)
         sequence.cache.num_computed_tokens = computed.num_tokens
         self.running.append(sequence)
@@ -171,15 +182,13 @@ class Scheduler:
 
     def _load(self, sequence: RunningSequence, computed: ComputedBlocks, reach: int) -> None:
         counts = sequence.admitted is None
-        self._allocate(sequence, computed, reach - computed.num_tokens, delay_caching=True)
+        self._allocate(sequence, computed, reach - computed.num_tokens)
         self.loading.append(sequence)
         assert self._tiers is not None
         self._tiers.begin(sequence, computed.num_tokens, reach, counts=counts)
 
-    def _allocate(
-        self, sequence: RunningSequence, computed: ComputedBlocks, count: int, *, delay_caching: bool = False
-    ) -> None:
-        blocks = self.manager.allocate_slots(sequence.cache, count, computed, delay_caching=delay_caching)
+    def _allocate(self, sequence: RunningSequence, computed: ComputedBlocks, count: int) -> None:
+        blocks = self.manager.allocate_slots(sequence.cache, count, computed, delay_caching=True)
         assert blocks is not None, "_fits counted too few blocks"
         sequence.admit(computed.num_tokens)
 
@@ -189,6 +198,8 @@ class Scheduler:
         span = Span(cache.tokens[start : start + count], start, self.manager.block_ids(cache.id))
         (plan.decodes if count == 1 and start else plan.prefills).append((sequence, span))
         cache.num_computed_tokens += count
+        # This step writes them, before anything of it is read.
+        self.manager.cache_blocks(cache, self._pieces.reusable(sequence, cache.num_computed_tokens))
         self.waiting.charge(sequence, count)
 
     def _preempt(self, sequence: RunningSequence) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -10,7 +9,7 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.draft import PromptLookup
 from kvproxy.engine.request import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
-from kvproxy.engine.sampler import Sample, make_generator, with_logprobs
+from kvproxy.engine.sampler import Sample, make_generator, score
 from kvproxy.engine.tokenizer import ChatTokenizer
 
 Emit = Callable[[Delta], None]
@@ -97,9 +96,8 @@ class RunningSequence:
         # After a preemption the prompt is computed from its beginning again.
         del self._prompt_logprobs[start:]
         following = self.cache.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt)]
-        asked = replace(self.sampling, logprobs=self.sampling.prompt_logprobs)
-        for row, token in enumerate(following):
-            self._prompt_logprobs += self._logprobs(with_logprobs(logits[row], token, asked))
+        for scored in score(logits, following, self.sampling.prompt_logprobs or 0):
+            self._prompt_logprobs += self._logprobs(scored)
 
     def accept(self, sample: Sample) -> None:
         """Take a sampled token over, send what can be sent, and note whether the answer is complete."""
@@ -114,13 +112,21 @@ class RunningSequence:
             self.finish_reason = "length"
         if self.finish_reason and not self._detokenizer.stopped:
             text += self._detokenizer.finish()
-        logprobs: Sequence[TokenLogprob] = () if ended else self._logprobs(sample)
+        self._send(text, (sample.token,), () if ended else self._logprobs(sample))
+
+    def conclude(self) -> None:
+        """Complete an answer of no tokens: all that was asked for is the prompt."""
+        self._first_token = time.perf_counter()
+        self.finish_reason = "length"
+        self._send("", (), ())
+
+    def _send(self, text: str, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob]) -> None:
         prompt, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         self._emit(
             Delta(
                 index=self.index,
                 text=text,
-                tokens=(sample.token,),
+                tokens=tokens,
                 logprobs=tuple(logprobs),
                 finish_reason=self.finish_reason,
                 usage=self.usage,
@@ -140,4 +146,4 @@ class RunningSequence:
             return []
         name = self._tokenizer.token_text
         top = tuple((token, name(token), value) for token, value in sample.top)
-        return [TokenLogprob(sample.token, name(sample.token), sample.logprob, top)]
+        return [TokenLogprob(sample.token, name(sample.token), sample.logprob, top, sample.rank)]

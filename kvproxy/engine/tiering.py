@@ -17,6 +17,7 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.chunks import Chunks, pinned
 from kvproxy.engine.fingerprint import fingerprint
 from kvproxy.engine.models import LoadedModel
+from kvproxy.engine.pieces import Pieces
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.sequence import RunningSequence
 from kvproxy.settings import EngineSettings, TierSettings
@@ -29,7 +30,12 @@ Models = Literal["own", "others", "all"]
 
 
 def make_tiering(
-    loaded: LoadedModel, pool: KVPool, manager: KVCacheManager, settings: EngineSettings, tiers: TierSettings
+    loaded: LoadedModel,
+    pool: KVPool,
+    manager: KVCacheManager,
+    pieces: Pieces,
+    settings: EngineSettings,
+    tiers: TierSettings,
 ) -> "Tiering | None":
     """The tiers that the settings ask for, with this model's chunks; None where there are none.
 
@@ -39,10 +45,9 @@ def make_tiering(
     chain = build_chain(tiers, manager.block_size, pinned if loaded.device.type == "cuda" else None)
     if chain is None:
         return None
-    name = fingerprint(loaded, manager.block_size, manager.hasher)
-    multiple = settings.max_batch_tokens if settings.strict else manager.block_size
+    name = fingerprint(loaded, settings, manager.hasher)
     chunks = Chunks(pool, manager.hasher, tiers.chunk_tokens, name)
-    return Tiering(chain, chunks, manager, multiple=multiple, timeout=tiers.load_timeout)
+    return Tiering(chain, chunks, manager, pieces, timeout=tiers.load_timeout)
 
 
 @dataclass(slots=True)
@@ -80,17 +85,17 @@ class Tiering:
         chain: the tiers.
         chunks: sequences in chunks.
         manager: the block cache.
-        multiple: hits are rounded down to whole multiples of so many tokens.
+        pieces: what of a sequence may be used again.
         timeout: seconds without progress after which a load is given up.
     """
 
     def __init__(
-        self, chain: TierChain, chunks: Chunks, manager: KVCacheManager, *, multiple: int, timeout: float
+        self, chain: TierChain, chunks: Chunks, manager: KVCacheManager, pieces: Pieces, *, timeout: float
     ) -> None:
         self.chain = chain
         self._chunks = chunks
         self._manager = manager
-        self._multiple = multiple
+        self._pieces = pieces
         self._timeout = timeout
         self._loads: dict[str, Load] = {}
         self._coming: set[str] = set()
@@ -111,7 +116,8 @@ class Tiering:
     def _limit(self, cache: CacheRequest) -> int:
         """Tokens of a request that could ever come from chunks: one at least must be computed, for its logits."""
         size = self._chunks.size
-        return min(cache.num_tokens // size * size, cache.num_tokens - 1) // self._multiple * self._multiple
+        multiple = self._pieces.multiple
+        return min(cache.num_tokens // size * size, cache.num_tokens - 1) // multiple * multiple
 
     def candidates(self, cache: CacheRequest, found: int) -> list[tuple[str, int]]:
         """Chunks that would be looked for beyond the pool's `found` tokens: their keys, and the tokens each would add."""
@@ -128,7 +134,7 @@ class Tiering:
     def is_coming(self, sequence: RunningSequence, found: int) -> bool:
         """Whether another sequence loads what this one needs next."""
         at, size = found // self._chunks.size, self._chunks.size
-        if not self._coming or sequence.cache.num_tokens < (at + 1) * size:
+        if not self._coming or sequence.cache.skip_read or sequence.cache.num_tokens < (at + 1) * size:
             return False
         return self._chunks.names(sequence.cache, at, at + 1)[0].key in self._coming
 
@@ -183,7 +189,8 @@ class Tiering:
 
     def _complete(self, load: Load) -> None:
         sequence = load.sequence
-        reached = max(load.start, load.reached // self._multiple * self._multiple)
+        multiple = self._pieces.multiple
+        reached = max(load.start, load.reached // multiple * multiple)
         sequence.cache.num_computed_tokens = reached
         self._manager.cache_blocks(sequence.cache, reached)
         if load.counts:
@@ -214,7 +221,7 @@ class Tiering:
     def save(self, sequences: Iterable[RunningSequence]) -> None:
         """Copy the chunks that were completed by the last step out of the pool, for the tiers to keep."""
         for sequence in sequences:
-            full = sequence.cache.num_computed_tokens // self._chunks.size
+            full = self._pieces.reusable(sequence, sequence.cache.num_computed_tokens) // self._chunks.size
             if full <= sequence.saved_chunks:
                 continue
             table = self._manager.block_ids(sequence.cache.id)

@@ -45,7 +45,7 @@ class EngineWorker:
         self.tokenizer = loaded.tokenizer
         self._engine = Engine(loaded, settings, tiers or TierSettings())
         self.max_model_len = self._engine.max_model_len
-        self.vocab_size: int = loaded.model.get_input_embeddings().num_embeddings
+        self.vocab_size = self._engine.vocab_size
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
         self._threads = settings.threads
@@ -95,7 +95,11 @@ class EngineWorker:
 
         def submit() -> None:
             self._failures[request.id] = send
-            self._engine.submit(request, send)
+            try:
+                self._engine.submit(request, send)
+            except Exception:
+                send(Overloaded("the engine failed on this request: see the server's log"))
+                raise
 
         def cancel() -> None:
             self._failures.pop(request.id, None)

@@ -29,7 +29,9 @@ class ChunkWriter:
 
     def __init__(self, call: Call, model: str, echo: Echo | None = None) -> None:
         self._echo = echo
-        self._prompt: dict[str, Any] | None = None
+        self._logprobs: int | None = call.body.get("logprobs")
+        self._prompt_logprobs: int | None = call.body.get("prompt_logprobs")
+        self._echoed_logprobs: dict[str, Any] | None = None
         self._chat = call.endpoint == "chat"
         self._usage_asked = call.stream and includes_usage(call.body)
         prefix, kind = ("chatcmpl", "chat.completion.chunk") if self._chat else ("cmpl", "text_completion")
@@ -45,11 +47,15 @@ class ChunkWriter:
     async def chunks(self, first: Delta, pieces: AsyncIterator[Delta], reply: Reply) -> AsyncIterator[dict[str, Any]]:
         """Chunks up to the last; leaves the token counts in the reply."""
         generated: dict[int, int] = {}
+        # vLLM has them beside the choices of a chat, and in each choice of a completion.
+        scored = self._scored(first)
+        beside, inside = (scored, {}) if self._chat else ({}, scored)
         delta: Delta | None = first
         while delta is not None:
             generated[delta.index] = delta.usage.completion_tokens
             for choice in self._choices(delta):
-                yield self._head | {"choices": [choice]}
+                yield self._head | beside | {"choices": [choice | (inside if choice["finish_reason"] else {})]}
+                beside = {}
             delta = await anext(pieces, None)
         usage = first.usage
         total = sum(generated.values())
@@ -61,6 +67,12 @@ class ChunkWriter:
         }
         if self._usage_asked:
             yield self._head | {"choices": [], "usage": reply.usage}
+
+    def _scored(self, first: Delta) -> dict[str, Any]:
+        count = self._prompt_logprobs
+        if count is None:
+            return {}
+        return {"prompt_logprobs": [None, *(_scores(item, count) for item in first.prompt_logprobs)]}
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         if not self._chat:
@@ -90,12 +102,12 @@ class ChunkWriter:
 
     def _echoed(self, echo: Echo, delta: Delta) -> dict[str, Any]:
         """The prompt as the first part of a completion; its log-probabilities come with the first answer's first piece."""
-        if delta.prompt_logprobs:
-            self._prompt = self._text_logprobs(0, delta.prompt_logprobs, len(echo.first_token))
+        if self._logprobs is not None and self._echoed_logprobs is None:
+            rest = self._text_logprobs(0, delta.prompt_logprobs, len(echo.first_token))
             first = {"tokens": echo.first_token, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
-            self._prompt = {name: [first[name], *values] for name, values in self._prompt.items()}
+            self._echoed_logprobs = {name: [first[name], *values] for name, values in rest.items()}
         self._offset[delta.index] = len(echo.text)
-        return _text_choice(delta.index, echo.text, self._prompt, None)
+        return _text_choice(delta.index, echo.text, self._echoed_logprobs, None)
 
     def _text_logprobs(self, index: int, logprobs: Sequence[TokenLogprob], offset: int | None = None) -> dict[str, Any]:
         at = self._offset.get(index, 0) if offset is None else offset
@@ -107,7 +119,7 @@ class ChunkWriter:
         return {
             "tokens": [item.text for item in logprobs],
             "token_logprobs": [item.logprob for item in logprobs],
-            "top_logprobs": [{text: value for _, text, value in item.top} for item in logprobs],
+            "top_logprobs": [{text: value for _, text, value in item.top[: self._logprobs]} for item in logprobs],
             "text_offset": offsets,
         }
 
@@ -118,6 +130,14 @@ def _text_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_
 
 def _chat_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _scores(item: TokenLogprob, count: int) -> dict[str, Any]:
+    """A token of the prompt as vLLM reports it: by id, with its `count` likeliest alternatives."""
+    found = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
+    for rank, (token, text, value) in enumerate(item.top[:count], 1):
+        found.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})
+    return found
 
 
 def _logprob(item: TokenLogprob) -> dict[str, Any]:

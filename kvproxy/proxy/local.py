@@ -25,6 +25,7 @@ _REFUSED = {
     "suffix": "",
 }
 """Fields that would change the answer and that the engine does not have, with the value that means "not used"."""
+_MOST_ANSWERS = 128
 
 
 class LocalBackend:
@@ -138,9 +139,7 @@ def sampling_params(call: Call) -> SamplingParams:
         logprobs = (body.get("top_logprobs") or 0) if logprobs else None
     temperature, top_p = body.get("temperature"), body.get("top_p")
     return SamplingParams(
-        max_tokens=body.get("max_completion_tokens")
-        or body.get("max_tokens")
-        or (16 if call.endpoint != "chat" else None),
+        max_tokens=_max_tokens(call),
         # Dividing by less than this overflows, and is greedy already.
         temperature=1.0 if temperature is None else float(temperature) if temperature >= 1e-5 else 0.0,
         top_p=1.0 if top_p is None else float(top_p),
@@ -150,8 +149,19 @@ def sampling_params(call: Call) -> SamplingParams:
         logprobs=None if logprobs is None else int(logprobs),
         n=body.get("n") or 1,
         ignore_eos=bool(body.get("ignore_eos")),
-        prompt_logprobs=None if logprobs is None or not body.get("echo") else int(logprobs),
+        prompt_logprobs=_prompt_logprobs(body),
     )
+
+
+def _max_tokens(call: Call) -> int | None:
+    given = (call.body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    return next((limit for limit in given if limit is not None), None if call.endpoint == "chat" else 16)
+
+
+def _prompt_logprobs(body: dict[str, Any]) -> int | None:
+    """Alternatives to report with each token of the prompt: asked for directly, or by an echo with log-probabilities."""
+    asked = [body.get("prompt_logprobs"), body.get("logprobs") if body.get("echo") else None]
+    return max((count for count in asked if count is not None), default=None)
 
 
 def _salt(body: dict[str, Any]) -> str | None:
@@ -193,6 +203,10 @@ def _check_sampling(call: Call) -> None:
     """Refuse what would fail inside the engine, where it takes other requests down with it."""
     check_integer(call.body, "top_k", least=-1)
     check_integer(call.body, "priority")
+    check_integer(call.body, "n", least=1, most=_MOST_ANSWERS)
+    check_integer(call.body, "prompt_logprobs", least=0, most=20)
+    if call.stream and call.body.get("prompt_logprobs") is not None:
+        raise InvalidRequest("prompt_logprobs come with whole answers only: leave out stream", param="prompt_logprobs")
     if call.body.get("echo") and call.endpoint != "completions":
         raise InvalidRequest("echo belongs to /v1/completions: leave it out", param="echo")
     if call.endpoint == "completions":

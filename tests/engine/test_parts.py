@@ -19,7 +19,7 @@ from kvproxy.engine.sampler import make_generator, sample
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ContextTooLong, InvalidRequest, ModelUnsupported, Overloaded
 from kvproxy.settings import EngineSettings
-from tests.engine.models import LetterTokenizer, random_model
+from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
 
 
 def decode_bytes(ids: Sequence[int]) -> str:
@@ -46,7 +46,13 @@ def test_nothing_of_a_stop_string_is_sent(text: str, stop: str) -> None:
 
 def test_top_k_and_top_p_keep_to_the_likely() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
-    for params in (SamplingParams(top_k=1), SamplingParams(top_p=0.1), SamplingParams(temperature=0.0)):
+    likeliest = (
+        SamplingParams(top_k=1),
+        SamplingParams(top_p=0.1),
+        SamplingParams(top_p=0.0),
+        SamplingParams(temperature=0.0),
+    )
+    for params in likeliest:
         assert {sample(logits, [params], [make_generator(params, 0)])[0].token for _ in range(20)} == {3}
     params = SamplingParams(top_k=2, seed=1)
     generator = make_generator(params, 0)
@@ -70,12 +76,38 @@ def tiny(**settings: Any) -> Engine:
 
 @pytest.mark.parametrize(
     ("prompt", "answer", "complaint"),
-    [(0, 1, "no tokens"), (41, 1, "block pool"), (30, 11, "max_tokens 11"), (40, None, "40 tokens")],
+    [
+        (0, 1, "no tokens"),
+        (41, 1, "block pool"),
+        (41, 0, "block pool"),
+        (30, 11, "max_tokens 11"),
+        (40, None, "40 tokens"),
+    ],
 )
 def test_what_can_never_fit_is_refused(prompt: int, answer: int | None, complaint: str) -> None:
     request = GenerationRequest("r", (1,) * prompt, SamplingParams(max_tokens=answer))
     with pytest.raises((ContextTooLong, InvalidRequest), match=complaint):
         tiny().check(request)
+
+
+def test_tokens_that_the_model_does_not_know_are_refused() -> None:
+    for tokens in ((1, VOCABULARY), (-1, 1)):
+        with pytest.raises(InvalidRequest, match="300 tokens"):
+            tiny().check(GenerationRequest("r", tokens, SamplingParams(max_tokens=1)))
+
+
+def test_a_prompt_alone_may_fill_the_pool() -> None:
+    engine, pieces = tiny(), []
+    params = SamplingParams(max_tokens=0, n=3, prompt_logprobs=1)
+    engine.submit(GenerationRequest("r", (1, 2, 3, 4) * 10, params), pieces.append)
+    while engine.has_work:
+        engine.step()
+    assert [(piece.index, piece.tokens, piece.finish_reason) for piece in pieces] == [
+        (n, (), "length") for n in range(3)
+    ]
+    assert [len(piece.prompt_logprobs) for piece in pieces] == [39, 0, 0]
+    assert engine.manager.stats().used == 0
+    assert engine.manager.stats().cached == 10
 
 
 def test_models_that_cannot_share_blocks_are_refused_with_the_reason() -> None:

@@ -95,6 +95,38 @@ def test_the_least_urgent_gives_way_and_every_answer_is_exact() -> None:
     assert log.done.index("5") < log.done.index("0")
 
 
+def test_a_long_prompt_does_not_hold_up_the_answers_behind_it() -> None:
+    log = Log(Driven(tiny(), {}, max_batch_tokens=16, max_sequences=4))
+    for number in range(3):
+        log.submit(f"answer{number}", prompt(8), count=40)
+    for _ in range(6):
+        log.driven.step()
+    log.submit("urgent", prompt(200), priority=-1)
+    before = {id: len(tokens) for id, tokens in log.tokens.items()}
+    for _ in range(10):
+        log.driven.step()
+    # Each of them got a token in every step, while the prompt was computed 13 tokens at a time.
+    assert {id: len(tokens) - before[id] for id, tokens in log.tokens.items()} == dict.fromkeys(before, 10)
+    assert "urgent" not in log.tokens
+    log.driven.run()
+    assert len(log.tokens["urgent"]) == 4
+
+
+def test_a_step_never_has_more_sequences_than_it_may() -> None:
+    driven = Driven(tiny(), {}, max_sequences=4, num_blocks=400)
+    most = []
+    forward = driven.engine._runner.forward
+    driven.engine._runner.forward = lambda plan: most.append(len(plan)) or forward(plan)  # type: ignore[method-assign,func-returns-value]
+    tokens = prompt(30)
+    driven.submit("many", tokens, 8, n=11)
+    driven.submit("one", prompt(20), 8)
+    driven.run()
+    assert max(most) == 4
+    assert {tuple(driven.tokens[f"many#{index}"]) for index in range(11)} == {
+        tuple(reference(random_model("llama"), tokens, 8))
+    }
+
+
 def test_a_line_forgets_who_left() -> None:
     driven = Driven(tiny(), {})
     log = Log(driven)

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.proxy.dialects.choices import ChoiceAssembler, choices_complete, replay_choices
+from kvproxy.proxy.dialects.choices import ChoiceAssembler, can_be_replayed, choices_complete, replay_choices
 from kvproxy.proxy.dialects.dialect import Question, ask, counts, shown, text_of
 from kvproxy.proxy.dialects.fields import check_common, check_integer
 from kvproxy.proxy.sse import pieces
 
 # A request with any of these is answered from an equal one only, never from a similar one.
 _EXACT_ONLY = frozenset(
-    "tools tool_choice functions function_call logprobs top_logprobs logit_bias modalities audio prediction".split()
+    "tools tool_choice functions function_call logprobs top_logprobs logit_bias modalities audio prediction"
+    " return_token_ids".split()
 )
 
 
@@ -30,7 +31,7 @@ class Chat:
         check_integer(body, "top_logprobs", least=0, most=20)
 
     def cacheable(self, body: dict[str, Any]) -> bool:
-        return True
+        return can_be_replayed(body)
 
     def question(self, body: dict[str, Any]) -> Question | None:
         messages = body.get("messages")
@@ -72,6 +73,9 @@ def includes_usage(body: dict[str, Any]) -> bool:
 
 def _may_match(body: dict[str, Any]) -> bool:
     if any(body.get(name) for name in _EXACT_ONLY) or body.get("n", 1) != 1:
+        return False
+    # None of its alternatives may be asked for (0), and still it speaks of this very prompt.
+    if body.get("prompt_logprobs") is not None:
         return False
     kind = body.get("response_format")
     if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):

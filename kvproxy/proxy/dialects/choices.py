@@ -7,6 +7,11 @@ from kvproxy.proxy.documents import loads
 from kvproxy.proxy.sse import DONE, event
 
 
+def can_be_replayed(body: dict[str, Any]) -> bool:
+    """Whether a stored answer fits a request in either form: log-probabilities of the prompt have none in a stream."""
+    return body.get("prompt_logprobs") is None or not body.get("stream")
+
+
 def choices_complete(whole: dict[str, Any]) -> bool:
     """Whether every choice of an object has come to its end."""
     choices = whole.get("choices")
@@ -68,6 +73,8 @@ class ChoiceAssembler:
             _merge_delta(whole.setdefault("message", {}), choice["delta"] or {})
         if choice.get("logprobs"):
             _merge_logprobs(whole, choice["logprobs"])
+        if choice.get("prompt_logprobs"):
+            whole["prompt_logprobs"] = choice["prompt_logprobs"]
 
     def result(self, usage: dict[str, Any] | None = None) -> dict[str, Any] | None:
         choices = [self._choices[index] for index in sorted(self._choices)]

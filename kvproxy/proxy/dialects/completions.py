@@ -5,7 +5,7 @@ from typing import Any
 
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.proxy.dialects.chat import Chat, includes_usage
-from kvproxy.proxy.dialects.choices import ChoiceAssembler, choices_complete, replay_choices
+from kvproxy.proxy.dialects.choices import ChoiceAssembler, can_be_replayed, choices_complete, replay_choices
 from kvproxy.proxy.dialects.dialect import Question, counts, shown, text_of
 from kvproxy.proxy.dialects.fields import check_common
 from kvproxy.proxy.sse import pieces
@@ -19,12 +19,12 @@ class Completions:
     irrelevant = Chat.irrelevant
 
     def check(self, body: dict[str, Any]) -> None:
-        check_common(body)
+        check_common(body, least_tokens=0)
         if not isinstance(body.get("prompt"), str | list) or not body["prompt"]:
             raise InvalidRequest("prompt is required: a text, or a list of token ids", param="prompt")
 
     def cacheable(self, body: dict[str, Any]) -> bool:
-        return True
+        return can_be_replayed(body)
 
     def question(self, body: dict[str, Any]) -> Question | None:
         return None

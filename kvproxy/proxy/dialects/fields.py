@@ -5,8 +5,12 @@ from typing import Any
 from kvproxy.errors import InvalidRequest
 
 
-def check_common(body: dict[str, Any]) -> None:
+def check_common(body: dict[str, Any], *, least_tokens: int = 1) -> None:
     """What every API that generates text has in common.
+
+    Args:
+        body: the request.
+        least_tokens: how few tokens an answer may be limited to.
 
     Raises:
         InvalidRequest: the message names the field and what it takes.
@@ -14,8 +18,9 @@ def check_common(body: dict[str, Any]) -> None:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model is required: a name from /v1/models", param="model")
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):
-        check_integer(body, name, least=1)
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        check_integer(body, name, least=least_tokens)
+    check_integer(body, "n", least=1)
     check_number(body, "temperature", 0.0, 2.0)
     check_number(body, "top_p", 0.0, 1.0)
     check_integer(body, "seed")

@@ -1,0 +1,181 @@
+"""Everything at once: chunked prompts, forks, priorities, tenants, guesses, pins, log-probabilities, cancellations, a pool that
+is too small, and tiers of which one fails now and then. What is answered equals `model.generate`, and nothing stays behind."""
+
+import contextlib
+import random
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.blocks.pins import PinsFull
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.host import HostStore
+from kvproxy.tiers.store import ChunkStore, DictStore
+from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
+from tests.engine.tiered import Driven, tiny
+
+LONGEST = 40
+
+
+@dataclass
+class Asked:
+    """A request, and what came back for each of its answers."""
+
+    prompt: tuple[int, ...]
+    count: int
+    n: int
+    expected: list[int]
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    prompt_scores: int | None = None
+    cancelled: bool = False
+
+    def take(self, delta: Delta) -> None:
+        assert not self.cancelled, "a piece of a cancelled answer"
+        self.tokens.setdefault(delta.index, []).extend(delta.tokens)
+        if delta.finish_reason:
+            self.finished.add(delta.index)
+        if delta.prompt_logprobs:
+            assert self.prompt_scores is None
+            self.prompt_scores = len(delta.prompt_logprobs)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.finished) == self.n
+
+
+@cache
+def corpus(architecture: str) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Prompts that share beginnings, go on from each other's answers, or repeat themselves; and their greedy answers."""
+    chance = random.Random(architecture)
+    model = random_model(architecture)
+    trunk = [chance.randrange(VOCABULARY) for _ in range(90)]
+    prompts = [trunk[: chance.randrange(1, 90)] + _words(chance, 1, 25) for _ in range(9)]
+    prompts += [_words(chance, 3, 8) * 9 for _ in range(3)]
+    prompts += [prompt + reference(model, prompt, 30) + _words(chance, 1, 9) for prompt in prompts[:3]]
+    return [(tuple(prompt), reference(model, prompt, LONGEST)) for prompt in prompts]
+
+
+def _words(chance: random.Random, least: int, most: int) -> list[int]:
+    return [chance.randrange(VOCABULARY) for _ in range(chance.randrange(least, most))]
+
+
+class Stress:
+    """One engine under a seeded storm."""
+
+    def __init__(self, architecture: str, seed: int, folder: Path, **engine: Any) -> None:
+        self.chance = random.Random(seed)
+        self.corpus = corpus(architecture)
+        sizes = {
+            "num_blocks": self.chance.choice((54, 60, 90)),
+            "max_model_len": 200,
+            "max_batch_tokens": self.chance.choice((7, 24, 64)),
+        }
+        sizes |= {"max_sequences": self.chance.choice((3, 8)), "speculate": self.chance.choice((0, 4))}
+        self.driven = Driven(tiny(architecture), {"host": "1MiB", "load_timeout": 5.0}, **(sizes | engine))
+        self.flaky = DictStore("redis", remote=True)
+        stores: list[ChunkStore] = [HostStore(60_000), DiskStore(folder, 200_000), self.flaky]
+        self.driven.tiers.chain.close()
+        self.driven.tiers.chain = TierChain(stores, pending=self.chance.choice((30_000, 1 << 20)))
+        self.asked: dict[str, Asked] = {}
+
+    def ask(self, id: str) -> None:
+        chance = self.chance
+        prompt, expected = chance.choice(self.corpus)
+        asked = Asked(prompt, chance.choice((0, 1, 5, 17, LONGEST)), chance.choice((1, 1, 1, 2, 4)), expected)
+        params = SamplingParams(
+            max_tokens=asked.count,
+            temperature=0.0,
+            n=asked.n,
+            logprobs=chance.choice((None, 0)),
+            prompt_logprobs=chance.choice((None, None, None, 1)),
+        )
+        request = GenerationRequest(
+            id,
+            prompt,
+            params,
+            salt=chance.choice((None, None, "salt")),
+            priority=chance.choice((0, 3)),
+            tenant=chance.choice("abc"),
+            queue_priority=chance.choice((-1, 0, 0, 0, 2)),
+        )
+        self.driven.engine.submit(request, asked.take)
+        self.asked[id] = asked
+
+    def disturb(self) -> None:
+        """What else may happen between two steps."""
+        chance, engine = self.chance, self.driven.engine
+        open_ids = [id for id, asked in self.asked.items() if not asked.complete and not asked.cancelled]
+        if open_ids and chance.random() < 0.06:
+            id = chance.choice(open_ids)
+            engine.cancel(id)
+            self.asked[id].cancelled = True
+        if chance.random() < 0.05:
+            self.flaky.failing = not self.flaky.failing
+        if chance.random() < 0.02:
+            prompt, _ = chance.choice(self.corpus)
+            with contextlib.suppress(PinsFull):
+                engine.pins.pin(chance.choice("xy"), CacheRequest("pin", [*prompt, 0]))
+        if chance.random() < 0.02:
+            engine.pins.unpin(chance.choice("xy"))
+        if chance.random() < 0.01:
+            self.driven.tiers.clear(chance.choice(("host", "disk")), "all")
+
+    def step(self) -> None:
+        if self.driven.engine.is_stalled:
+            self.driven.tiers.wait(0.02)
+        self.driven.engine.step()
+        self.driven.engine.manager.check_integrity(self.driven.engine.pins.held())
+
+    def run(self, requests: int) -> None:
+        left = requests
+        steps = 0
+        while left or self.driven.engine.has_work:
+            while left and self.chance.random() < 0.25:
+                left -= 1
+                self.ask(str(left))
+            self.disturb()
+            self.step()
+            steps += 1
+            assert steps < 200 * requests, "the engine does not come to an end"
+
+    def check(self) -> None:
+        for id, asked in self.asked.items():
+            if asked.cancelled:
+                continue
+            assert asked.complete, id
+            for index in range(asked.n):
+                assert asked.tokens[index] == asked.expected[: asked.count], (id, index)
+        for name in "xy":
+            self.driven.engine.pins.unpin(name)
+        scheduler, tiers = self.driven.engine._scheduler, self.driven.tiers
+        assert scheduler.running == scheduler.loading == []
+        assert len(scheduler.waiting) == 0
+        assert len(tiers._loads) == len(tiers._coming) == 0
+        assert self.driven.engine.manager.stats().used == 0
+        assert not self.driven.engine.manager.requests
+        assert not self.driven.engine.manager.take_copies()
+        assert scheduler.waiting._live == scheduler.waiting._numbers == {}
+        self.driven.settle()
+        assert not tiers.chain._pending
+        self.driven.engine.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_storm_leaves_every_answer_exact_and_nothing_behind(seed: int, tmp_path: Path) -> None:
+    stress = Stress("llama", seed, tmp_path)
+    stress.run(60)
+    stress.check()
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "llama"])
+def test_a_storm_over_other_architectures(architecture: str, tmp_path: Path) -> None:
+    stress = Stress(architecture, 11, tmp_path, num_blocks=60)
+    stress.run(40)
+    stress.check()

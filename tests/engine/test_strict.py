@@ -1,0 +1,117 @@
+"""Strict mode: log-probabilities are the same bits as in a fresh engine that serves nobody else, whatever was cached."""
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvproxy.engine import attention
+from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from tests.engine.models import VOCABULARY, LetterTokenizer
+from tests.engine.tiered import Driven
+
+chance = random.Random(8)
+
+
+@cache
+def wide() -> LoadedModel:
+    """Wide enough for the rounding of a matrix product to depend on its rows, which the tiny models are not."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 700, "num_hidden_layers": 3, "max_position_embeddings": 512}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, eos_token_id=None, bos_token_id=None, **shape, **heads)  # type: ignore[arg-type]
+    )
+    model.generation_config.eos_token_id = None
+    attention.register()
+    return prepare("wide", model.float().eval(), LetterTokenizer(), torch.device("cpu"))
+
+
+def tokens(count: int) -> list[int]:
+    return [chance.randrange(VOCABULARY) for _ in range(count)]
+
+
+def engine(tiers: dict[str, Any] | None = None, **settings: Any) -> Driven:
+    return Driven(wide(), tiers or {}, **({"strict": True, "num_blocks": 300} | settings))
+
+
+def ask(driven: Driven, id: str, prompt: list[int], count: int = 8) -> tuple[list[float], list[int]]:
+    """Where the log-probabilities and tokens of an answer will be."""
+    values: list[float] = []
+    answer: list[int] = []
+
+    def take(delta: Delta) -> None:
+        values.extend(item.logprob for item in delta.logprobs)
+        answer.extend(delta.tokens)
+
+    params = SamplingParams(max_tokens=count, temperature=0.0, logprobs=0)
+    driven.engine.submit(GenerationRequest(id, tuple(prompt), params), take)
+    return values, answer
+
+
+def alone(prompt: list[int], count: int = 8) -> list[float]:
+    driven = engine()
+    values, _ = ask(driven, "alone", prompt, count)
+    driven.run()
+    return values
+
+
+def test_a_hit_in_company_is_bit_exact() -> None:
+    driven = engine(speculate=4)
+    shared = tokens(70)
+    prompts = [shared[:length] + tokens(9) for length in (30, 40, 64, 70, 70)] + [tokens(7) * 8]
+    for round in range(2):
+        found = [ask(driven, f"{round}.{number}", prompt, 20)[0] for number, prompt in enumerate(prompts)]
+        driven.run()
+        assert found == [alone(prompt, 20) for prompt in prompts]
+    assert driven.engine.manager.stats().hits > 0
+
+
+def test_an_answer_is_no_ones_prefix_for_it_was_computed_in_other_pieces() -> None:
+    driven = engine()
+    prompt = tokens(50)
+    _, answer = ask(driven, "first", prompt, 60)
+    driven.run()
+    longer = prompt + answer + tokens(3)
+    values, _ = ask(driven, "next turn", longer)
+    driven.run()
+    assert driven.engine.manager.stats().hits == 32
+    assert values == alone(longer)
+
+
+def test_a_preempted_answer_is_bit_exact() -> None:
+    driven = engine(num_blocks=40, max_sequences=4)
+    prompts = [tokens(30) for _ in range(4)]
+    found = [ask(driven, str(number), prompt, 40)[0] for number, prompt in enumerate(prompts)]
+    preempted = 0
+    while driven.engine.has_work:
+        before = len(driven.engine._scheduler.running)
+        driven.step()
+        preempted += len(driven.engine._scheduler.waiting) > 0 and before > len(driven.engine._scheduler.running)
+    assert preempted > 0
+    assert found == [alone(prompt, 40) for prompt in prompts]
+
+
+@pytest.mark.parametrize("ordinary", [False, True])
+def test_what_a_tier_gives_back_is_bit_exact(tmp_path: Path, ordinary: bool) -> None:
+    """A chunk of a prompt's last, short piece, or one that was written without strict mode, is not used."""
+    shared = tokens(64)
+    first = engine({"disk": tmp_path}, strict=not ordinary)
+    for number, prompt in enumerate((shared[:50], shared + tokens(30))):
+        ask(first, str(number), prompt)
+        first.run()
+        first.settle()
+        first.forget_pool()
+    first.engine.close()
+    second = engine({"disk": tmp_path})
+    prompt = shared + tokens(40)
+    values, _ = ask(second, "back", prompt)
+    second.run()
+    assert values == alone(prompt)
+    assert second.hits()["disk"] == (0 if ordinary else 4)
+    second.engine.close()

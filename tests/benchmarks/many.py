@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import faiss
 import numpy as np
 
 from index.embedder import load_embedder
@@ -80,7 +81,7 @@ def prepare(folder: Path, entries: int, kind: Kind = "float32") -> Path:
         path = folder / f"{entries}-{kind}.db"
         with contextlib.suppress(FileExistsError):
             path.symlink_to(f"{entries}.db")
-    with opened(path, kind, threads=os.cpu_count()) as (_, near):
+    with opened(path, kind, threads=faiss.omp_get_max_threads()) as (_, near):
         began = time.perf_counter()
         if near.indexes[NAMESPACE].due() is not None:
             near.settle()

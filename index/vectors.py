@@ -108,8 +108,8 @@ class VectorIndex:
             vectors = tail.vectors(0, len(numbers))
         done = 0
         while done < len(numbers) and not stop():
-            began = time.perf_counter()
             with self._lock:
+                began = time.perf_counter()
                 graph.add(numbers[done : done + _MERGE_STEP], vectors[done : done + _MERGE_STEP])
             done += _MERGE_STEP
             # A lock goes to whoever asks next, which would be this thread for as long as it goes on.

@@ -1,6 +1,7 @@
 """Texts to unit vectors."""
 
 import asyncio
+import copy
 import hashlib
 import itertools
 from collections import OrderedDict
@@ -25,6 +26,9 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), dim]` float32, each row of unit length."""
 
+    def reads(self, text: str) -> bool:
+        """Whether all of a text counts: of one that is too long, or in unknown letters, others would have the same vector."""
+
 
 class SentenceEmbedder:
     """A user's sentence-transformers model on the CPU or, where there is one, the GPU."""
@@ -33,6 +37,8 @@ class SentenceEmbedder:
         # A folder, or an id, may hold another model tomorrow.
         self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
+        # A tokenizer's settings change while it embeds, which another thread would stumble over.
+        self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
@@ -40,6 +46,12 @@ class SentenceEmbedder:
             list(texts), normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
         )
         return np.asarray(vectors, dtype=np.float32)
+
+    def reads(self, text: str) -> bool:
+        tokens = self._tokenizer(text, verbose=False)["input_ids"]
+        longest = self._model.max_seq_length
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        return (longest is None or len(tokens) <= longest) and unknown not in tokens
 
 
 def _fingerprint(model: Any) -> str:
@@ -114,6 +126,9 @@ class HashEmbedder:
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         return np.stack([self._one(text) for text in texts])
+
+    def reads(self, text: str) -> bool:
+        return True
 
     def _one(self, text: str) -> np.ndarray:
         total = np.full(self.dim, 1e-3, dtype=np.float32)

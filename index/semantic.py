@@ -72,6 +72,9 @@ class SemanticCache:
 
     def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
         """By id, as far as the embedder makes usable ones."""
+        entries = [entry for entry in entries if self.reads(entry.prompt)]
+        if not entries:
+            return {}
         try:
             vectors = usable_vectors(self._embedder, [entry.prompt for entry in entries])
         except EmbedderError:
@@ -98,7 +101,7 @@ class SemanticCache:
             limit: neighbours to look at.
             explore: now and then forward what could be served, where the policy learns from that.
         """
-        if not await asyncio.to_thread(self._neighbours.holds, namespace):
+        if not self.reads(text) or not await asyncio.to_thread(self._neighbours.holds, namespace):
             return Lookup(None, ())
         vector = await self._batcher.embed(text)
         return await asyncio.to_thread(self._judge, namespace, text, vector, limits, limit, explore)
@@ -109,6 +112,10 @@ class SemanticCache:
         near = self._neighbours.search(namespace, vector, limit)
         chance = self._chance if explore else None
         return judge(self._store, self.observations, self.policy, namespace, text, near, limits, chance)
+
+    def reads(self, text: str) -> bool:
+        """Whether the embedder takes in all of a text; other ones are answered from equal requests only."""
+        return self._embedder.reads(text)
 
     async def entry(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""
@@ -154,8 +161,8 @@ class SemanticCache:
         return await self._writes.put(await self._embedded(entry))
 
     async def _embedded(self, entry: Entry) -> Put:
-        if not entry.semantic:
-            return Put(entry)
+        if not entry.semantic or not self.reads(entry.prompt):
+            return Put(replace(entry, semantic=False))
         try:
             return Put(entry, await self._batcher.embed(entry.prompt), self._embedder.name)
         except EmbedderError as error:

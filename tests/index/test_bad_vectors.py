@@ -128,6 +128,27 @@ def test_what_is_no_number_is_not_close() -> None:
     assert served.verdict == "below threshold"
 
 
+@pytest.mark.parametrize("text", ["What does 👍 mean?", "Translate 貓 to English", "สวัสดี แปลว่าอะไร", "so on, " * 60])
+async def test_what_the_embedder_does_not_read_is_answered_from_equal_requests_only(tmp_path: Path, text: str) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    semantic = SemanticCache(store, load_embedder(), ThresholdPolicy(0.8, guards=()))
+    assert not semantic.reads(text)
+    assert semantic.reads("What does it mean?")
+    assert semantic.reads("¿Qué significa «año»? — “Jahr”, naïve Größe: 10 €")
+    entry = make_entry(text)
+    await semantic.insert(entry)
+    await semantic.insert(make_entry("What does it mean?"))
+    found = store.find(entry.key)
+    assert found is not None
+    assert not found.semantic
+    assert (await semantic.lookup("n", text)).candidates == ()
+    # What was stored before it was known.
+    store.put(make_entry(text + " "))
+    assert semantic.rebuild() == 0
+    assert store.missing_vectors(semantic._embedder.name, 9) == []
+    store.close()
+
+
 def model_in(folder: Path, width: int, seed: int) -> None:
     """A sentence-transformers model of random weights."""
     import torch
@@ -156,6 +177,7 @@ async def test_another_model_in_the_same_folder_starts_with_its_own_vectors(tmp_
     await first.insert(make_entry("What is a block?"))
     again = load_embedder(str(folder))
     assert isinstance(again, SentenceEmbedder)
+    assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
     assert cache(store, again).rebuild() == 0
     model_in(folder, width, seed=1)
     other = cache(store, load_embedder(str(folder)))

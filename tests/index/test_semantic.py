@@ -95,6 +95,8 @@ async def test_what_comes_together_is_embedded_together() -> None:
         ("names", "What is the weather in Paris?", "What is the weather in Rome?"),
         ("order", "How do I convert miles to kilometres?", "How do I convert kilometres to miles?"),
         ("time", "Is it open on Monday?", "Is it open on Sunday?"),
+        ("signs", "What is the meaning of 👍?", "What is the meaning of 👎?"),
+        ("signs", "Was bedeutet schon?", "Was bedeutet scho\u0308n?"),
     ],
 )
 def test_guards_veto_near_misses(guard: str, one: str, other: str) -> None:
@@ -111,6 +113,8 @@ def test_guards_veto_near_misses(guard: str, one: str, other: str) -> None:
         ("How do I steer the cache?", "How can I steer the cache?"),
         ("what is the free queue", "What is the free queue?"),
         ("Explain the hash chain.", "Please explain the hash chain"),
+        ("Was heißt «schön»?", "Was bedeutet scho\u0308n?"),
+        ("Thanks 😀 what is a block?", "Thanks, what is a block?"),
     ],
 )
 def test_guards_let_rewordings_pass(one: str, other: str) -> None:

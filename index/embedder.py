@@ -1,7 +1,9 @@
 """Texts to unit vectors."""
 
 import asyncio
+import copy
 import hashlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,24 +13,32 @@ import numpy as np
 from index.errors import EmbedderError
 
 DEFAULT = "default"
+_MOST = 32  # Texts in a batch: none waits for more than so many.
 
 
 class Embedder(Protocol):
     """What the semantic cache needs of an embedding model."""
 
     name: str
+    """Other vectors have another name: stored ones are compared with those of an embedder of their own name only."""
     dim: int
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), dim]` float32, each row of unit length."""
+
+    def reads(self, text: str) -> bool:
+        """Whether all of a text counts: of one that is too long, or in unknown letters, others would have the same vector."""
 
 
 class SentenceEmbedder:
     """A user's sentence-transformers model on the CPU or, where there is one, the GPU."""
 
     def __init__(self, name: str, model: Any) -> None:
-        self.name = name
+        # A folder, or an id, may hold another model tomorrow.
+        self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
+        # A tokenizer's settings change while it embeds, which another thread would stumble over.
+        self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
@@ -36,6 +46,48 @@ class SentenceEmbedder:
             list(texts), normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
         )
         return np.asarray(vectors, dtype=np.float32)
+
+    def reads(self, text: str) -> bool:
+        tokens = self._tokenizer(text, verbose=False)["input_ids"]
+        longest = self._model.max_seq_length
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        return (longest is None or len(tokens) <= longest) and unknown not in tokens
+
+
+def _fingerprint(model: Any) -> str:
+    """Of the weights of a torch model."""
+    import torch
+    import xxhash
+
+    digest = xxhash.xxh3_64()
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return str(digest.hexdigest())
+
+
+def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray | None]:
+    """Vectors of texts, `[dim]` float32 of unit length each; None where the embedder gave none that can be compared.
+
+    Raises:
+        EmbedderError: it failed, or gave something else than a vector of its width for each text.
+    """
+    try:
+        vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
+    except Exception as error:
+        raise EmbedderError(f"embedder {embedder.name!r} failed: {error or type(error).__name__}") from error
+    if vectors.shape != (len(texts), embedder.dim):
+        raise EmbedderError(
+            f"embedder {embedder.name!r} made an array of shape {vectors.shape} of {len(texts)} texts, where"
+            f" ({len(texts)}, {embedder.dim}) was expected: check the model"
+        )
+    # Not a number would pass for close to everything wherever it is compared.
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    usable = np.isfinite(lengths) & (lengths > 1e-6)
+    return [
+        (vector if abs(length - 1) < 1e-3 else (vector / length).astype(np.float32)) if fine else None
+        for vector, length, fine in zip(vectors, lengths, usable, strict=True)
+    ]
 
 
 def load_embedder(name: str = DEFAULT) -> Embedder:
@@ -75,6 +127,9 @@ class HashEmbedder:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         return np.stack([self._one(text) for text in texts])
 
+    def reads(self, text: str) -> bool:
+        return True
+
     def _one(self, text: str) -> np.ndarray:
         total = np.full(self.dim, 1e-3, dtype=np.float32)
         for word in text.lower().split():
@@ -85,7 +140,7 @@ class HashEmbedder:
 
 
 class MicroBatcher:
-    """Embeds for many callers at once: what arrives while a batch is computed becomes the next batch.
+    """Embeds for many callers at once: what arrives while a batch is computed becomes the next ones.
 
     Args:
         embedder: the model, called on one thread at a time.
@@ -100,7 +155,11 @@ class MicroBatcher:
         self._running: asyncio.Task[None] | None = None
 
     async def embed(self, text: str) -> np.ndarray:
-        """The vector of one text, `[dim]` float32 of unit length."""
+        """The vector of one text, `[dim]` float32 of unit length.
+
+        Raises:
+            EmbedderError: the embedder gave none, or failed.
+        """
         known = self._cache.get(text)
         if known is not None:
             self._cache.move_to_end(text)
@@ -114,16 +173,36 @@ class MicroBatcher:
 
     async def _drain(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting, {}
-            try:
-                vectors = await asyncio.to_thread(self.embedder.embed, list(batch))
-            except Exception as error:
-                for future in batch.values():
-                    future.set_exception(error)
-                continue
-            for (text, future), vector in zip(batch.items(), vectors, strict=True):
-                self._cache[text] = vector
-                future.set_result(vector)
+            batch = dict(itertools.islice(self._waiting.items(), _MOST))
+            for text in batch:
+                del self._waiting[text]
+            if not await self._together(batch) and len(batch) > 1:
+                # A text that the embedder cannot bear must not cost the others theirs.
+                for text, future in batch.items():
+                    await self._together({text: future})
             while len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
         self._running = None
+
+    async def _together(self, batch: "dict[str, asyncio.Future[np.ndarray]]") -> bool:
+        """Embed a batch and tell its callers; False where a batch of several failed, with nobody told."""
+        try:
+            vectors = await asyncio.to_thread(usable_vectors, self.embedder, list(batch))
+        except EmbedderError as error:
+            if len(batch) == 1:
+                for future in batch.values():
+                    _fail(future, error)
+            return False
+        for (text, future), vector in zip(batch.items(), vectors, strict=True):
+            if vector is None:
+                _fail(future, EmbedderError(f"embedder {self.embedder.name!r} made no vector that can be compared"))
+            else:
+                self._cache[text] = vector
+                future.set_result(vector)
+        return True
+
+
+def _fail(future: "asyncio.Future[np.ndarray]", error: EmbedderError) -> None:
+    future.set_exception(error)
+    # A caller that has gone must not leave an exception that nobody reads.
+    future.exception()

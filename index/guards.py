@@ -5,6 +5,7 @@ It can only refuse; that it stays silent says nothing about the answer.
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _CODE = re.compile(
     r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|(?<!\w)--?\w[\w-]*|(?<!\w)(?:/[\w.-]+)+|\b[^\W\d]\w+(?:\.[a-z_]\w+)+\b"
     r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
 )
+# Of mathematics and all others, such as pictures; those of currencies are units.
+_SIGNS = ("Sm", "So")
 _QUESTION = re.compile(r"\b(how come|how (?:many|much|long|often|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b")
 _QUESTION_KINDS = {
     "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
@@ -249,6 +252,26 @@ def _written_in(words: set[str]) -> str | None:
     return best if most >= 2 and most > second else None
 
 
+def signs_differ(question: str, cached: str) -> bool:
+    """`👍` against `👎`, `=` against `≠`, `schön` against `schon`: signs and accents, which many models do not read."""
+    ours, theirs = _signs(question), _signs(cached)
+    if ours - theirs and theirs - ours:
+        return True
+    one, other = (set(_words(unicodedata.normalize("NFC", text))) for text in (question, cached))
+    return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})
+
+
+def _signs(text: str) -> set[str]:
+    return {
+        sign for sign in unicodedata.normalize("NFC", text) if sign in "&*|^~" or unicodedata.category(sign) in _SIGNS
+    }
+
+
+def _bare(word: str) -> str:
+    """A word without its accents."""
+    return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))
+
+
 def _words(text: str) -> list[str]:
     return [word.lower().replace("’", "'") for word in _WORD.findall(text)]
 
@@ -265,4 +288,5 @@ GUARDS = (
     Guard("time", time_differs),
     Guard("question", question_differs),
     Guard("language", language_differs),
+    Guard("signs", signs_differ),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from index.entry import Entry
 from index.observations import History, Observations
 from index.policies.policy import Decision, Limits, Neighbour, Policy, Verdict, best
-from index.store import Store
+from index.store import Head, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ def judge(
     store: Store,
     observations: Observations | None,
     policy: Policy,
+    namespace: str,
     question: str,
     near: Sequence[tuple[str, float]],
     limits: Limits,
@@ -65,14 +66,15 @@ def judge(
     """Decide over neighbours.
 
     Args:
+        namespace: where the question was asked; what belongs to another is not even looked at.
         near: (id, cosine), nearest first.
         chance: uniform numbers below 1. Where the policy gives a bound on the error, a share of the hits as large as the bound
             is explored: forwarded, so that the bound is tested. None explores nothing.
     """
-    entries = {id: entry for id, _ in near if (entry := store.get(id)) is not None}
-    histories = observations.histories(list(entries), policy.scorer) if observations is not None else {}
-    found = [(entries[id], similarity) for id, similarity in near if id in entries]
-    barred = [_barred(store, entry, histories.get(entry.id, History())) for entry, _ in found]
+    heads = store.heads([id for id, _ in near]) if near else {}
+    found = [(heads[id], similarity) for id, similarity in near if id in heads and heads[id].namespace == namespace]
+    histories = observations.histories([head.id for head, _ in found], policy.scorer) if observations and found else {}
+    barred = [_barred(head, histories.get(head.id, History())) for head, _ in found]
     open_ = [place for place, verdict in enumerate(barred) if verdict is None]
     neighbours = [
         Neighbour(found[place][0].prompt, found[place][1], histories.get(found[place][0].id, History()))
@@ -84,17 +86,18 @@ def judge(
     if place is not None and chance is not None and chance() < (decisions[place].error or 0.0):
         decisions[place] = replace(decisions[place], verdict="explored")
     candidates = tuple(
-        Candidate(entry.id, entry.prompt, similarity, decision.verdict, decision.guard, decision.score, decision.error)
-        for (entry, similarity), decision in zip(found, decisions, strict=True)
+        Candidate(head.id, head.prompt, similarity, decision.verdict, decision.guard, decision.score, decision.error)
+        for (head, similarity), decision in zip(found, decisions, strict=True)
     )
     if place is None:
         return Lookup(None, candidates)
-    served = found[place][0] if decisions[place].verdict == "accepted" else None
+    # It may have gone since.
+    served = store.get(found[place][0].id) if decisions[place].verdict == "accepted" else None
     return Lookup(served, candidates, candidates[place])
 
 
-def _barred(store: Store, entry: Entry, history: History) -> Verdict | None:
+def _barred(head: Head, history: History) -> Verdict | None:
     """Why an entry is out of the question, whatever is asked."""
     if history.rejected:
         return "rejected"
-    return "expired" if store.find(entry.key) is None else None
+    return None if head.live else "expired"

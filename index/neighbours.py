@@ -1,6 +1,7 @@
 """Near questions of a namespace. Over SQLite: small namespaces are read from the store, large ones are kept in FAISS."""
 
 import logging
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,7 @@ class FaissNeighbours:
         dim, kind: see `VectorIndex`.
         small: vectors from which on a namespace is kept in memory.
         flat_limit: see `VectorIndex`.
+        threads: for the work in the background; by default half of the cores, so that requests keep the others.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class FaissNeighbours:
         *,
         small: int = SMALL,
         flat_limit: int | None = None,
+        threads: int | None = None,
     ) -> None:
         self._store = store
         self._embedder = embedder
@@ -83,6 +86,7 @@ class FaissNeighbours:
         self._kind: Kind = kind
         self._small = small
         self._flat = {} if flat_limit is None else {"flat_limit": flat_limit}
+        self._threads = threads or max(1, (os.cpu_count() or 1) // 2)
         self._graphs = PersistedGraphs(store, embedder, dim, kind)
         self.indexes: dict[str, VectorIndex] = {}
         self._saved: dict[str, int] = {}
@@ -123,7 +127,10 @@ class FaissNeighbours:
             stored, vectors = self._store.vectors(namespace, self._embedder)
             numbers = stored[np.argsort(-(vectors @ vector))[:limit]].tolist() if len(stored) else []
         # The store has the last word on what is there, and on scores, which a compact index rounds.
-        found = [(id, float(kept @ vector)) for id, kept in self._store.by_number(numbers).values()]
+        found = [
+            (id, float(kept @ vector))
+            for id, kept in self._store.by_number(namespace, self._embedder, numbers).values()
+        ]
         return sorted(found, key=lambda hit: -hit[1])
 
     def apply(self, puts: Sequence[Put], written: Written) -> None:
@@ -165,7 +172,9 @@ class FaissNeighbours:
 
     def _work(self, namespace: str) -> None:
         """Bring an index up to date. Only this thread changes graphs, so that it can also save them at leisure."""
-        _take_half_the_cores()
+        import faiss
+
+        faiss.omp_set_num_threads(self._threads)  # Of this thread's work in FAISS only.
         try:
             while (index := self.indexes.get(namespace)) is not None and (due := index.due()) is not None:
                 if due == "rebuild":
@@ -204,12 +213,3 @@ class FaissNeighbours:
                 self._save(namespace, index, slack=0.0)
             except (OSError, RuntimeError) as error:
                 _log.warning("the index of namespace %s was not saved: %s", namespace[:12], error)
-
-
-def _take_half_the_cores() -> None:
-    """For this thread's work in FAISS, so that requests keep the others."""
-    import os
-
-    import faiss
-
-    faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,27 @@ class PersistedGraphs:
         }
 
     def save(self, namespace: str, graph: Segment) -> None:
-        """Write a graph that nobody changes meanwhile; a failure leaves the old files."""
-        import faiss
-
+        """Write a graph that nobody changes meanwhile; a failure leaves the old files, and no others."""
         if graph.on_gpu:
             return
         self.folder.mkdir(exist_ok=True)
         name, generation = self._name(namespace), uuid.uuid4().hex[:8]
+        try:
+            self._write(namespace, graph, name, generation)
+        except Exception:
+            # On a full disk, one more part of a graph with every attempt would be the end of the store too.
+            self._unlink(name, lambda file: f".{generation}." in file.name)
+            raise
+        self._unlink(name, lambda file: file.suffix != ".json" and f".{generation}." not in file.name)
+
+    def _unlink(self, name: str, which: Callable[[Path], bool]) -> None:
+        for file in self.folder.glob(f"{name}.*"):
+            if which(file):
+                file.unlink(missing_ok=True)
+
+    def _write(self, namespace: str, graph: Segment, name: str, generation: str) -> None:
+        import faiss
+
         index, members = (self.folder / f"{name}.{generation}.{kind}" for kind in ("faiss", "npz"))
         faiss.write_index(graph.index, str(index))
         np.savez(members, numbers=graph.numbers, ids=self._ids(namespace, graph.numbers))
@@ -68,9 +83,6 @@ class PersistedGraphs:
         partial = self.folder / f"{name}.{generation}.partial"
         partial.write_text(json.dumps(header))
         partial.replace(self.folder / f"{name}.json")
-        for old in self.folder.glob(f"{name}.*"):
-            if old.suffix != ".json" and f".{generation}." not in old.name:
-                old.unlink(missing_ok=True)
 
     def _ids(self, namespace: str, numbers: np.ndarray) -> np.ndarray:
         stored, ids = self._store.vector_ids(namespace, self._embedder)
@@ -127,8 +139,7 @@ class PersistedGraphs:
     def forget(self, namespace: str) -> None:
         """Remove the files of a namespace."""
         with contextlib.suppress(OSError):
-            for file in self.folder.glob(f"{self._name(namespace)}.*"):
-                file.unlink(missing_ok=True)
+            self._unlink(self._name(namespace), lambda file: True)
 
 
 def _checksum(file: Path) -> str:

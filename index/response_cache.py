@@ -52,7 +52,8 @@ class ResponseCache:
             self._semantic.maintain()
         else:
             self._store.flush()
-            self._store.expire()
+            while self._store.expire():
+                pass
 
     def close(self) -> None:
         """Write what is pending and close the store."""

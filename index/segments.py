@@ -9,6 +9,8 @@ import numpy as np
 Kind = Literal["float32", "fp16", "int8"]
 EF_SEARCH = 64  # Graph nodes kept while searching; FAISS's own 16 misses near neighbours of clustered questions.
 _LINKS = 32
+# Beyond this, a search no longer looks for living neighbours behind dead ones: in a graph it would take the time of them all.
+_FARTHEST = 1_000
 
 
 class Segment:
@@ -94,12 +96,13 @@ class Segment:
         return rows
 
     def search(self, vector: np.ndarray, limit: int, dead: Set[int]) -> list[tuple[int, float]]:
-        """The nearest (number, cosine) that are not dead, nearest first, `limit` at most."""
+        """The nearest (number, cosine) that are not dead, nearest first, `limit` at most; fewer behind very many dead."""
         if not self._count:
             return []
         query = self._scaled(vector[None])
         # Asking for as many more as there are tombstones would cost a search of them all; few are near any one query.
-        wanted = min(2 * limit if dead else limit, self._count)
+        farthest = min(max(_FARTHEST, limit), self._count)
+        wanted = min(2 * limit if dead else limit, farthest)
         while True:
             scores, places = self.index.search(query, wanted)
             if self._scale != 1.0:
@@ -107,9 +110,9 @@ class Segment:
             near = zip(self._numbers[places[0]].tolist(), scores[0].tolist(), places[0].tolist(), strict=True)
             # FAISS fills up with -1 what a graph did not reach.
             found = [(number, score) for number, score, place in near if place >= 0 and number not in dead]
-            if len(found) >= limit or wanted == self._count:
+            if len(found) >= limit or wanted == farthest:
                 return found[:limit]
-            wanted = min(4 * wanted, self._count)
+            wanted = min(4 * wanted, farthest)
 
 
 @functools.cache

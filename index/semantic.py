@@ -1,13 +1,16 @@
 """The semantic cache: similar questions, each sought in its own namespace, over the stored responses."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from index.embedder import Embedder, MicroBatcher
+from index.embedder import Embedder, MicroBatcher, usable_vectors
 from index.entry import Entry
+from index.errors import EmbedderError
 from index.lookup import Lookup, judge
 from index.neighbours import open_neighbours
 from index.observations import Observation, Observations
@@ -17,6 +20,7 @@ from index.store import Gone, Put, Store, Written
 from index.writes import WriteBatcher
 
 _REBUILD_BATCH = 256
+_log = logging.getLogger("kvproxy")
 
 
 class SemanticCache:
@@ -51,14 +55,39 @@ class SemanticCache:
         self._writes = WriteBatcher(self._write)
 
     def rebuild(self) -> int:
-        """Embed what has no vector of this embedder, and get ready to search; how many entries were embedded."""
-        embedded = 0
-        while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
-            vectors = self._embedder.embed([entry.prompt for entry in missing])
-            self._store.add_vectors(zip(missing, vectors, strict=True), self._embedder.name)
-            embedded += len(missing)
+        """Embed what has no vector of this embedder, and get ready to search; how many entries were embedded.
+
+        Raises:
+            EmbedderError: the embedder fails.
+        """
+        embedded, name = 0, self._embedder.name
+        while missing := self._store.missing_vectors(name, _REBUILD_BATCH):
+            vectors = self._vectors_of(missing)
+            self._store.add_vectors([(entry, vectors[entry.id]) for entry in missing if entry.id in vectors], name)
+            if len(vectors) < len(missing):
+                self._store.unindex([entry.id for entry in missing if entry.id not in vectors])
+            embedded += len(vectors)
         self._neighbours.load()
         return embedded
+
+    def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
+        """By id, as far as the embedder makes usable ones."""
+        entries = [entry for entry in entries if self.reads(entry.prompt)]
+        if not entries:
+            return {}
+        try:
+            vectors = usable_vectors(self._embedder, [entry.prompt for entry in entries])
+        except EmbedderError:
+            usable_vectors(self._embedder, ["Is it the embedder, or one of the texts?"])
+            vectors = [self._vector_of(entry) for entry in entries]
+        return {entry.id: vector for entry, vector in zip(entries, vectors, strict=True) if vector is not None}
+
+    def _vector_of(self, entry: Entry) -> np.ndarray | None:
+        try:
+            return usable_vectors(self._embedder, [entry.prompt])[0]
+        except EmbedderError as error:
+            _log.warning("entry %s is kept for equal requests only: %s", entry.id[:12], error)
+            return None
 
     async def lookup(
         self, namespace: str, text: str, *, limits: Limits = Limits(), limit: int = 5, explore: bool = True
@@ -72,7 +101,7 @@ class SemanticCache:
             limit: neighbours to look at.
             explore: now and then forward what could be served, where the policy learns from that.
         """
-        if not await asyncio.to_thread(self._neighbours.holds, namespace):
+        if not self.reads(text) or not await asyncio.to_thread(self._neighbours.holds, namespace):
             return Lookup(None, ())
         vector = await self._batcher.embed(text)
         return await asyncio.to_thread(self._judge, namespace, text, vector, limits, limit, explore)
@@ -82,7 +111,11 @@ class SemanticCache:
     ) -> Lookup:
         near = self._neighbours.search(namespace, vector, limit)
         chance = self._chance if explore else None
-        return judge(self._store, self.observations, self.policy, text, near, limits, chance)
+        return judge(self._store, self.observations, self.policy, namespace, text, near, limits, chance)
+
+    def reads(self, text: str) -> bool:
+        """Whether the embedder takes in all of a text; other ones are answered from equal requests only."""
+        return self._embedder.reads(text)
 
     async def entry(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""
@@ -125,20 +158,29 @@ class SemanticCache:
         Returns:
             Whether it was kept; an entry that is larger than the whole store may be is not.
         """
-        vector = await self._batcher.embed(entry.prompt) if entry.semantic else None
-        return await self._writes.put(Put(entry, vector, self._embedder.name))
+        return await self._writes.put(await self._embedded(entry))
+
+    async def _embedded(self, entry: Entry) -> Put:
+        if not entry.semantic or not self.reads(entry.prompt):
+            return Put(replace(entry, semantic=False))
+        try:
+            return Put(entry, await self._batcher.embed(entry.prompt), self._embedder.name)
+        except EmbedderError as error:
+            _log.warning("an answer is kept for equal requests only: %s", error)
+            return Put(replace(entry, semantic=False))
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
-        """Store entries in one transaction."""
-        prompts = [entry.prompt for entry in entries if entry.semantic]
-        vectors = iter(await asyncio.to_thread(self._embedder.embed, prompts) if prompts else ())
-        name = self._embedder.name
-        puts = [Put(entry, next(vectors) if entry.semantic else None, name) for entry in entries]
+        """Store entries in few transactions."""
+        puts = await asyncio.gather(*map(self._embedded, entries))
         await asyncio.gather(*map(self._writes.put, puts))
 
     def _write(self, puts: Sequence[Put]) -> Written:
         written = self._store.put_many(puts)
-        self._neighbours.apply(puts, written)
+        try:
+            self._neighbours.apply(puts, written)
+        except Exception:
+            # They are stored, and found by equal requests; a start finds them for similar ones too.
+            _log.exception("the index did not follow a write")
         return written
 
     async def remove(self, ids: Sequence[str]) -> int:
@@ -153,7 +195,8 @@ class SemanticCache:
     def maintain(self) -> None:
         """Write counted hits, remove what has expired, and look after the indexes; called from time to time."""
         self._store.flush()
-        self._neighbours.remove(self._store.expire())
+        while gone := self._store.expire():
+            self._neighbours.remove(gone)
         self._neighbours.maintain()
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ and `rebuild` makes a new graph without the deleted ones; both are for a thread 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -15,7 +16,7 @@ from index.segments import Kind, Segment
 FLAT_LIMIT = 20_000
 TAIL_LIMIT = 1_000
 _DEAD_SHARE = 0.3  # Deleted vectors stay as tombstones until they are this share of the index.
-_MERGE_STEP = 8  # Lookups wait while so many vectors are linked into the graph, a millisecond each at a million.
+_MERGE_STEP = 4  # Lookups wait while so many vectors are linked into the graph, a millisecond each at a million.
 
 Source = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """The stored vectors beyond a number, some at a time: `[n]` numbers, rising, and `[n, dim]`; none at the end."""
@@ -108,8 +109,11 @@ class VectorIndex:
         done = 0
         while done < len(numbers) and not stop():
             with self._lock:
+                began = time.perf_counter()
                 graph.add(numbers[done : done + _MERGE_STEP], vectors[done : done + _MERGE_STEP])
             done += _MERGE_STEP
+            # A lock goes to whoever asks next, which would be this thread for as long as it goes on.
+            time.sleep(time.perf_counter() - began)
         with self._lock:
             kept = min(done, len(numbers))
             rest = Segment(self.dim, self.kind, graph=False)

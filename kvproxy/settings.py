@@ -55,6 +55,9 @@ class CacheSettings(BaseModel):
         0.9, ge=0.0, le=1.0, description="Least cosine similarity of two answers that count as the same."
     )
     ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
+    max_ttl: float | None = Field(
+        None, gt=0, description="Most seconds that a request may ask for with x-kvproxy-ttl; as many as ttl if unset."
+    )
     max_response_bytes: int = Field(
         8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
     )
@@ -160,6 +163,9 @@ class UpstreamSettings(BaseModel):
     max_connections: int = Field(512, ge=1, description="Open connections to the upstream.")
     retries: int = Field(1, ge=0, description="Further tries when no connection could be made.")
     api_key: str | None = Field(None, description="Sent in place of the client's own key.")
+    chain: bool = Field(
+        False, description="The upstream is a kvproxy too: send it the client's Cache-Control and x-kvproxy-* headers."
+    )
     tokenizer: str = Field(
         "upstream",
         description="What turns prompts into tokens, to compare them with mirrored pools: upstream (its /tokenize), a"

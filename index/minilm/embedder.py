@@ -13,6 +13,8 @@ from index.minilm.tokens import load_tokenizer, look_up
 from index.minilm.weights import WIDTH, base_weights, packaged_model, read_tensors
 
 MAX_TOKENS = 256
+# The verifier reads as many of two questions together.
+_MAX_READ = MAX_TOKENS // 2
 
 
 class MiniLMEmbedder:
@@ -39,6 +41,7 @@ class MiniLMEmbedder:
         self._session = open_session(embedder_graph(weights, ranges))
         self._tables = {name: table for name, table in weights.items() if name.startswith("embeddings.")}
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
+        self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), 384]` float32 of unit length; a text's vector does not depend on the others'."""
@@ -46,6 +49,10 @@ class MiniLMEmbedder:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return np.stack(list(pool.map(self._one, texts)))
+
+    def reads(self, text: str) -> bool:
+        ids = self._tokenizer.encode(text).ids
+        return len(ids) <= _MAX_READ and self._unknown not in ids
 
     def _one(self, text: str) -> np.ndarray:
         encoded = self._tokenizer.encode(text)

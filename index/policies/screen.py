@@ -22,7 +22,7 @@ def screen(
 
 
 def _refusal(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
-    if neighbour.similarity < floor:
+    if not neighbour.similarity >= floor:  # So that what is no number is refused too.
         return Decision("below threshold")
     for guard in guards:
         if guard.vetoes(question, neighbour.prompt):

@@ -1,7 +1,18 @@
 """Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
 
 from index.store.opening import open_store
-from index.store.protocol import EVERYTHING, Capacity, Filter, Gone, Put, Store, Written
+from index.store.protocol import EVERYTHING, Capacity, Filter, Gone, Head, Put, Store, Written
 from index.store.sqlite import ResponseStore
 
-__all__ = ["EVERYTHING", "Capacity", "Filter", "Gone", "Put", "ResponseStore", "Store", "Written", "open_store"]
+__all__ = [
+    "EVERYTHING",
+    "Capacity",
+    "Filter",
+    "Gone",
+    "Head",
+    "Put",
+    "ResponseStore",
+    "Store",
+    "Written",
+    "open_store",
+]

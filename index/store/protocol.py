@@ -19,6 +19,20 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """What is decided by, of a stored entry, which may be large.
+
+    Attributes:
+        live: it is within its time.
+    """
+
+    id: str
+    namespace: str
+    prompt: str
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """An entry that is no longer there, and the numbers of its vectors."""
 
@@ -86,6 +100,9 @@ class Store(Protocol):
     def get(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""
 
+    def heads(self, ids: Sequence[str]) -> dict[str, Head]:
+        """The heads of those entries that are there, by id."""
+
     def resolve(self, prefix: str) -> list[str]:
         """Ids that begin with a text, ten at most."""
 
@@ -108,7 +125,7 @@ class Store(Protocol):
         """Keep entries for equal requests only: their vectors are deleted."""
 
     def expire(self) -> list[Gone]:
-        """Remove the entries that are past their time."""
+        """Remove entries that are past their time, some thousand at most; none is left when none is returned."""
 
     def touch(self, id: str) -> None:
         """Count a hit; written with the next `flush`, so that a hit costs no commit."""

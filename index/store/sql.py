@@ -13,11 +13,13 @@ import numpy as np
 
 from index.entry import Entry
 from index.store import eviction
-from index.store.protocol import EVERYTHING, Capacity, Filter, Gone, Put, Written
+from index.store.protocol import EVERYTHING, Capacity, Filter, Gone, Head, Put, Written
 
 Row = dict[str, Any]
 Run = Callable[[str, Mapping[str, Any]], list[Row]]
 _PAGE = 500
+_MOST_AT_ONCE = 2_000  # Entries that one transaction removes for their age, so that writers need not wait long.
+_SKEW = 60.0  # Seconds that clocks of proxies on one store may differ.
 
 _COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -27,6 +29,8 @@ _INSERT = (
     f"insert into responses ({_COLUMNS}, bytes, priority)"
     f" values ({', '.join(':' + name.strip() for name in _COLUMNS.split(','))}, :bytes, :priority)"
 )
+# What was stored in the future was stored before the clock was set back: it would outlive its time by as much.
+_LIVE = "expires > :now and created <= :soon"
 _CONDITIONS = {
     "namespace": "substr(namespace, 1, length(:namespace)) = :namespace",
     "key": "substr(key, 1, length(:key)) = :key",
@@ -83,11 +87,23 @@ class SqlStore(abc.ABC):
         """Bytes that the store takes where it is."""
 
     def find(self, key: str) -> Entry | None:
-        sql = f"select {_COLUMNS} from responses where key = :key and expires > :now"
-        return _one(self._query(sql, {"key": key, "now": self._clock()}))
+        sql = f"select {_COLUMNS} from responses where key = :key and {_LIVE}"
+        return _one(self._query(sql, {"key": key} | self._now()))
+
+    def _now(self) -> dict[str, float]:
+        now = self._clock()
+        return {"now": now, "soon": now + _SKEW}
 
     def get(self, id: str) -> Entry | None:
         return _one(self._query(f"select {_COLUMNS} from responses where id = :id", {"id": id}))
+
+    def heads(self, ids: Sequence[str]) -> dict[str, Head]:
+        sql = (
+            f"select id, namespace, prompt, case when {_LIVE} then 1 else 0 end as live"
+            f" from responses where {self._members}"
+        )
+        rows = self._query(sql, {"ids": self._list(ids)} | self._now())
+        return {row["id"]: Head(row["id"], row["namespace"], row["prompt"], bool(row["live"])) for row in rows}
 
     def resolve(self, prefix: str) -> list[str]:
         # A range rather than a pattern, so that the index of ids serves it.
@@ -140,7 +156,7 @@ class SqlStore(abc.ABC):
             entries, total = totals["entries"] + 1, totals["bytes"] + size
             if not eviction.excess(self._capacity, entries, total):
                 return gone
-            expired = [] if gone else self._expired(run)
+            expired = self._expired(run)
             if not expired:
                 rows = run("select id, bytes, priority from responses order by priority, id limit 100", {})
                 chosen = eviction.victims(self._capacity, entries, total, rows)
@@ -149,7 +165,8 @@ class SqlStore(abc.ABC):
             gone += self._remove(run, expired)
 
     def _expired(self, run: Run) -> list[str]:
-        return [row["id"] for row in run("select id from responses where expires <= :now", {"now": self._clock()})]
+        sql = f"select id from responses where expires <= :now limit {_MOST_AT_ONCE}"
+        return [row["id"] for row in run(sql, {"now": self._clock()})]
 
     def delete(self, ids: Sequence[str]) -> list[Gone]:
         with self._writing() as run:

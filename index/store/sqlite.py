@@ -1,6 +1,7 @@
 """Stored responses in an SQLite file; vectors are kept beside them and indexed elsewhere.
 
-One connection writes and another reads, each behind a lock of its own, so that a lookup never waits for a commit.
+One connection writes, behind a lock. Each reader has one to itself, so that a lookup waits neither for a commit nor for a long
+listing.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import json
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,15 +44,16 @@ class ResponseStore(SqlStore):
         super().__init__(str(path), clock, capacity)
         self.path = path
         self._write_lock = threading.Lock()
-        self._read_lock = threading.Lock()
+        self._readers: deque[sqlite3.Connection] = deque()
+        self._closed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             writer = Database(self._connect())
             # Opens a missing file's schema, and reads enough of an old one to notice that it is damaged.
             migrations().apply(writer)
             self._writer = writer.conn
-            self._reader = self._connect()
-            self._reader.execute("select count(*) from totals").fetchone()
+            with self._reading() as reader:
+                reader.execute("select count(*) from totals").fetchone()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
                 raise CacheStoreError(f"cannot open the store {path}: {error}") from None
@@ -72,9 +75,23 @@ class ResponseStore(SqlStore):
             self._writer.execute("begin immediate")
             yield lambda sql, values: _rows(self._writer.execute(sql, values))
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that nobody else uses meanwhile."""
+        if self._closed:
+            raise sqlite3.ProgrammingError("it is closed")
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            reader = self._connect()
+        try:
+            yield reader
+        finally:
+            self._readers.append(reader)
+
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
-        with self._read_lock, self._told():
-            return _rows(self._reader.execute(sql, values))
+        with self._told(), self._reading() as reader:
+            return _rows(reader.execute(sql, values))
 
     def _list(self, ids: Sequence[str]) -> str:
         return json.dumps(list(ids))
@@ -113,8 +130,8 @@ class ResponseStore(SqlStore):
             " and number > :after order by number limit :limit"
         )
         values = {"embedder": embedder, "namespace": namespace, "after": after, "limit": limit}
-        with self._read_lock, self._told():
-            rows = self._reader.execute(sql, values).fetchall()
+        with self._told(), self._reading() as reader:
+            rows = reader.execute(sql, values).fetchall()
         if not rows:
             return np.empty(0, np.int64), np.empty((0, 0), np.float32)
         numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
@@ -123,15 +140,19 @@ class ResponseStore(SqlStore):
     def vector_ids(self, namespace: str, embedder: str) -> tuple[np.ndarray, np.ndarray]:
         """`[n]` int64 numbers of a namespace's vectors, rising, and `[n]` bytes: the ids of their entries."""
         sql = "select number, id from vectors where embedder = :embedder and namespace = :namespace order by number"
-        with self._read_lock, self._told():
-            rows = self._reader.execute(sql, {"embedder": embedder, "namespace": namespace}).fetchall()
+        with self._told(), self._reading() as reader:
+            rows = reader.execute(sql, {"embedder": embedder, "namespace": namespace}).fetchall()
         numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
         return numbers, np.array([id.encode() for _, id in rows], dtype=np.bytes_)
 
-    def by_number(self, numbers: Sequence[int]) -> dict[int, tuple[str, np.ndarray]]:
-        """Entry id and vector of those numbers that are still there."""
-        sql = "select number, id, vector from vectors where number in (select value from json_each(:numbers))"
-        rows = self._query(sql, {"numbers": json.dumps(list(numbers))})
+    def by_number(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, tuple[str, np.ndarray]]:
+        """Entry id and vector of those numbers that are still there, and of that namespace."""
+        sql = (
+            "select number, id, vector from vectors where number in (select value from json_each(:numbers))"
+            " and namespace = :namespace and embedder = :embedder"
+        )
+        values = {"numbers": json.dumps(list(numbers)), "namespace": namespace, "embedder": embedder}
+        rows = self._query(sql, values)
         return {row["number"]: (row["id"], np.frombuffer(row["vector"], np.float32)) for row in rows}
 
     def check(self) -> int:
@@ -148,8 +169,10 @@ class ResponseStore(SqlStore):
     def close(self) -> None:
         """Write what is pending and close the file."""
         self.flush()
+        self._closed = True
         self._writer.close()
-        self._reader.close()
+        while self._readers:
+            self._readers.pop().close()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

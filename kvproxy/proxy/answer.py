@@ -4,13 +4,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from index.entry import Entry, new_id
-from index.errors import CacheStoreError
+from index.errors import CacheStoreError, EmbedderError
 from index.lookup import Candidate
 from index.response_cache import ResponseCache
 from index.semantic import SemanticCache
@@ -24,6 +24,7 @@ from kvproxy.proxy.cache_headers import (
     parse_cache_control,
     semantic_detail,
     tags_of,
+    ttl_of,
 )
 from kvproxy.proxy.flights import Flight, Flights
 from kvproxy.proxy.keys import CacheKey, cache_key
@@ -94,7 +95,8 @@ class Answerer:
             KvproxyError: what the backend raised.
         """
         control = parse_cache_control(call.headers.get("cache-control"))
-        tags_of(call.headers)  # A wrong one is told before anything is computed.
+        tags_of(call.headers)  # What is wrong is told before anything is computed.
+        lifetime = self._lifetime(ttl_of(call.headers))
         key = cache_key(call, self.backend.name, shared=self.settings.shared)
         near = None
         cacheable = self.settings.enabled and call.dialect.cacheable(call.body)
@@ -106,7 +108,14 @@ class Answerer:
             raise NotCached(
                 "no stored answer, and the request said only-if-cached: send it without to have it computed"
             )
+        if lifetime <= 0:
+            control = replace(control, no_store=True)
         return await self._forward(call, key, control, near, cacheable=cacheable)
+
+    def _lifetime(self, asked: float | None) -> float:
+        """Seconds that an answer is kept: those that the request asks for, as far as the settings let it."""
+        longest = self.settings.ttl if self.settings.max_ttl is None else self.settings.max_ttl
+        return min(self.settings.ttl if asked is None else asked, longest)
 
     async def _cached(self, call: Call, key: CacheKey, control: CacheControl) -> tuple[Answer | None, Candidate | None]:
         """An answer from the cache; without one, the similar entry that a fresh answer may be compared with."""
@@ -117,26 +126,30 @@ class Answerer:
             if self.semantic is None or key.text is None:
                 return None, None
             lookup = await self.semantic.lookup(key.namespace, key.text, limits=control.limits)
-        except CacheStoreError as error:
+            self.outcomes[lookup.outcome] += 1
+            if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, control):
+                return None, lookup.comparable
+            return self._hit(call, lookup.entry, "semantic", semantic_detail(lookup)), None
+        except (CacheStoreError, EmbedderError) as error:
             # Without its cache a proxy is slower, not broken.
             _log.error("lookup failed, the request is forwarded: %s", error)
-            return None, None
-        self.outcomes[lookup.outcome] += 1
-        if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, control):
-            return None, lookup.comparable
-        return self._hit(call, lookup.entry, "semantic", semantic_detail(lookup)), None
+        except Exception:
+            # An imported answer that is none, a user's verifier that fails.
+            _log.exception("lookup failed, the request is forwarded")
+        return None, None
 
     def _young(self, entry: Entry, control: CacheControl) -> bool:
         return control.max_age is None or self._clock() - entry.created <= control.max_age
 
     def _hit(self, call: Call, entry: Entry, layer: str, detail: str) -> Answer:
-        self.store.touch(entry.id)
         status = ("cache-status", hit_status(entry.expires, self._clock(), detail))
         age = ("age", str(max(0, int(self._clock() - entry.created))))
-        if not call.stream:
-            return Answer(200, [JSON, status, age], entry.response, layer)
-        events = call.dialect.replay(orjson.loads(entry.response), call.body)
-        return Answer(200, [EVENTS, status, age, ("cache-control", "no-cache")], b"".join(events), layer)
+        headers, body = [JSON, status, age], entry.response
+        if call.stream:
+            body = b"".join(call.dialect.replay(orjson.loads(entry.response), call.body))
+            headers = [EVENTS, status, age, ("cache-control", "no-cache")]
+        self.store.touch(entry.id)
+        return Answer(200, headers, body, layer)
 
     async def _forward(
         self, call: Call, key: CacheKey, control: CacheControl, near: Candidate | None, *, cacheable: bool
@@ -187,7 +200,7 @@ class Answerer:
             request=call.raw,
             response=orjson.dumps(whole),
             created=now,
-            expires=now + self.settings.ttl,
+            expires=now + self._lifetime(ttl_of(call.headers)),
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             tags=tags_of(call.headers),

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from index.errors import CacheStoreError
+from index.errors import CacheStoreError, EmbedderError
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError, StoreUnavailable
 from kvproxy.proxy import admin, admin_cache, admin_pins, admin_tiers, feedback, routes
 from kvproxy.proxy.labels import Labels
@@ -47,6 +47,7 @@ def create_app(services: Services) -> Starlette:
         exception_handlers={
             KvproxyError: _known,
             CacheStoreError: _store,
+            EmbedderError: _embedder,
             HTTPException: _refused,
             ClientDisconnect: _gone,
             Exception: _unknown,
@@ -63,6 +64,10 @@ async def _known(request: Request, error: Exception) -> Response:
 
 async def _store(request: Request, error: Exception) -> Response:
     return await _known(request, StoreUnavailable(str(error)))
+
+
+async def _embedder(request: Request, error: Exception) -> Response:
+    return await _known(request, KvproxyError(str(error)))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

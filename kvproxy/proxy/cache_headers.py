@@ -1,4 +1,4 @@
-"""The two headers that the caches speak: Cache-Control on requests (RFC 9111), Cache-Status on responses (RFC 9211)."""
+"""The headers that the caches speak: Cache-Control (RFC 9111) and our own on requests, Cache-Status (RFC 9211) on responses."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,10 @@ from index.policies.policy import Limits
 from kvproxy.errors import InvalidRequest
 
 CACHE = "kvproxy"
-TAGS = "x-kvproxy-tags"
+OURS = "x-kvproxy-"
+"""What the names of our own headers begin with."""
+TAGS = OURS + "tags"
+TTL = OURS + "ttl"
 _MOST_TAGS = 16
 _LONGEST_TAG = 128
 
@@ -74,6 +77,23 @@ def tags_of(headers: Mapping[str, str]) -> tuple[str, ...]:
     if len(tags) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in tags):
         raise InvalidRequest(f"{TAGS} takes up to {_MOST_TAGS} tags of {_LONGEST_TAG} characters", param=TAGS)
     return tags
+
+
+def ttl_of(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the answer is to be kept for, None where the request does not say.
+
+    Raises:
+        InvalidRequest: it is no such number.
+    """
+    if TTL not in headers:
+        return None
+    try:
+        seconds = float(headers[TTL])
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InvalidRequest(f"{TTL} takes seconds, as in {TTL}: 600, or 0 to keep nothing", param=TTL)
+    return seconds
 
 
 def hit_status(expires: float, now: float, detail: str) -> str:

@@ -45,6 +45,8 @@ async def _semantic(app: Services, key: CacheKey) -> dict[str, Any]:
     if key.text is None:
         reason = "this request is answered from an equal one only (tools, images, structured or long input)"
         return policy | {"neighbours": [], "reason": reason}
+    if not cache.reads(key.text):
+        return policy | {"neighbours": [], "reason": "the embedder does not read all of this text (letters, length)"}
     lookup = await cache.lookup(key.namespace, key.text, explore=False)
     neighbours = [
         {

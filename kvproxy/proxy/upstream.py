@@ -11,6 +11,7 @@ from yarl import URL
 
 from kvproxy.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.proxy.backend import Call, Reply
+from kvproxy.proxy.cache_headers import OURS
 from kvproxy.settings import UpstreamSettings
 
 # RFC 9110, section 7.6.1: these speak of one connection and end there.
@@ -77,9 +78,10 @@ class UpstreamBackend:
     async def send(self, call: Call) -> Reply:
         """Forward a request; returns with the upstream's headers."""
         path = call.dialect.path + (f"?{call.query}" if call.query else "")
-        # Cache-Control is for this proxy. The flow reads what passes by, so it must not be compressed.
-        headers = {name: value for name, value in call.headers.items() if name != "cache-control"}
-        headers |= {"accept-encoding": "identity", "x-request-id": call.request_id}
+        # The flow reads what passes by, so it must not be compressed.
+        headers = dict(call.headers) | {"accept-encoding": "identity", "x-request-id": call.request_id}
+        if not self._settings.chain:
+            headers.pop("cache-control", None)  # It was for this proxy.
         return await self.forward("POST", path, headers, call.raw)
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Reply:
@@ -89,6 +91,8 @@ class UpstreamBackend:
             UpstreamUnreachable, UpstreamTimeout: there was no answer.
         """
         sent = _end_to_end(headers.items())
+        if not self._settings.chain:
+            sent = [(name, value) for name, value in sent if not name.startswith(OURS)]
         if isinstance(body, bytes):
             sent = [(name, value) for name, value in sent if name != "content-length"]
         if self._settings.api_key:

@@ -1,82 +1,134 @@
 """A start over many stored entries of one namespace: with the graph in files, without, and FAISS reading the same graph alone.
 
-python -m tests.benchmarks.cold_start [--entries 100000] [--kind float32]
+python -m tests.benchmarks.cold_start [--entries 1000000] [--kind float32] [--folder FOLDER] [--without]
+
+The store is that of `lookup`, made where the folder lacks it. Every start is a process of its own; `--without` also starts
+once without the graph, which is then built in the background, for minutes with a million entries.
 """
 
 import argparse
-import tempfile
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
 
 from index.neighbours import FaissNeighbours
 from index.segments import Kind
-from index.store import Put, ResponseStore
-from tests.benchmarks.lookup import DIM, unit_rows
-from tests.index.entries import make_entry
+from index.store import ResponseStore
+from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, prepare, resident
 
-BATCH = 5000
-
-
-def fill(store: ResponseStore, entries: int) -> np.ndarray:
-    generator = np.random.default_rng(1)
-    centres = generator.standard_normal((max(10, entries // 50), DIM), dtype=np.float32)
-    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
-    answer = b'{"choices": [{"message": {"content": "' + b"word " * 100 + b'"}}]}'
-    for start in range(0, entries, BATCH):
-        vectors = unit_rows(generator, min(BATCH, entries - start), centres)
-        prompts = (f"question {start + number}" for number in range(len(vectors)))
-        entry_list = [make_entry(prompt, request=b"{}" * 100, response=answer) for prompt in prompts]
-        store.put_many([Put(entry, vector, "e") for entry, vector in zip(entry_list, vectors, strict=True)])
-    return vectors[0]
+STARTS = 3
 
 
-def start(path: Path, kind: Kind, query: np.ndarray) -> tuple[float, float, FaissNeighbours, ResponseStore]:
-    """Seconds to open the store, and until the first search is answered."""
-    began = time.perf_counter()
+def start(path: Path, kind: Kind, build: bool) -> dict[str, Any]:
+    """Seconds until the store is open, the graph is there, and the first search is answered; MiB at its most.
+
+    Args:
+        build: wait for the graph that is built in the background, asking meanwhile.
+    """
+    # What any process that uses FAISS loads, whatever is stored.
+    faiss.IndexFlatIP(DIM).add(np.zeros((1, DIM), np.float32))
+    before, began = resident(), time.perf_counter()
     store = ResponseStore(path)
-    assert store.missing_vectors("e", 1) == []
+    assert store.missing_vectors(EMBEDDER, 1) == []
     opened = time.perf_counter() - began
-    near = FaissNeighbours(store, "e", DIM, kind)
+    near = FaissNeighbours(store, EMBEDDER, DIM, kind)
     near.load()
-    assert near.search("n", query, 1)[0][1] > 0.999
-    return opened, time.perf_counter() - began, near, store
+    loaded = time.perf_counter() - began
+    query = store.vectors(NAMESPACE, EMBEDDER, limit=1)[1][0]
+    assert near.search(NAMESPACE, query, 1)[0][1] > 0.999
+    first = time.perf_counter() - began
+    index = near.indexes[NAMESPACE]
+    seen = {"opened": opened, "loaded": loaded, "first": first, "graph": index.graph is not None}
+    if build:
+        waits = []
+        while index.graph is None:
+            asked = time.perf_counter()
+            near.search(NAMESPACE, query, 5)
+            waits.append(time.perf_counter() - asked)
+            time.sleep(0.2)
+        near.settle()
+        seen |= {"built": time.perf_counter() - began, "p50": float(np.median(waits)), "most": max(waits)}
+    seen["mib"] = (_most_resident() - before) / 2**20
+    near.close()
+    store.close()
+    return seen
+
+
+def bare(path: Path) -> dict[str, float]:
+    """Seconds in which FAISS alone reads the graph, and its MiB."""
+    faiss.IndexFlatIP(DIM).add(np.zeros((1, DIM), np.float32))
+    (file,) = path.with_name(path.name + "-index").glob("*.faiss")
+    before, began = resident(), time.perf_counter()
+    graph = faiss.read_index(str(file))
+    assert graph.ntotal
+    return {"read": time.perf_counter() - began, "mib": (_most_resident() - before) / 2**20}
+
+
+def _most_resident() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def apart(what: str, path: Path, kind: str) -> dict[str, Any]:
+    """A start in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.cold_start",
+        "--worker",
+        what,
+        "--kind",
+        kind,
+        "--path",
+        str(path),
+    ]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def compare(path: Path, kind: str, *, without: bool) -> None:
+    for _ in range(STARTS):
+        ours, floor = apart("start", path, kind), apart("bare", path, kind)
+        print(
+            f"with the graph: store open {ours['opened']:.2f} s, loaded {ours['loaded']:.2f} s, first answer"
+            f" {ours['first']:.2f} s, at most {ours['mib']:.0f} MiB;"
+            f" FAISS alone reads it in {floor['read']:.2f} s, {floor['mib']:.0f} MiB",
+            flush=True,
+        )
+        assert ours["graph"]
+    if without:
+        for file in path.with_name(path.name + "-index").iterdir():
+            file.unlink()
+        ours = apart("build", path, kind)
+        print(
+            f"without: first answer {ours['first']:.2f} s; compared one by one for {ours['built']:.0f} s meanwhile, median"
+            f" {ours['p50'] * 1e3:.0f} ms, most {ours['most'] * 1e3:.0f} ms; at most {ours['mib']:.0f} MiB",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, default=100_000)
+    parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--kind", default="float32")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the stores are kept")
+    parser.add_argument("--without", action="store_true", help="start once without the graph too")
+    parser.add_argument("--worker", choices=("start", "build", "bare"), help=argparse.SUPPRESS)
+    parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "responses.db"
-        store = ResponseStore(path)
-        began = time.perf_counter()
-        query = fill(store, arguments.entries)
-        print(f"{arguments.entries:,} entries written in {time.perf_counter() - began:.1f} s")
-        store.close()
-        opened, first, near, store = start(path, arguments.kind, query)
-        print(f"without a graph: store open {opened:.2f} s, first answer {first:.2f} s", flush=True)
-        began = time.perf_counter()
-        near.settle()
-        print(f"graph built and kept in the background: {time.perf_counter() - began:.1f} s", flush=True)
-        near.close()
-        store.close()
-        for _ in range(3):
-            opened, first, near, store = start(path, arguments.kind, query)
-            (file,) = near._graphs.folder.glob("*.faiss")
-            began = time.perf_counter()
-            faiss.read_index(str(file))
-            bare = time.perf_counter() - began
-            print(
-                f"with the graph: store open {opened:.2f} s, first answer {first:.2f} s;"
-                f" FAISS alone reads it in {bare:.2f} s; {file.stat().st_size / 2**20:.0f} MiB",
-                flush=True,
-            )
-            near.close()
-            store.close()
+    if arguments.worker == "bare":
+        print(json.dumps(bare(arguments.path)))
+    elif arguments.worker is not None:
+        print(json.dumps(start(arguments.path, arguments.kind, arguments.worker == "build")))
+    else:
+        path = prepare(arguments.folder, arguments.entries, arguments.kind)
+        compare(path, arguments.kind, without=arguments.without)
 
 
 if __name__ == "__main__":

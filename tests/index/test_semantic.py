@@ -99,6 +99,8 @@ async def test_what_comes_together_is_embedded_together() -> None:
         ("units", "Which phone is best under Rs. 3000?", "Which phone is best under $3000?"),
         ("order", "How do I convert miles to kilometres?", "How do I convert kilometres to miles?"),
         ("time", "Is it open on Monday?", "Is it open on Sunday?"),
+        ("signs", "What is the meaning of 👍?", "What is the meaning of 👎?"),
+        ("signs", "Was bedeutet schon?", "Was bedeutet scho\u0308n?"),
     ],
 )
 def test_guards_veto_near_misses(guard: str, one: str, other: str) -> None:
@@ -120,6 +122,8 @@ def test_guards_veto_near_misses(guard: str, one: str, other: str) -> None:
         ("Should I learn French and German?", "Should I learn German and French?"),
         ("Is Down’s Syndrome hereditary?", "Is Down's syndrome hereditary?"),
         ("Best earphone under INR 3000?", "Best earphone under Rs 3000?"),
+        ("Was heißt «schön»?", "Was bedeutet scho\u0308n?"),
+        ("Thanks 😀 what is a block?", "Thanks, what is a block?"),
     ],
 )
 def test_guards_let_rewordings_pass(one: str, other: str) -> None:

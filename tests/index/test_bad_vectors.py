@@ -1,0 +1,186 @@
+"""An embedder may fail, or give vectors that cannot be compared: answers are kept for equal requests, none is served wrongly."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.embedder import HashEmbedder, MicroBatcher, SentenceEmbedder, load_embedder
+from index.errors import EmbedderError
+from index.policies.policy import Neighbour
+from index.policies.screen import screen
+from index.policies.threshold import ThresholdPolicy
+from index.semantic import SemanticCache
+from index.store import ResponseStore, Store
+from tests.index.conftest import MakeStore
+from tests.index.entries import make_entry
+
+
+class Odd(HashEmbedder):
+    """Fails as the first word of a text says."""
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        if any(text.startswith("raises") for text in texts):
+            raise ValueError("no such text")
+        vectors = super().embed(texts)
+        for vector, text in zip(vectors, texts, strict=True):
+            odd = {"nan": np.nan, "inf": np.inf, "zero": 0.0, "long": 7.0}.get(text.split()[0])
+            if odd is not None:
+                vector *= odd
+        return vectors
+
+
+def cache(store: Store, embedder: HashEmbedder | None = None) -> SemanticCache:
+    return SemanticCache(store, embedder or Odd(), ThresholdPolicy(0.8, guards=()))
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "zero", "raises"])
+async def test_what_has_no_vector_is_kept_for_equal_requests(make_store: MakeStore, odd: str) -> None:
+    store = make_store()
+    semantic = cache(store)
+    bad, good = make_entry(f"{odd} words of a question"), make_entry("fine words of a question")
+    assert await semantic.insert(bad)
+    await semantic.insert_many([good, make_entry(f"{odd} other words")])
+    assert store.count() == 3
+    assert store.find(bad.key) is not None
+    with pytest.raises(EmbedderError):
+        await semantic.lookup("n", bad.prompt)
+    found = await semantic.lookup("n", good.prompt)
+    assert [candidate.id for candidate in found.candidates] == [good.id]
+    # Nothing is embedded again and again at every start.
+    assert cache(store).rebuild() == 0
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "zero", "raises"])
+async def test_a_start_passes_over_texts_that_have_no_vector(make_store: MakeStore, odd: str) -> None:
+    store = make_store()
+    for number in range(5):
+        store.put(make_entry(f"question {number}"))
+    store.put(make_entry(f"{odd} question"))
+    semantic = cache(store)
+    assert semantic.rebuild() == 5
+    assert (await semantic.lookup("n", "question 3")).entry is not None
+    assert store.count() == 6
+
+
+def test_a_broken_embedder_stops_a_start_and_spoils_nothing(tmp_path: Path) -> None:
+    class Broken(HashEmbedder):
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            raise RuntimeError("out of memory")
+
+    store = ResponseStore(tmp_path / "r.db")
+    store.put(make_entry())
+    with pytest.raises(EmbedderError, match="out of memory"):
+        cache(store, Broken()).rebuild()
+    assert cache(store).rebuild() == 1
+    store.close()
+
+
+async def test_vectors_of_any_length_are_compared_by_their_angle(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    semantic = cache(store)
+    await semantic.insert(make_entry("long words of a question"))
+    found = await semantic.lookup("n", "long words of a question")
+    assert found.similarity == pytest.approx(1.0, abs=1e-5)
+    store.close()
+
+
+async def test_one_text_that_fails_costs_the_others_nothing() -> None:
+    batcher = MicroBatcher(Odd())
+    texts = ["raises here", *(f"text {number}" for number in range(20)), "nan here"]
+    results = await asyncio.gather(*map(batcher.embed, texts), return_exceptions=True)
+    assert [isinstance(result, EmbedderError) for result in results] == [True, *[False] * 20, True]
+
+
+async def test_nobody_waits_for_a_whole_crowd() -> None:
+    batches: list[int] = []
+
+    class Counting(HashEmbedder):
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            batches.append(len(texts))
+            return super().embed(texts)
+
+    batcher = MicroBatcher(Counting())
+    first, *others = [asyncio.create_task(batcher.embed(f"text {number}")) for number in range(200)]
+    await first
+    assert not others[-1].done()
+    await asyncio.gather(*others)
+    assert max(batches) <= 32
+    assert sum(batches) == 200
+
+
+@pytest.mark.parametrize("shape", [(1, 63), (2, 64), (64,)])
+async def test_another_shape_is_told(shape: tuple[int, ...]) -> None:
+    class Wrong(HashEmbedder):
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            return np.ones(shape, np.float32)
+
+    with pytest.raises(EmbedderError, match="was expected"):
+        await MicroBatcher(Wrong()).embed("text")
+
+
+def test_what_is_no_number_is_not_close() -> None:
+    (decision,) = screen("one", [Neighbour("one", float("nan"))], 0.5, ())
+    assert decision is not None
+    (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))])
+    assert served.verdict == "below threshold"
+
+
+@pytest.mark.parametrize("text", ["What does 👍 mean?", "Translate 貓 to English", "สวัสดี แปลว่าอะไร", "so on, " * 60])
+async def test_what_the_embedder_does_not_read_is_answered_from_equal_requests_only(tmp_path: Path, text: str) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    semantic = SemanticCache(store, load_embedder(), ThresholdPolicy(0.8, guards=()))
+    assert not semantic.reads(text)
+    assert semantic.reads("What does it mean?")
+    assert semantic.reads("¿Qué significa «año»? — “Jahr”, naïve Größe: 10 €")
+    entry = make_entry(text)
+    await semantic.insert(entry)
+    await semantic.insert(make_entry("What does it mean?"))
+    found = store.find(entry.key)
+    assert found is not None
+    assert not found.semantic
+    assert (await semantic.lookup("n", text)).candidates == ()
+    # What was stored before it was known.
+    store.put(make_entry(text + " "))
+    assert semantic.rebuild() == 0
+    assert store.missing_vectors(semantic._embedder.name, 9) == []
+    store.close()
+
+
+def model_in(folder: Path, width: int, seed: int) -> None:
+    """A sentence-transformers model of random weights."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel
+
+    from index.minilm.weights import packaged_model
+
+    torch.manual_seed(seed)
+    base = folder.with_name(folder.name + "-base")
+    shape = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=30_522, **shape)).save_pretrained(base)
+    for file in packaged_model().glob("*token*"):
+        (base / file.name).write_bytes(file.read_bytes())
+    transformer = Transformer(str(base))
+    SentenceTransformer(modules=[transformer, Pooling(width)]).save(str(folder))
+
+
+@pytest.mark.parametrize("width", [32, 48])
+async def test_another_model_in_the_same_folder_starts_with_its_own_vectors(tmp_path: Path, width: int) -> None:
+    folder = tmp_path / "model"
+    model_in(folder, 32, seed=0)
+    store = ResponseStore(tmp_path / "r.db")
+    first = cache(store, load_embedder(str(folder)))
+    await first.insert(make_entry("What is a block?"))
+    again = load_embedder(str(folder))
+    assert isinstance(again, SentenceEmbedder)
+    assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
+    assert cache(store, again).rebuild() == 0
+    model_in(folder, width, seed=1)
+    other = cache(store, load_embedder(str(folder)))
+    assert other.rebuild() == 1
+    assert (await other.lookup("n", "What is a block?")).similarity == pytest.approx(1.0, abs=1e-3)
+    store.close()

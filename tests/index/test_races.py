@@ -1,0 +1,203 @@
+"""Lookups while entries come, go, expire, are evicted, and indexes are made anew: no wrong answer, and nobody is stalled."""
+
+import asyncio
+import random
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.embedder import HashEmbedder
+from index.entry import Entry
+from index.neighbours import FaissNeighbours
+from index.policies.threshold import ThresholdPolicy
+from index.semantic import SemanticCache
+from index.store import Capacity, ResponseStore
+from index.vectors import VectorIndex
+from tests.index.conftest import MakeStore
+from tests.index.entries import make_entry
+from tests.index.test_vectors import unit
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+async def test_hits_are_right_and_the_index_agrees_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("index.vectors.TAIL_LIMIT", 40)
+    chance = random.Random(seed)
+    store = ResponseStore(tmp_path / "r.db", capacity=Capacity(entries=600))
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
+    near = semantic._neighbours = FaissNeighbours(store, HashEmbedder.name, 64, small=20, flat_limit=120)
+    semantic.rebuild()
+    removed: set[str] = set()
+    served = 0
+
+    async def write(worker: int) -> None:
+        for number in range(150):
+            space = f"n{chance.randrange(2)}"
+            lifetime = 0.05 if number % 10 == 0 else 1e9
+            entry = make_entry(f"{worker} asks {number}", namespace=space, created=0, expires=time.time() + lifetime)
+            assert await semantic.insert(entry)
+            if number % 3 == 0:
+                removed.add(entry.id)
+                assert await semantic.remove([entry.id]) <= 1
+            if number % 40 == 0:
+                await asyncio.to_thread(semantic.maintain)
+
+    async def ask() -> None:
+        nonlocal served
+        while writers.done() is False:
+            space, text = f"n{chance.randrange(2)}", f"{chance.randrange(6)} asks {chance.randrange(150)}"
+            gone = set(removed) - set(store.ids())
+            found = await semantic.lookup(space, text)
+            if found.entry is not None:
+                served += 1
+                assert (found.entry.namespace, sorted(found.entry.prompt.split())) == (space, sorted(text.split()))
+                assert found.entry.id not in gone
+
+    writers = asyncio.gather(*(write(worker) for worker in range(6)))
+    await asyncio.gather(writers, ask(), ask(), ask())
+    near.settle()
+    semantic.maintain()
+    near.settle()
+    assert served > 20
+    assert store.count() <= 600
+    for space in ("n0", "n1"):
+        assert near.indexes[space].graph is not None
+        assert near.indexes[space].numbers() == set(store.vector_ids(space, HashEmbedder.name)[0].tolist())
+    semantic.close()
+    store.close()
+
+
+def test_a_lookup_waits_for_no_other_read(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    entry = make_entry()
+    store.put(entry)
+    with store._reading(), store._reading():  # A long listing, and the ids of a million vectors.
+        found: list[Entry | None] = []
+        reader = threading.Thread(target=lambda: found.append(store.find(entry.key)), daemon=True)
+        reader.start()
+        reader.join(5)
+        assert found == [entry]
+    store.close()
+
+
+def test_lookups_are_let_in_during_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = VectorIndex(16, flat_limit=100)
+    vectors = unit(6000)
+    index.add(np.arange(1, 201), vectors[:200])
+    index.rebuild(lambda after: (np.arange(after + 1, 201), vectors[after:200]))
+    index.add(np.arange(201, 6001), vectors[200:])
+    assert index.graph is not None
+    add = index.graph.add
+
+    def slowly(numbers: np.ndarray, vectors: np.ndarray) -> None:
+        time.sleep(0.002)
+        add(numbers, vectors)
+
+    monkeypatch.setattr(index.graph, "add", slowly)
+    stop = threading.Event()
+    work = threading.Thread(target=index.merge, args=(stop.is_set,))
+    work.start()
+    waits = []
+    for query in unit(150, 1):
+        time.sleep(0.0005)
+        began = time.perf_counter()
+        index.search(query, 5)
+        waits.append(time.perf_counter() - began)
+    stop.set()
+    work.join()
+    # Half of the time the graph is free; a thread that asks for the lock again at once would have it nearly always.
+    assert np.median(waits) < 0.002
+
+
+def test_a_cloud_of_deleted_neighbours_costs_no_search_of_everything() -> None:
+    generator = np.random.default_rng(0)
+    centre = np.eye(32, dtype=np.float32)[0]
+    cloud = centre + 0.01 * generator.standard_normal((3000, 32)).astype(np.float32)
+    others = generator.standard_normal((5000, 32)).astype(np.float32)
+    vectors = np.concatenate([cloud, others])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    index = VectorIndex(32, flat_limit=1000)
+    index.add(np.arange(1, len(vectors) + 1), vectors)
+    index.rebuild(lambda after: (np.arange(after + 1, len(vectors) + 1), vectors[after:]))
+    assert index.graph is not None
+    wanted: list[int] = []
+    graph, search = index.graph.index, index.graph.index.search
+
+    class Counting:
+        def search(self, query: np.ndarray, limit: int) -> object:
+            wanted.append(limit)
+            return search(query, limit)
+
+    index.graph.index = Counting()
+    index.remove(range(1, 2501))
+    found = index.search(vectors[9], 5)
+    index.graph.index = graph
+    assert max(wanted) <= 1000
+    assert all(number > 2500 for number, _ in found)
+    # What is stored again there is found: it lies nearer than the cloud.
+    index.add(np.array([len(vectors) + 1]), vectors[9:10])
+    assert index.search(vectors[9], 1)[0][0] == len(vectors) + 1
+
+
+async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: MakeStore) -> None:
+    store = make_store()
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()))
+    await semantic.insert(make_entry("the same words", namespace="mine"))
+    other = make_entry("the same words", namespace="theirs")
+    await semantic.insert(other)
+
+    class Confused:
+        """An index that mixes namespaces up."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(inner, name)
+
+        def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
+            return [(other.id, 1.0), *inner.search(namespace, vector, limit)]
+
+    inner = semantic._neighbours
+    semantic._neighbours = Confused()  # type: ignore[assignment]
+    found = await semantic.lookup("mine", "the same words")
+    assert found.entry is not None
+    assert found.entry.namespace == "mine"
+    assert [candidate.id == other.id for candidate in found.candidates] == [False]
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, -1e8])
+def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, seconds: float) -> None:
+    now = 2e9
+    store = make_store(clock=lambda: now)
+    entry = make_entry(created=now, expires=now + 600)
+    store.put(entry)
+    assert store.find(entry.key) is not None
+    now += seconds
+    assert store.find(entry.key) is None
+    assert not store.heads([entry.id])[entry.id].live
+    # The fresh answer takes its place, and lives as long as it should.
+    fresh = make_entry(created=now, expires=now + 600)
+    store.put(fresh)
+    assert store.find(entry.key) == fresh
+    now += 601
+    assert store.find(entry.key) is None
+    assert [gone.id for gone in store.expire()] == [fresh.id]
+
+
+def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index.store.sql._MOST_AT_ONCE", 40)
+    now = 1000.0
+    store = make_store(clock=lambda: now, capacity=Capacity(entries=100))
+    for number in range(100):
+        store.put(make_entry(f"q {number}", created=now, expires=now + (1 if number < 90 else 1e9)))
+    now += 10
+    # A put makes room by what has expired, before anything that lives.
+    written = store.put(make_entry("new", created=now))
+    assert len(written.gone) == 40
+    parts = []
+    while gone := store.expire():
+        parts.append(len(gone))
+    assert parts == [40, 10]
+    assert store.count() == 11

@@ -105,13 +105,25 @@ class CrossEncoder(nn.Module):
 
     def tuned(self) -> Weights:
         """What was trained, under the names that `weights.merge` reads."""
-        names = {"norm.": "embeddings.norm.", "segment": "embeddings.segment", "hidden.": "head.hidden."}
-        names["score."] = "head.score."
-        tuned: Weights = {}
+        return {_shipped(name): value.detach().numpy().copy() for name, value in self.named_parameters()}
+
+    def start_from(self, tuned: Weights) -> None:
+        """Take up what an earlier training left."""
         for name, value in self.named_parameters():
-            start = next((start for start in names if name.startswith(start)), None)
-            tuned[name if start is None else names[start] + name.removeprefix(start)] = value.detach().numpy().copy()
-        return tuned
+            value.data.copy_(torch.from_numpy(tuned[_shipped(name)]))
+
+
+_SHIPPED = {
+    "norm.": "embeddings.norm.",
+    "segment": "embeddings.segment",
+    "hidden.": "head.hidden.",
+    "score.": "head.score.",
+}
+
+
+def _shipped(name: str) -> str:
+    start = next((start for start in _SHIPPED if name.startswith(start)), None)
+    return name if start is None else _SHIPPED[start] + name.removeprefix(start)
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from index.minilm.network import CrossEncoder
 from index.minilm.tokens import load_tokenizer, pad
-from index.minilm.weights import base_weights, packaged_model, write_tensors
+from index.minilm.weights import base_weights, packaged_model, read_tensors, write_tensors
 from index.verifier.implied import implied, some
 from index.verifier.opposites import from_questions, from_templates
 from index.verifier.pairs import Pair, hold_out, read_pairs
@@ -29,8 +29,6 @@ from index.verifier.pairs import Pair, hold_out, read_pairs
 MAX_TOKENS = 128
 SORTED_TOGETHER = 50
 REPORT_EVERY = 20
-FACTOR_RATE = 1e-3
-OTHER_RATE = 3e-4
 WARM_UP = 0.05
 
 
@@ -46,6 +44,9 @@ class Plan:
         batch: pairs a step, over all workers.
         changed, filled: generated pairs a pass, from questions and from templates (see `opposites`).
         implied: pairs a pass that follow from labelled ones.
+        rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
+        smoothing: labels are moved so far towards the other one.
+        start: an adapter to go on from, of the same rank.
         caution: how many pairs that are the same weigh as much as one that is not. Above 1, the loss tells best apart
             what is nearly sure, which is where a cache serves; the calibration takes the shift out again.
     """
@@ -60,7 +61,10 @@ class Plan:
     changed: int = 8_000
     filled: int = 2_000
     implied: int = 8_000
-    caution: float = 2.5
+    caution: float = 1.0
+    rate: float = 1e-3
+    smoothing: float = 0.05
+    start: Path | None = None
     seed: int = 0
     save_every: float = 180.0
 
@@ -96,14 +100,14 @@ def steps(plan: Plan) -> int:
     return plan.passes * math.ceil((labelled + plan.implied + 1.5 * plan.changed + 2 * plan.filled) / plan.batch)
 
 
-def optimizer(model: CrossEncoder) -> torch.optim.Optimizer:
+def optimizer(model: CrossEncoder, rate: float) -> torch.optim.Optimizer:
     """AdamW with a higher rate for the factors and the head, which start from nothing, than for norms and biases."""
     fast: list[nn.Parameter] = []
     slow: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         fresh = name.endswith((".low", ".high")) or name.startswith(("hidden.", "score."))
         (fast if fresh else slow).append(parameter)
-    groups = [{"params": fast, "lr": FACTOR_RATE}, {"params": slow, "lr": OTHER_RATE}]
+    groups = [{"params": fast, "lr": rate}, {"params": slow, "lr": 0.3 * rate}]
     return torch.optim.AdamW(groups, weight_decay=0.01)
 
 
@@ -137,16 +141,19 @@ def work(worker: int, plan: Plan) -> None:
     torch.manual_seed(plan.seed)
     dist.init_process_group("gloo", rank=worker, world_size=plan.workers)
     model = CrossEncoder(base_weights(packaged_model()), plan.rank).train()
-    tuner = optimizer(model)
+    if plan.start:
+        model.start_from(read_tensors(plan.start)[0])
+    tuner = optimizer(model, plan.rate)
     rates = [group["lr"] for group in tuner.param_groups]
     total, started, saved = steps(plan), time.monotonic(), time.monotonic()
     progress, seen, losses, rights = 0.0, 0, 0.0, 0.0
     for step, batch in enumerate(batches(plan), 1):
         mine = batch[worker :: plan.workers]
         wanted = torch.tensor([float(pair.same) for pair, _ in mine])
+        target = wanted + (1 - 2 * wanted) * plan.smoothing
         given = logits(model, mine)
         weight = torch.where(wanted > 0.5, 1.0, plan.caution)
-        loss = F.binary_cross_entropy_with_logits(given, wanted, weight)
+        loss = F.binary_cross_entropy_with_logits(given, target, weight)
         tuner.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         right = ((given > 0) == (wanted > 0.5)).float().mean().item()
@@ -178,9 +185,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the verifier's adapter on labelled and generated pairs.")
     parser.add_argument("--pairs", type=Path, required=True, help='lines {"a", "b", "same"}, .jsonl or .jsonl.gz')
     parser.add_argument("--out", type=Path, required=True, help="the adapter file to write (.safetensors)")
-    for name in ("passes", "minutes", "batch", "workers", "rank", "changed", "filled", "implied", "caution", "seed"):
+    for name in (
+        "passes",
+        "minutes",
+        "batch",
+        "workers",
+        "rank",
+        "changed",
+        "filled",
+        "implied",
+        "caution",
+        "rate",
+        "smoothing",
+        "seed",
+    ):
         default = getattr(defaults, name)
         parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--start", type=Path, help="an adapter to go on from")
     plan = Plan(**vars(parser.parse_args()))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29517")

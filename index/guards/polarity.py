@@ -1,0 +1,32 @@
+"""Negation, and words that stand opposite each other."""
+
+from index.guards import lexicon
+from index.guards.texts import words
+from index.opposites import OPPOSITES
+
+
+def negation_differs(question: str, cached: str) -> bool:
+    """`does it work` against `does it not work`."""
+    return bool(lexicon.NEGATION & set(words(question))) != bool(lexicon.NEGATION & set(words(cached)))
+
+
+def opposites(question: str, cached: str) -> bool:
+    """`enable` against `disable`, `regular` against `irregular`: a word that the other text lacks stands opposite one of its."""
+    ours, theirs = set(words(question)), set(words(cached))
+    only_ours, only_theirs = ours - theirs, theirs - ours
+    return any(_opposite(one, other) for one in only_ours for other in only_theirs)
+
+
+def _opposite(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    if other in OPPOSITES.get(one, ()):
+        return True
+    if len(short) >= 4 and long.removesuffix(short) in lexicon.NEGATIVE_PREFIXES:
+        return True
+    if one.endswith(("ful", "less")) and other.endswith(("ful", "less")):
+        return one.removesuffix("ful").removesuffix("less") == other.removesuffix("ful").removesuffix("less")
+    return any(
+        word.startswith(high) and against == low + word.removeprefix(high)
+        for high, low in lexicon.PREFIX_PAIRS
+        for word, against in ((one, other), (other, one))
+    )

@@ -1,0 +1,44 @@
+"""Numbers and their units."""
+
+import re
+from collections import Counter
+
+from index.guards import lexicon
+from index.guards.texts import NUMBER, WORD, words
+
+_MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
+
+
+def numbers_differ(question: str, cached: str) -> bool:
+    """`port 80` against `port 8080`, `two` against `three`: each has a number that the other lacks."""
+    ours, theirs = _numbers(question), _numbers(cached)
+    ours, theirs = ours - theirs, theirs - ours
+    return bool((ours or _one(question, cached)) and (theirs or _one(cached, question)) and (ours or theirs))
+
+
+def _one(text: str, other: str) -> bool:
+    """Whether only this text says `one`, which is a number only where the other text has another."""
+    return "one" in words(text) and "one" not in words(other)
+
+
+def _numbers(text: str) -> Counter[str]:
+    found = Counter(map(_plain, NUMBER.findall(text)))
+    found += Counter(lexicon.ROMAN[word] for word in WORD.findall(text) if word in lexicon.ROMAN)
+    return found + Counter(lexicon.NUMBER_WORDS[word] for word in words(text) if word in lexicon.NUMBER_WORDS)
+
+
+def _plain(number: str) -> str:
+    """`30k` and `30,000` as `30000`."""
+    digits = re.sub(r",(?=\d{3}\b)", "", number.lower())
+    return digits[:-1] + "000" if digits.endswith("k") else digits
+
+
+def units_differ(question: str, cached: str) -> bool:
+    """`10 miles` against `10 kilometres`: both have units right after a number, and not the same ones."""
+    ours, theirs = _units(question), _units(cached)
+    return bool(ours and theirs) and ours != theirs
+
+
+def _units(text: str) -> set[str]:
+    found = (after or before for after, before in _MEASURE.findall(text.lower()))
+    return {lexicon.UNITS[unit] for unit in found if unit in lexicon.UNITS}

@@ -1,5 +1,7 @@
 """Chunks of sequences: their names, and their content on its way between the pool and host memory."""
 
+from collections.abc import Callable
+
 import torch
 
 from kvproxy.blocks.digest import BlockHasher
@@ -36,19 +38,22 @@ class Chunks:
             for at in range(first, last)
         ]
 
-    def read(self, blocks: list[int], name: ChunkName) -> memoryview:
-        """A chunk's buffer with its payload copied from blocks, still without a header; pinned where the pool is CUDA's."""
+    def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
+        """A chunk's buffer whose payload comes from blocks, without a header; and what waits until it has come.
+
+        The buffer is page-locked where the pool is CUDA's, and is filled while the engine goes on.
+        """
         start = header_bytes(name)
         shape = self._pool.shape
         payload = len(blocks) * shape.block_bytes(self._pool.block_size, self._pool.data.dtype)
         buffer = torch.empty(start + payload, dtype=torch.uint8, pin_memory=self._pinned)
-        self._pool.read_blocks(blocks, self._tensor(buffer[start:], len(blocks)))
-        return buffer.numpy().data
+        wait = self._pool.read_blocks(blocks, self._tensor(buffer[start:], len(blocks)))
+        return buffer.numpy().data, wait
 
     def write(self, payload: memoryview, blocks: list[int], first: int) -> None:
         """Put blocks `first` .. of a chunk's payload into blocks of the pool."""
         content = self._tensor(torch.frombuffer(payload, dtype=torch.uint8), self._blocks)
-        self._pool.write_blocks(blocks, content[:, :, first : first + len(blocks)])
+        self._pool.write_blocks(blocks, content, first)
 
     def _tensor(self, flat: torch.Tensor, blocks: int) -> torch.Tensor:
         data = self._pool.data

@@ -46,7 +46,7 @@ class CudaCapture:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)
         self._memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:

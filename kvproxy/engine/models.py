@@ -119,14 +119,19 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ModelUnsupported(f"no device {name!r}: use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
         raise ModelUnsupported(f"device {name} was asked for, but torch sees no CUDA device: use --device cpu")
-    return device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise ModelUnsupported(f"device {name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", index)
 
 
 def _silence() -> None:

@@ -1,10 +1,11 @@
 """The KV tensors behind the block pool."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kvproxy.engine.transfer import Downloads, Uploads, upload
 from kvproxy.errors import SettingsError
 
 
@@ -42,6 +43,8 @@ class KVPool:
             raise SettingsError(
                 f"a pool of {num_blocks} blocks takes {size:.1f} GiB, which {device} does not have: lower num_blocks"
             ) from None
+        self._downloads = Downloads(device)
+        self._uploads = Uploads()
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each `[blocks, block_size, kv_heads, head_dim]`."""
@@ -50,21 +53,26 @@ class KVPool:
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Carry out pending copies, (source, destination) block ids."""
         if pairs:
-            source, destination = (torch.tensor(ids, device=self.data.device) for ids in zip(*pairs, strict=True))
+            source, destination = upload(pairs, self.data.device).T
             self.data[:, :, destination] = self.data[:, :, source]
 
-    def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> None:
-        """Copy blocks to host memory, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`."""
-        ids = torch.tensor(blocks, device=self.data.device)
+    def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> Callable[[], None]:
+        """Copy blocks as they are now to host memory, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
+
+        Returns:
+            What waits until `out` is filled; on CUDA `out` must be page-locked, and other work goes on meanwhile.
+        """
+        ids = upload(blocks, self.data.device)
         if self.data.device.type == "cpu":
             torch.index_select(self.data, 2, ids, out=out)
-        else:
-            out.copy_(self.data.index_select(2, ids))
+            return lambda: None
+        return self._downloads.start(self.data.index_select(2, ids), out)
 
-    def write_blocks(self, blocks: Sequence[int], content: torch.Tensor) -> None:
-        """Overwrite blocks with what `read_blocks` gave."""
-        ids = torch.tensor(blocks, device=self.data.device)
-        self.data.index_copy_(2, ids, content.to(self.data.device))
+    def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
+        """Overwrite blocks with blocks `first` .. of what `read_blocks` gave."""
+        device = self.data.device
+        moved = self._uploads.start(content, device)[:, :, first : first + len(blocks)]
+        self.data.index_copy_(2, upload(blocks, device), moved)
 
 
 def count_blocks(shape: KVShape, block_size: int, dtype: torch.dtype, device: torch.device, kv_memory: float) -> int:
@@ -72,6 +80,8 @@ def count_blocks(shape: KVShape, block_size: int, dtype: torch.dtype, device: to
     if kv_memory > 1:
         allowed = kv_memory
     elif device.type == "cuda":
+        # What torch keeps from loading the model counts as free, so it is given back first.
+        torch.cuda.empty_cache()
         allowed = kv_memory * torch.cuda.mem_get_info(device)[0]
     else:
         # On a CPU the memory is shared with everything else, so the share is taken of little: 4 GiB at the most.

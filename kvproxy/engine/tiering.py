@@ -234,8 +234,13 @@ class Tiering:
             sequence.saved_chunks = full
 
     def _save(self, name: ChunkName, blocks: list[int]) -> None:
-        buffer = self._chunks.read(blocks, name)
-        self.chain.save(name.key, buffer, lambda: seal(buffer, name))
+        buffer, wait = self._chunks.read(blocks, name)
+
+        def finish() -> None:
+            wait()
+            seal(buffer, name)
+
+        self.chain.save(name.key, buffer, finish)
 
     def clear(self, name: str, models: Models) -> int | None:
         """Drop the chunks of a tier that were made by this model, by others, or by all; how many, None without that tier.

@@ -1,6 +1,7 @@
-"""Copies from the host to the device that do not make the host wait."""
+"""Copies between host and device that do not make the host wait."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,3 +19,51 @@ def on_host(values: Integers, device: torch.device, dtype: type = np.int64) -> t
 def upload(values: Integers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
     """Integers as a tensor on a device."""
     return on_host(values, device, dtype).to(device, non_blocking=True)
+
+
+class Downloads:
+    """Copies to the host that run beside the steps of a CUDA device, on a stream of their own.
+
+    Args:
+        device: where the tensors are; on a CPU they are copied at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, source: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+        """Copy a tensor that is not written to any more; what is returned waits until `out`, page-locked, is filled."""
+        if self._stream is None:
+            out.copy_(source)
+            return _nothing
+        self._stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(self._stream):
+            out.copy_(source, non_blocking=True)
+            source.record_stream(self._stream)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return done.synchronize
+
+
+class Uploads:
+    """Copies of host buffers to a device, which keep the buffers alive until they are read."""
+
+    def __init__(self) -> None:
+        self._under_way: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
+
+    def start(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """The tensor on the device, for the current stream; on a CPU, the tensor itself."""
+        if device.type != "cuda":
+            return source.to(device)
+        while self._under_way and self._under_way[0][0].query():
+            self._under_way.popleft()
+        copy = source.to(device, non_blocking=True)
+        read = torch.cuda.Event()
+        read.record(torch.cuda.current_stream(device))
+        # Only torch's own page-locked tensors are kept by torch; these may be laid over somebody else's buffer.
+        self._under_way.append((read, source))
+        return copy
+
+
+def _nothing() -> None:
+    """Nothing to wait for."""

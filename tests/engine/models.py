@@ -62,7 +62,7 @@ def random_model(architecture: str, seed: int = 0) -> Any:
 @torch.inference_mode()
 def reference(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """What `model.generate` produces greedily, without any of our code."""
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
     )

@@ -15,9 +15,9 @@ from kvproxy.engine.engine import Engine
 from kvproxy.engine.graphs import DecodeGraphs, Step, plainly, sizes
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.engine.pool import KVPool, KVShape
-from kvproxy.engine.request import GenerationRequest, SamplingParams
 from kvproxy.engine.span import Span
 from kvproxy.settings import EngineSettings
+from tests.engine.answers import run
 from tests.engine.models import LetterTokenizer, random_model, reference
 
 CPU = torch.device("cpu")
@@ -127,17 +127,3 @@ def test_padding_touches_no_block_but_the_first() -> None:
     most = sum(-(-(len(prompt) + 8) // 4) for prompt in prompts[:3])
     assert 0 in used
     assert len(used) - 1 <= most
-
-
-def run(engine: Engine, prompts: list[list[int]], n: int = 1, answer: int = 8) -> list[list[int]]:
-    answers: dict[str, list[int]] = {}
-    for number, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=answer, temperature=0.0, n=n)
-        engine.submit(
-            GenerationRequest(str(number), tuple(prompt), params),
-            lambda delta, number=number: answers.setdefault(f"{number}#{delta.index}", []).extend(delta.tokens),  # type: ignore[misc]
-        )
-    while engine.has_work:
-        engine.step()
-        engine.manager.check_integrity()
-    return [answers[f"{number}#{index}"] for number in range(len(prompts)) for index in range(n)]

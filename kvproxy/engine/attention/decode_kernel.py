@@ -20,7 +20,8 @@ def _stretch(length, SPLIT: tl.constexpr, MOST: tl.constexpr):
     return tl.cdiv(tl.cdiv(length, MOST), SPLIT) * SPLIT
 
 
-@triton.jit
+# What differs from step to step must not have the kernels compiled again.
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["lengths"])
 def attend_stretch(
     query,  # [rows, heads, HEAD_DIM]
     keys,  # [blocks, BLOCK_SIZE, kv_heads, HEAD_DIM], values likewise
@@ -95,7 +96,7 @@ def attend_stretch(
     tl.store(logsums + place, best + tl.log2(total), mask=is_member)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stretches"], do_not_specialize_on_alignment=["lengths"])
 def merge_stretches(
     partial,
     logsums,

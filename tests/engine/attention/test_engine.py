@@ -7,8 +7,8 @@ from kvproxy.engine.engine import Engine
 from kvproxy.engine.graphs import plainly
 from kvproxy.engine.models import prepare
 from kvproxy.settings import EngineSettings
+from tests.engine.answers import run
 from tests.engine.models import LetterTokenizer, random_model, reference
-from tests.engine.test_graphs import run
 
 
 def test_tokens_equal_generate() -> None:

@@ -1,0 +1,18 @@
+"""Greedy answers of an engine that is stepped by hand."""
+
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.request import GenerationRequest, SamplingParams
+
+
+def run(engine: Engine, prompts: list[list[int]], n: int = 1, answer: int = 8) -> list[list[int]]:
+    answers: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=answer, temperature=0.0, n=n)
+        engine.submit(
+            GenerationRequest(str(number), tuple(prompt), params),
+            lambda delta, number=number: answers.setdefault(f"{number}#{delta.index}", []).extend(delta.tokens),  # type: ignore[misc]
+        )
+    while engine.has_work:
+        engine.step()
+        engine.manager.check_integrity()
+    return [answers[f"{number}#{index}"] for number in range(len(prompts)) for index in range(n)]

@@ -88,7 +88,7 @@ class EngineSettings(BaseModel):
     block_size: int = Field(16, ge=1, description="Tokens in one KV block.")
     num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default sized from kv_memory.")
     kv_memory: float = Field(
-        0.5, gt=0, description="Memory of the pool: a share of the free device memory up to 1, or else bytes."
+        0.5, gt=0, description="Memory of the pool: a share of the free device memory up to 1, as 0.9, or else bytes."
     )
     max_batch_tokens: int = Field(2048, ge=1, description="Tokens computed in one scheduler step.")
     max_sequences: int = Field(64, ge=1, description="Sequences computed in one scheduler step.")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.engine.attention.sdpa import SdpaPrefill
@@ -41,6 +41,7 @@ def packed_attention(
     return torch.cat(parts)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=4),
     st.integers(1, 7),

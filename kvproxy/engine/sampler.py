@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvproxy.engine.request import SamplingParams
+from kvproxy.engine.transfer import upload
 
 _ROWS = 256
 
@@ -40,28 +42,50 @@ def sample(
         params: settings of each row.
         generators: each row's own, so that a draw never depends on what else is in the batch.
     """
-    greedy = logits.argmax(dim=-1).tolist()
-    samples = []
-    for row, (settings, generator) in enumerate(zip(params, generators, strict=True)):
-        token = greedy[row] if settings.temperature == 0 else _draw(logits[row].float(), settings, generator)
-        samples.append(with_logprobs(logits[row], token, settings))
-    return samples
+    tokens = logits.argmax(dim=-1)
+    drawing = [row for row, settings in enumerate(params) if settings.temperature > 0]
+    vocabulary = logits.shape[-1]
+    # In two parts, because a filtered row is drawn from in another order.
+    filtered = {row for row in drawing if params[row].top_p < 1.0 or 0 < params[row].top_k < vocabulary}
+    for rows in (sorted(filtered), [row for row in drawing if row not in filtered]):
+        if rows:
+            at = upload(rows, logits.device)
+            tokens[at] = _draw(logits[at].float(), [params[row] for row in rows], [generators[row] for row in rows])
+    # The only place where the device is waited for.
+    return [with_logprobs(logits[row], token, params[row]) for row, token in enumerate(tokens.tolist())]
 
 
-def _draw(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    logits = logits.cpu() / params.temperature
-    if 0 < params.top_k < logits.shape[-1]:
-        least = logits.topk(params.top_k).values[-1]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    probabilities = logits.softmax(dim=-1)
-    if params.top_p < 1.0:
-        ordered, order = probabilities.sort(descending=True)
-        # A token stays while those before it have not reached top_p; the most likely one stays even for a top_p of 0.
-        beyond = ordered.cumsum(dim=-1) - ordered >= params.top_p
-        beyond[0] = False
-        ordered[beyond] = 0.0
-        return int(order[torch.multinomial(ordered, 1, generator=generator)])
-    return int(torch.multinomial(probabilities, 1, generator=generator))
+def _draw(
+    logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator]
+) -> torch.Tensor:
+    """A token for each row, where the device is, from one random number each; all rows are filtered, or none."""
+    logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
+    order = None
+    if params[0].top_p < 1.0 or 0 < params[0].top_k < logits.shape[-1]:
+        logits, order = logits.sort(dim=-1, descending=True, stable=True)
+        probabilities = _filter(logits, params)
+    else:
+        probabilities = logits.softmax(dim=-1)
+    cumulative = probabilities.double().cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    points = [torch.rand((), generator=each, dtype=torch.float64).item() for each in generators]
+    point = total * upload(points, logits.device, np.float64)[:, None]
+    # Below the total in spite of rounding: beyond it there are only tokens without a probability.
+    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+    found = torch.searchsorted(cumulative, point, right=True).clamp(max=logits.shape[-1] - 1)
+    return (found if order is None else order.gather(1, found))[:, 0]
+
+
+def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Probabilities of tokens in falling order, 0 for those that top_k and top_p leave out."""
+    device, vocabulary = logits.device, logits.shape[-1]
+    counts = upload([each.top_k if each.top_k > 0 else vocabulary for each in params], device)
+    places = torch.arange(vocabulary, device=device)
+    probabilities = logits.masked_fill(places >= counts[:, None], float("-inf")).softmax(dim=-1)
+    top_p = upload([each.top_p if each.top_p < 1.0 else 2.0 for each in params], device, np.float32)[:, None]
+    # A token stays while those before it have not reached top_p; the most likely one stays even for a top_p of 0.
+    before = probabilities.cumsum(dim=-1) - probabilities
+    return probabilities.masked_fill((before >= top_p) & (places > 0), 0.0)
 
 
 def with_logprobs(logits: torch.Tensor, token: int, params: SamplingParams) -> Sample:

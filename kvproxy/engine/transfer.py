@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-Integers = Sequence[int] | Sequence[Sequence[int]] | np.ndarray
+Numbers = Sequence[float] | Sequence[Sequence[int]] | np.ndarray
 
 
-def on_host(values: Integers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
-    """Integers as a host tensor, in page-locked memory where the device copies from there without the host."""
+def on_host(values: Numbers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
+    """Numbers as a host tensor, in page-locked memory where the device copies from there without the host."""
     # By way of numpy, which reads nested lists some 20 times faster than torch does.
     host = torch.from_numpy(np.asarray(values, dtype=dtype))
     return host.pin_memory() if device.type == "cuda" else host
 
 
-def upload(values: Integers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
-    """Integers as a tensor on a device."""
+def upload(values: Numbers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
+    """Numbers as a tensor on a device."""
     return on_host(values, device, dtype).to(device, non_blocking=True)
 
 

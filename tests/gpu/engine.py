@@ -27,8 +27,8 @@ def _answers_of(family: str, device: torch.device) -> str:
     prompts = _prompts()
     expected = [reference(model, prompt, 12) for prompt in prompts]
     loaded = _loaded(family, model, device)
-    for blocks in (400, 40):
-        driven = Driven(loaded, {}, num_blocks=blocks)
+    for blocks, guesses in ((400, 0), (40, 0), (400, 3)):
+        driven = Driven(loaded, {}, num_blocks=blocks, speculate=guesses)
         for turn in ("cold", "warm"):
             for number, prompt in enumerate(prompts):
                 driven.submit(f"{turn}{number}", prompt)
@@ -36,7 +36,9 @@ def _answers_of(family: str, device: torch.device) -> str:
             answers = [driven.tokens[f"{turn}{number}#0"] for number in range(len(prompts))]
             if answers != expected:
                 wrong = sum(answer != right for answer, right in zip(answers, expected, strict=True))
-                raise Missed(f"{family}, {turn}, {blocks} blocks: {wrong} of {len(prompts)} answers differ", {})
+                raise Missed(
+                    f"{family}, {turn}, {blocks} blocks, {guesses} guesses: {wrong} of {len(prompts)} differ", {}
+                )
         runner = driven.engine._runner
     return f"{len(prompts)} answers, {runner.backends.decode.name}, {'graphs' if runner.replays else 'no graphs'}"
 
@@ -135,6 +137,30 @@ def bfloat16_logits(device: torch.device) -> Figures:
     return figures
 
 
+def draws_equal_the_cpus(device: torch.device) -> Figures:
+    """Tokens drawn on the device from float32 logits, against those drawn on the CPU with the same seeds."""
+    from kvproxy.engine.request import SamplingParams
+    from kvproxy.engine.sampler import make_generator, sample
+
+    logits = torch.randn(400, 32_000, generator=torch.Generator().manual_seed(0)) * 3
+    params = [
+        SamplingParams(
+            seed=row, temperature=(0.0, 0.7, 1.0)[row % 3], top_k=(0, 50)[row % 2], top_p=(1.0, 0.9)[row % 5 > 2]
+        )
+        for row in range(len(logits))
+    ]
+    cpu, ours = (
+        [each.token for each in sample(place, params, [make_generator(each, 0) for each in params])]
+        for place in (logits, logits.to(device))
+    )
+    same = sum(one == other for one, other in zip(cpu, ours, strict=True))
+    figures = {"draws": str(len(cpu)), "same": str(same)}
+    # A random number can fall between two ways of rounding.
+    if same < len(cpu) - 2:
+        raise Missed("draws differ", figures)
+    return figures
+
+
 def tiers_round_trip(device: torch.device) -> Figures:
     """Chunks out of the pool into host memory and a disk, and back, with equal answers."""
     from tests.engine.models import random_model, reference
@@ -191,6 +217,7 @@ CHECKS = (
     Check("tokens equal model.generate, float32", 90, tokens_equal_generate),
     Check("graph replay equals eager", 60, replay_equals_eager),
     Check("bfloat16 logits near float32's", 40, bfloat16_logits),
+    Check("draws equal the CPU's", 30, draws_equal_the_cpus),
     Check("tiers round trip", 60, tiers_round_trip),
     Check("faiss on the GPU", 30, faiss_gpu),
 )

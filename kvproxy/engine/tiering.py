@@ -234,7 +234,12 @@ class Tiering:
             sequence.saved_chunks = full
 
     def _save(self, name: ChunkName, blocks: list[int]) -> None:
-        buffer = self._chunks.read(blocks, name)
+        try:
+            buffer = self._chunks.read(blocks, name)
+        except (RuntimeError, MemoryError) as error:
+            # Host memory is short: a chunk less is no reason to fail the requests of this step.
+            self.chain.drop(name.key, str(error))
+            return
         self.chain.save(name.key, buffer, lambda: seal(buffer, name))
 
     def clear(self, name: str, models: Models) -> int | None:

@@ -320,6 +320,20 @@ def test_strict_hits_from_a_tier_are_bit_exact(tmp_path: Path) -> None:
     driven.engine.close()
 
 
+def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"host": "64MiB"})
+
+    def short(*arguments: object, **more: object) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("kvproxy.engine.chunks.Chunks.read", short)
+    assert answers(driven, prompts, "cold") == expected
+    (row,) = driven.tiers.chain.stats()
+    assert (row["chunks"], row["dropped"] > 0) == (0, True)
+    driven.engine.close()
+
+
 def test_chunks_that_are_no_whole_blocks_are_refused() -> None:
     with pytest.raises(SettingsError, match="use 8"):
         Driven(tiny(), {"host": "1MiB", "chunk_tokens": 10})

@@ -42,7 +42,9 @@ def make_tiering(
     Raises:
         SettingsError: a tier cannot be used as it is set.
     """
-    chain = build_chain(tiers, manager.block_size, pinned if loaded.device.type == "cuda" else None)
+    token = loaded.shape.block_bytes(1, loaded.dtype)
+    pin = pinned if loaded.device.type == "cuda" else None
+    chain = build_chain(tiers, manager.block_size, pin, token_bytes=token)
     if chain is None:
         return None
     name = fingerprint(loaded, settings, manager.hasher)

@@ -339,6 +339,13 @@ def test_chunks_that_are_no_whole_blocks_are_refused() -> None:
         Driven(tiny(), {"host": "1MiB", "chunk_tokens": 10})
 
 
+def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None:
+    for tiers, name in (({"host": "1KiB"}, "tiers.host"), ({"disk": tmp_path / "d", "disk_size": "1KiB"}, "disk_size")):
+        with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise it"):
+            Driven(tiny(), tiers)
+    assert not (tmp_path / "d").exists()
+
+
 def test_salts_keep_chunks_apart() -> None:
 
     prompts, _ = prompts_of("llama")

@@ -1,5 +1,7 @@
 """The engine: plan a step, compute it, hand out the new tokens."""
 
+from dataclasses import replace
+
 import torch
 
 from kvproxy.blocks.digest import BlockHasher
@@ -14,7 +16,7 @@ from kvproxy.engine.pool import KVPool, count_blocks
 from kvproxy.engine.request import GenerationRequest
 from kvproxy.engine.runner import Output, Runner
 from kvproxy.engine.sampler import Sample, sample
-from kvproxy.engine.scheduler import Scheduler
+from kvproxy.engine.scheduler import Plan, Scheduler
 from kvproxy.engine.sequence import Emit, RunningSequence
 from kvproxy.engine.tiering import make_tiering
 from kvproxy.errors import ContextTooLong, InvalidRequest
@@ -146,11 +148,15 @@ class Engine:
         self._runner.pool.copy_blocks(self.manager.take_copies())
         self._stalled = not plan and bool(self._scheduler.loading)
         if plan:
-            parts = plan.alone() if self._strict else (plan,)
-            outputs = [output for part in parts for output in self._runner.forward(part)]
+            outputs = self._forward_alone(plan) if self._strict else self._runner.forward(plan)
             if self.tiers is not None:
                 self.tiers.save(sequence for sequence, _ in plan.prefills + plan.decodes)
             self._advance(outputs)
+
+    def _forward_alone(self, plan: Plan) -> list[Output]:
+        outputs = (output for part in plan.alone() for output in self._runner.forward(part))
+        # A step that is replayed overwrites the logits of the one before.
+        return [replace(output, logits=output.logits.clone()) for output in outputs]
 
     def fail(self) -> list[str]:
         """Drop everything after a failed step, cached blocks too: they may name content that was never written.

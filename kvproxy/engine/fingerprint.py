@@ -17,8 +17,7 @@ def fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHash
     """32 bytes that differ whenever keys and values may: configuration, every weight, type, device, shape, hashing.
 
     Reads all weights once (about 10 GB/s), so a fine-tuned copy under the same name is another model. In strict mode they
-    differ too where only the last bits may: by the length of pieces, the version of torch, the processor and its threads,
-    the attention.
+    differ too where only the last bits may: by the length of pieces, the version of torch, kernels, processor and threads.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _UNRELATED}
     shape = loaded.shape
@@ -36,8 +35,8 @@ def fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHash
             if loaded.device.type == "cuda"
             else [torch.backends.cpu.get_cpu_capability(), settings.threads or torch.get_num_threads()]
         )
-        attention = [settings.prefill_attention, settings.decode_attention]
-        facts["strict"] = [settings.max_batch_tokens, torch.__version__, processor, attention]
+        kernels = [settings.prefill_attention, settings.decode_attention, settings.cuda_graphs]
+        facts["strict"] = [settings.max_batch_tokens, torch.__version__, processor, kernels]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
 
 

@@ -42,7 +42,9 @@ def make_tiering(
     Raises:
         SettingsError: a tier cannot be used as it is set.
     """
-    chain = build_chain(tiers, manager.block_size, pinned if loaded.device.type == "cuda" else None)
+    token = loaded.shape.block_bytes(1, loaded.dtype)
+    pin = pinned if loaded.device.type == "cuda" else None
+    chain = build_chain(tiers, manager.block_size, pin, token_bytes=token)
     if chain is None:
         return None
     name = fingerprint(loaded, settings, manager.hasher)
@@ -234,7 +236,12 @@ class Tiering:
             sequence.saved_chunks = full
 
     def _save(self, name: ChunkName, blocks: list[int]) -> None:
-        buffer, wait = self._chunks.read(blocks, name)
+        try:
+            buffer, wait = self._chunks.read(blocks, name)
+        except (RuntimeError, MemoryError) as error:
+            # Host memory is short: a chunk less is no reason to fail the requests of this step.
+            self.chain.drop(name.key, str(error))
+            return
 
         def finish() -> None:
             wait()

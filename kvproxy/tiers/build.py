@@ -10,17 +10,23 @@ from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
 from kvproxy.tiers.store import ChunkStore, Data
 
+_REDIS_VALUE = 512 << 20
 
-def build_chain(settings: TierSettings, block_size: int, pin: Callable[[Data], Data] | None = None) -> TierChain | None:
+
+def build_chain(
+    settings: TierSettings, block_size: int, pin: Callable[[Data], Data] | None = None, *, token_bytes: int = 0
+) -> TierChain | None:
     """Host, then disk, then Redis, as far as they are set; None where none is.
 
     Args:
         settings: which tiers, and how large.
         block_size: tokens in a block.
         pin: moves a buffer into page-locked memory, where the device is CUDA.
+        token_bytes: keys and values of a token.
 
     Raises:
-        SettingsError: a chunk is not a whole number of blocks, the folder cannot be used, or the URL is none.
+        SettingsError: a chunk is not a whole number of blocks or larger than a tier, the folder cannot be used, or the URL is
+            none.
     """
     if not settings.enabled:
         return None
@@ -30,6 +36,7 @@ def build_chain(settings: TierSettings, block_size: int, pin: Callable[[Data], D
             f" use {max(1, settings.chunk_tokens // block_size) * block_size}",
             param="tiers.chunk_tokens",
         )
+    _check_room(settings, settings.chunk_tokens * token_bytes)
     stores: list[ChunkStore] = []
     if settings.host is not None:
         stores.append(HostStore(settings.host, pin) if pin else HostStore(settings.host))
@@ -44,3 +51,18 @@ def build_chain(settings: TierSettings, block_size: int, pin: Callable[[Data], D
     if settings.redis is not None:
         stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
     return TierChain(stores)
+
+
+def _check_room(settings: TierSettings, chunk: int) -> None:
+    sizes: dict[str, int | None] = {
+        "host": settings.host,
+        "disk_size": settings.disk_size if settings.disk is not None else None,
+        "redis": _REDIS_VALUE if settings.redis is not None else None,
+    }
+    for name, size in sizes.items():
+        if size is not None and size < chunk:
+            raise SettingsError(
+                f"tiers.{name}: a chunk of {settings.chunk_tokens} tokens takes {chunk / 2**20:.1f} MiB, and there is room for"
+                f" {size / 2**20:.1f}: lower tiers.chunk_tokens{'' if name == 'redis' else ', or raise it'}",
+                param=f"tiers.{name}",
+            )

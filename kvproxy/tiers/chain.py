@@ -97,10 +97,18 @@ class TierChain:
         taken = self._writer.offer(len(data), work)
         if not taken:
             self._pending.discard(key)
-            for store in stores:
-                if store.wants(key):
-                    self._count(store, "dropped")
+            self._count_dropped(key, stores)
         return taken
+
+    def drop(self, key: str, why: str) -> None:
+        """Count a chunk that could not be offered."""
+        _log.warning("a chunk was dropped: %s", why)
+        self._count_dropped(key, self.stores)
+
+    def _count_dropped(self, key: str, stores: Sequence[ChunkStore]) -> None:
+        for store in stores:
+            if store.wants(key):
+                self._count(store, "dropped")
 
     def clear(self, name: str, chosen: Callable[[str], bool], timeout: float = 60.0) -> int | None:
         """Drop the chunks of a tier whose keys are chosen, those that wait to be written included.

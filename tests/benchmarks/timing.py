@@ -2,10 +2,10 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
-def interleave(works: dict[str, Callable[[], float | None]], repeat: int) -> dict[str, list[float]]:
+def interleave(works: Mapping[str, Callable[[], float | None]], repeat: int) -> dict[str, list[float]]:
     """Seconds of each work in each round, taken in turn. A work may return its own seconds instead of being timed."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeat):

@@ -10,8 +10,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvproxy.engine import attention
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.graphs import Step
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer
 from tests.engine.tiered import Driven
 
@@ -70,6 +73,25 @@ def test_a_hit_in_company_is_bit_exact() -> None:
         driven.run()
         assert found == [alone(prompt, 20) for prompt in prompts]
     assert driven.engine.manager.stats().hits > 0
+
+
+def test_steps_that_are_replayed_do_not_overwrite_each_others_logits() -> None:
+    """As CUDA graphs do: each size of step has one tensor for its logits."""
+
+    def capture(step: Step) -> Step:
+        kept = step()
+        return lambda: kept.copy_(step())
+
+    def replayed(prompts: list[list[int]]) -> list[list[float]]:
+        driven = engine()
+        settings = EngineSettings(strict=True, num_blocks=100, block_size=4, max_batch_tokens=32, max_sequences=8)
+        driven.engine = Engine(wide(), settings, capture=capture)
+        found = [ask(driven, str(number), prompt, 6)[0] for number, prompt in enumerate(prompts)]
+        driven.run()
+        return found
+
+    prompts = [tokens(20) for _ in range(3)]
+    assert replayed(prompts) == [replayed([prompt])[0] for prompt in prompts]
 
 
 def test_an_answer_is_no_ones_prefix_for_it_was_computed_in_other_pieces() -> None:

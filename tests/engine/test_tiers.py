@@ -320,9 +320,30 @@ def test_strict_hits_from_a_tier_are_bit_exact(tmp_path: Path) -> None:
     driven.engine.close()
 
 
+def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"host": "64MiB"})
+
+    def short(*arguments: object, **more: object) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("kvproxy.engine.chunks.Chunks.read", short)
+    assert answers(driven, prompts, "cold") == expected
+    (row,) = driven.tiers.chain.stats()
+    assert (row["chunks"], row["dropped"] > 0) == (0, True)
+    driven.engine.close()
+
+
 def test_chunks_that_are_no_whole_blocks_are_refused() -> None:
     with pytest.raises(SettingsError, match="use 8"):
         Driven(tiny(), {"host": "1MiB", "chunk_tokens": 10})
+
+
+def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None:
+    for tiers, name in (({"host": "1KiB"}, "tiers.host"), ({"disk": tmp_path / "d", "disk_size": "1KiB"}, "disk_size")):
+        with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise it"):
+            Driven(tiny(), tiers)
+    assert not (tmp_path / "d").exists()
 
 
 def test_salts_keep_chunks_apart() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvproxy.errors import Unkeyable
 from kvproxy.proxy.backend import Call
+from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.keys import cache_key, tenant_of
 
 VALUES = st.one_of(st.integers(0, 3), st.booleans(), st.text("ab", max_size=2))
@@ -95,6 +96,8 @@ def test_what_is_never_matched_by_similarity() -> None:
     for change in (
         {"tools": [{}]},
         {"logprobs": True},
+        {"prompt_logprobs": 0},
+        {"return_token_ids": True},
         {"n": 2},
         {"response_format": {"type": "json_object"}},
         {"messages": image},
@@ -103,3 +106,16 @@ def test_what_is_never_matched_by_similarity() -> None:
         {"messages": [{"role": "user", "content": "word " * 400}]},
     ):
         assert cache_key(call(plain | change), "x").text is None
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_log_probabilities_of_prompts_are_kept_as_whole_answers_only(endpoint: str) -> None:
+    """A stored answer is replayed as a stream too, where servers refuse them: an upstream must be asked."""
+    dialect = DIALECTS[endpoint]
+    for body, cacheable in (
+        ({"prompt_logprobs": 1}, True),
+        ({"prompt_logprobs": 0, "stream": True}, False),
+        ({"prompt_logprobs": None, "stream": True}, True),
+        ({"stream": True}, True),
+    ):
+        assert dialect.cacheable(body) == cacheable  # type: ignore[arg-type]

@@ -133,8 +133,8 @@ class SqlStore(abc.ABC):
         size = eviction.entry_bytes(entry, 0 if put.vector is None else len(put.vector))
         if not eviction.room_for(self._capacity, size):
             return None, [*gone, Gone(entry.id, entry.namespace)]
-        gone += self._make_room(run, size)
-        age = run("select age from totals", {})[0]["age"]
+        evicted, age = self._make_room(run, size)
+        gone += evicted
         row = {name: self._text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
         run(_INSERT, row | {"bytes": size, "priority": eviction.priority(entry, size, age)})
         for tag in sorted(set(entry.tags)):
@@ -149,13 +149,14 @@ class SqlStore(abc.ABC):
         )
         return int(run(sql, values)[0]["number"])
 
-    def _make_room(self, run: Run, size: int) -> list[Gone]:
+    def _make_room(self, run: Run, size: int) -> tuple[list[Gone], float]:
+        """What had to go, and the age that a new entry begins with."""
         gone: list[Gone] = []
         while True:
-            totals = run("select entries, bytes from totals", {})[0]
+            totals = run("select entries, bytes, age from totals", {})[0]
             entries, total = totals["entries"] + 1, totals["bytes"] + size
             if not eviction.excess(self._capacity, entries, total):
-                return gone
+                return gone, totals["age"]
             expired = self._expired(run)
             if not expired:
                 rows = run("select id, bytes, priority from responses order by priority, id limit 100", {})

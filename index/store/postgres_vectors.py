@@ -17,7 +17,7 @@ from index.store.postgres import PostgresStore, as_vector
 from index.store.postgres_server import Row
 from index.store.protocol import Gone, Put, Written
 
-LARGE = 20_000
+LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
 _log = logging.getLogger("kvproxy")
 
 

@@ -1,6 +1,7 @@
 """A stored response, and its form in export files."""
 
 import json
+import math
 import uuid
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -93,6 +94,7 @@ class Entry:
 
         Raises:
             KeyError: a field is missing that every export had from the beginning.
+            ValueError: a field is of another kind.
         """
         values = {
             column.name: document[column.name]
@@ -102,7 +104,25 @@ class Entry:
         values["tags"] = tuple(str(tag) for tag in values.get("tags", ()))
         values["request"] = json.dumps(document["request"]).encode()
         values["response"] = json.dumps(document["response"]).encode()
+        for name, value in values.items():
+            _check(name, value)
         return cls(**values)
+
+
+_TEXTS = ("id", "key", "namespace", "tenant", "model", "endpoint", "prompt", "backend", "request_id")
+
+
+def _check(name: str, value: Any) -> None:
+    """Databases compare what is no number with numbers too: an entry with such an age would never go."""
+    if name in _TEXTS:
+        fits = isinstance(value, str) and (bool(value) or name not in ("id", "key", "namespace"))
+    elif name in ("created", "expires", "last_hit", "hits", "prompt_tokens", "completion_tokens"):
+        number = isinstance(value, int | float) and math.isfinite(value)
+        fits = number or (name == "last_hit" and value is None)
+    else:
+        fits = True
+    if not fits:
+        raise ValueError(f"{name} is {value!r}")
 
 
 def new_id() -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from index.segments import EF_SEARCH, Kind, Segment
 from index.store.sqlite import ResponseStore
 
-_VERSION = 1
+_VERSION = 2  # 1: graphs with fewer candidates for their links.
 
 
 class PersistedGraphs:

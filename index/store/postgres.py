@@ -13,7 +13,8 @@ import psycopg
 from index.errors import StoreDamaged
 from index.store.postgres_server import PostgresServer
 from index.store.protocol import Capacity
-from index.store.sql import Row, Run, SqlStore
+from index.store.sql import SqlStore
+from index.store.sql_writer import Row, Run
 
 _UNBOUNDED = Capacity()
 
@@ -32,6 +33,7 @@ class PostgresStore(SqlStore):
 
     remote = True
     _members = "id = any(:ids)"
+    _same_keys = "key = any(:keys)"
 
     def __init__(self, url: str, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> None:
         self.server = PostgresServer(url)
@@ -42,7 +44,7 @@ class PostgresStore(SqlStore):
         with self.server.connection() as connection, connection.transaction():
             # Writers of all proxies queue here, so that none sees half of another's work, and none deadlocks.
             connection.execute("select 1 from totals for update")
-            yield lambda sql, values: _rows(connection.execute(_placeholders(sql), values))
+            yield _PostgresRun(connection)
 
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
         with self.server.connection() as connection:
@@ -82,6 +84,19 @@ class PostgresStore(SqlStore):
     def close(self) -> None:
         super().close()
         self.server.close()
+
+
+class _PostgresRun:
+    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+        self._connection = connection
+
+    def __call__(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
+        return _rows(self._connection.execute(_placeholders(sql), values))
+
+    def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
+        with self._connection.cursor() as cursor:
+            # Sent one behind the other, without waiting for each answer.
+            cursor.executemany(_placeholders(sql), values)
 
 
 def as_vector(vector: np.ndarray) -> str:

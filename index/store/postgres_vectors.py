@@ -3,18 +3,21 @@
 A namespace is searched exactly, through the index of namespaces, until it is large; then it gets a graph (HNSW) of its own.
 """
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import psycopg
 from psycopg import sql
 
 from index.store.postgres import PostgresStore, as_vector
+from index.store.postgres_server import Row
 from index.store.protocol import Gone, Put, Written
 
-LARGE = 20_000
+LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
 _log = logging.getLogger("kvproxy")
 
 
@@ -64,36 +67,66 @@ class PostgresNeighbours:
         """Nothing: the vectors went with the entries."""
 
     def maintain(self) -> None:
-        """Give namespaces that have become large their graphs; one proxy does it, lookups and writes go on."""
+        """Give namespaces that have become large their graphs, and take those of small ones; lookups and writes go on."""
         rows = self._rows(
-            "select namespace from vectors where embedder = %(embedder)s group by namespace having count(*) > %(large)s",
-            large=self._large,
+            "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
+            " group by namespace having count(*) > %(least)s",
+            least=self._large // 2,
         )
+        self._drop_graphs({self._name(row["namespace"]) for row in rows})
         for row in rows:
-            self._make_graph(row["namespace"])
+            if row["there"] > self._large:
+                self._make_graph(row["namespace"])
 
-    def _make_graph(self, namespace: str) -> None:
-        name = "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
-        if self._valid(name):
-            return
+    def _name(self, namespace: str) -> str:
+        return "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
+
+    def _drop_graphs(self, kept: set[str]) -> None:
+        """Every write is held against every graph there is, so none may outlive its use."""
+        graphs = self._rows(
+            "select c.relname as name from pg_index i join pg_class c on c.oid = i.indexrelid"
+            " where i.indrelid = 'vectors'::regclass and c.relname like 'near\\_%%' and i.indisvalid"
+            " and position(quote_literal(%(embedder)s) in pg_get_expr(i.indpred, i.indrelid)) > 0"
+        )
+        for graph in graphs:
+            if graph["name"] not in kept:
+                with self._alone(graph["name"]) as connection:
+                    if connection is not None:
+                        connection.execute(
+                            sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(graph["name"]))
+                        )
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
+        """A connection without a time limit, for the one proxy that works on a graph; None for the others."""
         with self._store.server.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:
+                yield None
                 return
             try:
                 connection.execute("set statement_timeout = 0")
-                # What an interrupted attempt left is not used by anyone.
-                connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
-                connection.execute(
-                    sql.SQL(
-                        "create index concurrently {} on vectors using hnsw ((vector::vector({})) vector_ip_ops)"
-                        " where embedder = {} and namespace = {}"
-                    ).format(sql.Identifier(name), sql.Literal(self._dim), self._embedder, namespace)
-                )
-                _log.info("namespace %s has a graph now", namespace[:12])
+                yield connection
             finally:
                 connection.execute("set statement_timeout = '10s'")
                 connection.execute("select pg_advisory_unlock(hashtext(%s))", [name])
+
+    def _make_graph(self, namespace: str) -> None:
+        name = self._name(namespace)
+        if self._valid(name):
+            return
+        with self._alone(name) as connection:
+            if connection is None:
+                return
+            # What an interrupted attempt left is not used by anyone.
+            connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
+            connection.execute(
+                sql.SQL(
+                    "create index concurrently {} on vectors using hnsw ((vector::vector({})) vector_ip_ops)"
+                    " where embedder = {} and namespace = {}"
+                ).format(sql.Identifier(name), sql.Literal(self._dim), self._embedder, namespace)
+            )
+            _log.info("namespace %s has a graph now", namespace[:12])
 
     def _valid(self, name: str) -> bool:
         rows = self._rows(

@@ -20,7 +20,8 @@ from sqlite_utils import Database
 from index.errors import CacheStoreError, StoreDamaged
 from index.migrations import migrations
 from index.store.protocol import Capacity
-from index.store.sql import Row, Run, SqlStore
+from index.store.sql import SqlStore
+from index.store.sql_writer import Row, Run
 
 _UNBOUNDED = Capacity()
 
@@ -39,6 +40,7 @@ class ResponseStore(SqlStore):
     """
 
     _members = "id in (select value from json_each(:ids))"
+    _same_keys = "key in (select value from json_each(:keys))"
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> None:
         super().__init__(str(path), clock, capacity)
@@ -73,7 +75,7 @@ class ResponseStore(SqlStore):
     def _writing(self) -> Iterator[Run]:
         with self._write_lock, self._told(), self._writer:
             self._writer.execute("begin immediate")
-            yield lambda sql, values: _rows(self._writer.execute(sql, values))
+            yield _SqliteRun(self._writer)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -183,6 +185,17 @@ class ResponseStore(SqlStore):
             raise CacheStoreError(
                 f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
             ) from error
+
+
+class _SqliteRun:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __call__(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
+        return _rows(self._connection.execute(sql, values))
+
+    def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
+        self._connection.executemany(sql, values)
 
 
 def _rows(cursor: sqlite3.Cursor) -> list[Row]:

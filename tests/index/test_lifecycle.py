@@ -1,5 +1,6 @@
 """Put, find, serve, expire, evict, remove: every store does what a dictionary with the same rules does."""
 
+import itertools
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from index.entry import Entry
-from index.store import Capacity, Filter
+from index.store import Capacity, Filter, Put
 from index.store.eviction import entry_bytes
 from index.transfer import import_into, read_lines
 from tests.index.conftest import MakeStore
@@ -180,3 +181,42 @@ def test_exports_of_before_there_were_tags_are_read() -> None:
         del document[name]
     (entry,) = read_lines(json.dumps(document).encode())
     assert (entry.tags, entry.backend) == ((), "")
+
+
+BATCHES = st.lists(st.lists(st.tuples(KEYS, st.integers(0, 300), st.booleans()), min_size=1, max_size=6), max_size=5)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(BATCHES, LIMITS)
+def test_a_batch_is_the_same_as_one_after_the_other(
+    make_store: MakeStore, batches: list[list[tuple[str, int, bool]]], limits: tuple[Any, Any]
+) -> None:
+    clock = itertools.repeat(2000.0).__next__
+    made = [
+        [
+            Put(
+                make_entry(key, id=f"{number:08x}{place:024x}", key=key, response=b"x" * length, tags=(key,)),
+                np.full(3, place, np.float32) if has_vector else None,
+                "e",
+            )
+            for place, (key, length, has_vector) in enumerate(batch)
+        ]
+        for number, batch in enumerate(batches)
+    ]
+    kept = []
+    for together in (True, False):
+        store = make_store(clock=clock, capacity=Capacity(*limits))
+        gone: set[str] = set()
+        numbers: list[int] = []
+        for batch in made:
+            for puts in [batch] if together else [[put] for put in batch]:
+                written = store.put_many(puts)
+                assert [number is None for number in written.numbers] >= [put.vector is None for put in puts]
+                gone |= {each.id for each in written.gone}
+                numbers += [number for number in written.numbers if number is not None]
+        assert numbers == sorted(set(numbers))
+        assert store.check() == store.count()
+        vectors = {entry.id for entry in store.missing_vectors("e", 99)}
+        kept.append((store.ls(), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"]))
+        store.close()
+    assert kept[0] == kept[1]

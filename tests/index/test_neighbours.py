@@ -70,6 +70,12 @@ def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: 
     other.close()
 
 
+def graphs_in(store: Any) -> int:
+    sql = "select count(*) as there from pg_indexes where indexname like 'near_%' and indexdef like '%hnsw%'"
+    with store.server.connection() as connection:
+        return int(connection.execute(sql).fetchone()["there"])
+
+
 def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: str) -> None:
     from index.store.postgres import PostgresStore
     from index.store.postgres_vectors import PostgresNeighbours
@@ -81,13 +87,19 @@ def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: s
     keep(store, near, unit(50, 1), "b")
     near.maintain()
     near.maintain()
-    with store.server.connection() as connection:
-        graphs = connection.execute("select indexdef from pg_indexes where indexname like 'near_%'").fetchall()
-    assert len(graphs) == 1
-    assert "hnsw" in graphs[0]["indexdef"]
+    assert graphs_in(store) == 1
     found = [near.search("a", vectors[number], 1)[0][0] for number in range(0, 500, 20)]
     assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
     near.remove([Gone("x", "a")])
+    # Another embedder's proxy leaves it alone; its own takes it away when the namespace is small.
+    PostgresNeighbours(store, "another", DIM, large=100).maintain()
+    store.delete([f"a{number:031x}" for number in range(400)])
+    near.maintain()
+    assert graphs_in(store) == 1
+    store.delete([f"a{number:031x}" for number in range(400, 480)])
+    near.maintain()
+    assert graphs_in(store) == 0
+    assert near.search("a", vectors[490], 1)[0][0] == f"a{490:031x}"
     store.close()
 
 

@@ -187,7 +187,7 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
 
 
 def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.store.sql._MOST_AT_ONCE", 40)
+    monkeypatch.setattr("index.store.sql_writer._MOST_AT_ONCE", 40)
     now = 1000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=100))
     for number in range(100):

@@ -1,0 +1,224 @@
+"""How SQLite and PostgreSQL write: both run the same statements, with `:name` for values.
+
+Every write begins with the row of totals, so writers come one after another, and what is counted is what is there.
+"""
+
+import abc
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from index.entry import Entry
+from index.store import eviction
+from index.store.protocol import Capacity, Gone, Put, Written
+
+Row = dict[str, Any]
+COLUMNS = (
+    "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
+    " prompt_tokens, completion_tokens, tags, backend, request_id"
+)
+_INSERT = (
+    f"insert into responses ({COLUMNS}, bytes, priority)"
+    f" values ({', '.join(':' + name.strip() for name in COLUMNS.split(','))}, :bytes, :priority)"
+)
+_INSERT_TAG = "insert into tags (tag, id) values (:tag, :id)"
+_INSERT_VECTOR = "insert into vectors (id, embedder, namespace, vector) values (:id, :embedder, :namespace, :vector)"
+_MOST_AT_ONCE = 2_000  # Entries that one transaction removes for their age, so that writers need not wait long.
+
+
+class Run(Protocol):
+    """Runs statements inside a transaction."""
+
+    def __call__(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
+        """The rows of a statement."""
+
+    def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
+        """A statement once for each of some values, in their order."""
+
+
+class SqlWriter(abc.ABC):
+    """The writes of a store in an SQL database.
+
+    Args:
+        name: where it is, without secrets.
+        clock: seconds since the epoch.
+        capacity: how large it may grow.
+    """
+
+    _members: str
+    """Condition that a column `id` is in the list `:ids`."""
+    _same_keys: str
+    """Condition that a column `key` is in the list `:keys`."""
+
+    def __init__(self, name: str, clock: Callable[[], float], capacity: Capacity) -> None:
+        self.name = name
+        self._clock = clock
+        self._capacity = capacity
+        self._hits: dict[str, tuple[int, float]] = {}
+        self._hits_lock = threading.Lock()
+
+    @abc.abstractmethod
+    def _writing(self) -> contextlib.AbstractContextManager[Run]:
+        """One transaction, alone; durable when it is left."""
+
+    @abc.abstractmethod
+    def _list(self, ids: Sequence[str]) -> Any:
+        """A list as the database takes it."""
+
+    @abc.abstractmethod
+    def _vector(self, vector: np.ndarray) -> Any:
+        """A vector as the database takes it."""
+
+    def _text(self, text: str) -> str:
+        """A text as the database takes it."""
+        return text
+
+    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> Written:
+        return self.put_many([Put(entry, vector, embedder)])
+
+    def put_many(self, puts: Sequence[Put]) -> Written:
+        numbers: list[int | None] = []
+        gone: list[Gone] = []
+        with self._writing() as run:
+            for part in [puts] if self._together(run, puts) else [[put] for put in puts]:
+                made, went = self._put(run, part)
+                numbers += made
+                gone += went
+        return Written(tuple(numbers), tuple(gone))
+
+    def _together(self, run: Run, puts: Sequence[Put]) -> bool:
+        """Whether it makes no difference that several are put at once: none stands in another's way, and nothing is evicted."""
+        if len(puts) < 2 or len({put.embedder for put in puts if put.vector is not None}) > 1:
+            return False
+        if len({put.entry.id for put in puts}) + len({put.entry.key for put in puts}) < 2 * len(puts):
+            return False
+        totals = run("select entries, bytes from totals", {})[0]
+        sizes = sum(map(_size, puts))
+        return not eviction.excess(self._capacity, totals["entries"] + len(puts), totals["bytes"] + sizes)
+
+    def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
+        """Put one, or several `_together`: the numbers of their vectors, and what went."""
+        values = {
+            "ids": self._list([put.entry.id for put in puts]),
+            "keys": self._list([self._text(put.entry.key) for put in puts]),
+        }
+        sql = f"select id from responses where {self._members} union select id from responses where {self._same_keys}"
+        gone = self._remove(run, [row["id"] for row in run(sql, values)])
+        sizes = [_size(put) for put in puts]
+        if not eviction.room_for(self._capacity, sum(sizes)):
+            return [None] * len(puts), [*gone, *(Gone(put.entry.id, put.entry.namespace) for put in puts)]
+        evicted, age = self._make_room(run, sum(sizes))
+        run.many(_INSERT, [self._row(put.entry, size, age) for put, size in zip(puts, sizes, strict=True)])
+        tags = [(tag, put.entry.id) for put in puts for tag in sorted(set(put.entry.tags))]
+        run.many(
+            "insert into tags (tag, id) values (:tag, :id)", [{"tag": self._text(tag), "id": id} for tag, id in tags]
+        )
+        numbers = self._put_vectors(
+            run, [(put.entry, put.vector) for put in puts if put.vector is not None], _named(puts)
+        )
+        return [numbers.get(put.entry.id) for put in puts], gone + evicted
+
+    def _row(self, entry: Entry, size: int, age: float) -> Row:
+        row = {name: self._text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
+        return row | {"bytes": size, "priority": eviction.priority(entry, size, age)}
+
+    def _put_vectors(self, run: Run, vectors: Sequence[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
+        """Their numbers by the ids of the entries."""
+        if not vectors:
+            return {}
+        rows = [
+            {"id": entry.id, "embedder": embedder, "namespace": entry.namespace, "vector": self._vector(vector)}
+            for entry, vector in vectors
+        ]
+        run.many(_INSERT_VECTOR, rows)
+        values = {"ids": self._list([entry.id for entry, _ in vectors]), "embedder": embedder}
+        sql = f"select id, number from vectors where embedder = :embedder and {self._members}"
+        return {row["id"]: int(row["number"]) for row in run(sql, values)}
+
+    def _make_room(self, run: Run, size: int) -> tuple[list[Gone], float]:
+        """What had to go, and the age that a new entry begins with."""
+        gone: list[Gone] = []
+        while True:
+            totals = run("select entries, bytes, age from totals", {})[0]
+            entries, total = totals["entries"] + 1, totals["bytes"] + size
+            if not eviction.excess(self._capacity, entries, total):
+                return gone, totals["age"]
+            expired = self._expired(run)
+            if not expired:
+                rows = run("select id, bytes, priority from responses order by priority, id limit 100", {})
+                chosen = eviction.victims(self._capacity, entries, total, rows)
+                run("update totals set age = :age", {"age": chosen[-1]["priority"]})
+                expired = [row["id"] for row in chosen]
+            gone += self._remove(run, expired)
+
+    def _expired(self, run: Run) -> list[str]:
+        sql = f"select id from responses where expires <= :now limit {_MOST_AT_ONCE}"
+        return [row["id"] for row in run(sql, {"now": self._clock()})]
+
+    def delete(self, ids: Sequence[str]) -> list[Gone]:
+        with self._writing() as run:
+            return self._remove(run, ids)
+
+    def unindex(self, ids: Sequence[str]) -> list[Gone]:
+        with self._writing() as run:
+            values = {"ids": self._list(ids)}
+            run(f"update responses set semantic = 0 where {self._members}", values)
+            rows = run(f"delete from vectors where {self._members} returning id, namespace, number", values)
+        return [Gone(row["id"], row["namespace"], (row["number"],)) for row in rows]
+
+    def expire(self) -> list[Gone]:
+        with self._writing() as run:
+            return self._remove(run, self._expired(run))
+
+    def _remove(self, run: Run, ids: Sequence[str]) -> list[Gone]:
+        if not ids:
+            return []
+        values = {"ids": self._list(ids)}
+        numbers: dict[str, list[int]] = {}
+        for row in run(f"delete from vectors where {self._members} returning id, number", values):
+            numbers.setdefault(row["id"], []).append(row["number"])
+        run(f"delete from tags where {self._members}", values)
+        rows = run(f"delete from responses where {self._members} returning id, namespace", values)
+        return [Gone(row["id"], row["namespace"], tuple(numbers.get(row["id"], ()))) for row in rows]
+
+    def touch(self, id: str) -> None:
+        with self._hits_lock:
+            self._hits[id] = (self._hits.get(id, (0, 0.0))[0] + 1, self._clock())
+
+    def flush(self) -> None:
+        with self._hits_lock:
+            hits, self._hits = self._hits, {}
+        if not hits:
+            return
+        priority = eviction.PRIORITY_AFTER_HITS
+        sql = f"update responses set hits = hits + :count, last_hit = :last, priority = {priority} where id = :id"
+        with self._writing() as run:
+            for id, (count, last) in hits.items():
+                run(sql, {"count": count, "last": last, "id": id})
+
+    def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> None:
+        given = {entry.id: (entry, vector) for entry, vector in vectors}
+        without = (
+            f"select id from responses r where {self._members} and not exists"
+            " (select 1 from vectors v where v.id = r.id and v.embedder = :embedder)"
+        )
+        with self._writing() as run:
+            rows = run(without, {"ids": self._list(list(given)), "embedder": embedder})
+            self._put_vectors(run, [given[row["id"]] for row in rows], embedder)
+
+    def close(self) -> None:
+        """Write the hits that are pending; those that cannot be written are lost."""
+        with contextlib.suppress(Exception):
+            self.flush()
+
+
+def _size(put: Put) -> int:
+    return eviction.entry_bytes(put.entry, 0 if put.vector is None else len(put.vector))
+
+
+def _named(puts: Sequence[Put]) -> str:
+    """What embedded them."""
+    return next((put.embedder for put in puts if put.vector is not None), "")

@@ -47,8 +47,6 @@ class Plan:
         rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
         smoothing: labels are moved so far towards the other one.
         start: an adapter to go on from, of the same rank.
-        caution: how many pairs that are the same weigh as much as one that is not. Above 1, the loss tells best apart
-            what is nearly sure, which is where a cache serves; the calibration takes the shift out again.
     """
 
     pairs: Path
@@ -57,11 +55,10 @@ class Plan:
     minutes: float = 600.0
     batch: int = 64
     workers: int = 2
-    rank: int = 40
+    rank: int = 32
     changed: int = 8_000
     filled: int = 2_000
     implied: int = 8_000
-    caution: float = 1.0
     rate: float = 1e-3
     smoothing: float = 0.05
     start: Path | None = None
@@ -152,8 +149,7 @@ def work(worker: int, plan: Plan) -> None:
         wanted = torch.tensor([float(pair.same) for pair, _ in mine])
         target = wanted + (1 - 2 * wanted) * plan.smoothing
         given = logits(model, mine)
-        weight = torch.where(wanted > 0.5, 1.0, plan.caution)
-        loss = F.binary_cross_entropy_with_logits(given, target, weight)
+        loss = F.binary_cross_entropy_with_logits(given, target)
         tuner.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         right = ((given > 0) == (wanted > 0.5)).float().mean().item()

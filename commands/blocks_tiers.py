@@ -9,12 +9,19 @@ from commands.options import DEFAULT_URL, Json, Token, Url
 from commands.output import print_json, print_table
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
+_FIGURES = ("chunks", "MiB", "limit MiB", *_COUNTS, "state")
 
 
 def tier_line(tier: dict[str, Any]) -> str:
     """What a tier holds, in a few words."""
     line = f"{tier['name']}: {tier['chunks']:,} chunks, {tier['bytes'] / 2**20:,.1f} MiB, {tier['hits']:,} hits"
     return line if tier["available"] else f"{line}, left alone after failures"
+
+
+def _figures(tier: dict[str, Any]) -> list[object]:
+    limit = "none" if tier["limit"] is None else f"{tier['limit'] / 2**20:,.1f}"
+    state = "in use" if tier["available"] else "left alone"
+    return [tier["chunks"], f"{tier['bytes'] / 2**20:,.1f}", limit, *(tier[name] for name in _COUNTS), state]
 
 
 def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
@@ -31,20 +38,8 @@ def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
     if not found:
         typer.echo("no tiers: serve with --tier-host, --tier-disk or --tier-redis")
         return
-    print_table(
-        ("tier", "chunks#", "MiB#", "limit#", *(f"{name}#" for name in _COUNTS), "state"),
-        (
-            (
-                tier["name"],
-                tier["chunks"],
-                f"{tier['bytes'] / 2**20:.1f}",
-                "" if tier["limit"] is None else f"{tier['limit'] / 2**20:.1f}",
-                *(tier[name] for name in _COUNTS),
-                "in use" if tier["available"] else "left alone",
-            )
-            for tier in found
-        ),
-    )
+    # A tier a column: at most three, where ten figures a row would not fit a terminal.
+    print_table(("tier", *(f"{tier['name']}#" for tier in found)), zip(_FIGURES, *map(_figures, found), strict=True))
 
 
 def clear_tier(

@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.errors import InvalidRequest, NotFound, Unauthorized
+from kvproxy.engine.worker import EngineWorker
+from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound, Unauthorized
 from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.explain import explain
 from kvproxy.proxy.fleet.routes import drain, undrain, upstreams
@@ -47,6 +48,18 @@ def guard(handler: Handler) -> Handler:
         return await handler(request)
 
     return guarded
+
+
+def own_engine(request: Request, what: str) -> EngineWorker:
+    """The embedded engine.
+
+    Raises:
+        NoPrefixCache: an upstream computes; the message says what this proxy has not.
+    """
+    worker = services(request).worker
+    if worker is None:
+        raise NoPrefixCache(f"the prefix cache belongs to the upstream: this proxy holds {what}")
+    return worker
 
 
 async def blocks(request: Request) -> Response:

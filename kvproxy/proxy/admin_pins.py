@@ -11,8 +11,8 @@ from kvproxy.blocks.pins import Pins, PinsFull
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.view import chain_to
 from kvproxy.engine.worker import EngineWorker
-from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound
-from kvproxy.proxy.admin import guard
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.proxy.admin import guard, own_engine
 from kvproxy.proxy.dialects import DIALECTS
 from kvproxy.proxy.local import LocalBackend
 from kvproxy.proxy.routes import parse_body, read_call
@@ -20,10 +20,7 @@ from kvproxy.proxy.services import services
 
 
 def _worker(request: Request) -> EngineWorker:
-    worker = services(request).worker
-    if worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks to pin")
-    return worker
+    return own_engine(request, "no blocks to pin")
 
 
 async def pins_list(request: Request) -> Response:

@@ -8,16 +8,12 @@ from starlette.routing import Route
 
 from kvproxy.engine.tiering import Models
 from kvproxy.engine.worker import EngineWorker
-from kvproxy.errors import InvalidRequest, NoPrefixCache, NotFound
-from kvproxy.proxy.admin import guard
-from kvproxy.proxy.services import services
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.proxy.admin import guard, own_engine
 
 
 def _worker(request: Request) -> EngineWorker:
-    worker = services(request).worker
-    if worker is None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks and no tiers")
-    return worker
+    return own_engine(request, "no blocks and no tiers")
 
 
 async def tiers_list(request: Request) -> Response:

@@ -101,7 +101,7 @@ class SemanticCache:
             limit: neighbours to look at.
             explore: now and then forward what could be served, where the policy learns from that.
         """
-        if not self.reads(text) or not await asyncio.to_thread(self._neighbours.holds, namespace):
+        if not await asyncio.to_thread(self._neighbours.holds, namespace) or not self.reads(text):
             return Lookup(None, ())
         vector = await self._batcher.embed(text)
         return await asyncio.to_thread(self._judge, namespace, text, vector, limits, limit, explore)

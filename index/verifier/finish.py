@@ -52,10 +52,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ADAPTER)
     options = parser.parse_args()
     parts = hold_out(read_pairs(options.pairs))
-    adapter, notes = (
-        average([read_tensors(file)[0] for file in options.trained]),
-        {"averaged": str(len(options.trained))},
-    )
+    adapter = average([read_tensors(file)[0] for file in options.trained])
     ranges = ranges_of(adapter, parts.train[:MEASURED])
     whole = adapter | {f"{RANGES}{name}": value for name, value in ranges.items()}
     logits = BuiltInVerifier(whole, Calibration(1, 0)).logits([(pair.a, pair.b) for pair in parts.calibrate])
@@ -65,7 +62,7 @@ def main() -> None:
         EMBEDDER: Calibration.fit(logits, same, cosines(parts.calibrate, load_embedder())),
     }
     noted = json.dumps({name: asdict(calibration) for name, calibration in calibrations.items()})
-    write_tensors(options.out, whole, notes | {"calibration": noted})
+    write_tensors(options.out, whole, {"averaged": str(len(options.trained)), "calibration": noted})
     print(f"{options.out}: {options.out.stat().st_size:,} bytes, {noted}")
 
 

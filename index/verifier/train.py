@@ -190,7 +190,6 @@ def main() -> None:
         "changed",
         "filled",
         "implied",
-        "caution",
         "rate",
         "smoothing",
         "seed",

@@ -24,6 +24,7 @@ from kvproxy.demo.tokenizer import VOCABULARY, train_tokenizer
 
 MAX_LENGTH = 4096
 PEAK_RATE = 2.5e-3
+TEMPERATURE = 0.1
 SAVE_EVERY = 100
 
 
@@ -106,7 +107,9 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
     """Write the model in bfloat16, half its size, with its tokenizer; training goes on in float32."""
     import copy
 
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+    small = copy.deepcopy(model).to(torch.bfloat16)
+    small.generation_config.update(do_sample=True, temperature=TEMPERATURE)
+    small.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 

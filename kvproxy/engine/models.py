@@ -1,6 +1,6 @@
 """Loads a transformers model, and refuses what prefix blocks cannot serve exactly."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from kvproxy.demo import DEMO, model_path
 from kvproxy.engine import attention
 from kvproxy.engine.pool import KVShape
+from kvproxy.engine.request import SamplingParams
 from kvproxy.engine.tokenizer import ChatTokenizer
 from kvproxy.errors import ModelUnsupported
 
@@ -17,7 +18,10 @@ _ROPE_REFUSED = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for paged attention, with what the engine must know of it."""
+    """A model ready for paged attention, with what the engine must know of it.
+
+    `sampling` is what its `generation_config.json` recommends, for requests that do not say.
+    """
 
     name: str
     model: Any
@@ -26,6 +30,7 @@ class LoadedModel:
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
+    sampling: SamplingParams
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
@@ -83,6 +88,7 @@ def prepare(name: str, model: Any, tokenizer: Any, device: torch.device) -> Load
         max_model_len=getattr(config, "max_position_embeddings", None) or 4096,
         device=device,
         dtype=model.dtype,
+        sampling=_recommended(model),
     )
 
 
@@ -115,6 +121,15 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     named = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = named if isinstance(named, list) else [named, tokenizer.eos_token_id]
     return frozenset(id for id in ids if id is not None)
+
+
+def _recommended(model: Any) -> SamplingParams:
+    """As vLLM's `--generation-config auto` reads it, which leaves `do_sample` aside."""
+    config, plain = model.generation_config, SamplingParams()
+    if config is None:
+        return plain
+    given = {name: getattr(config, name, None) for name in ("temperature", "top_p", "top_k")}
+    return replace(plain, **{name: value for name, value in given.items() if value is not None})
 
 
 def _device(name: str) -> torch.device:

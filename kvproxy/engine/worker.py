@@ -43,6 +43,7 @@ class EngineWorker:
     def __init__(self, loaded: LoadedModel, settings: EngineSettings, tiers: TierSettings | None = None) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
+        self.sampling = loaded.sampling
         self._engine = Engine(loaded, settings, tiers or TierSettings())
         self.max_model_len = self._engine.max_model_len
         self.vocab_size = self._engine.vocab_size

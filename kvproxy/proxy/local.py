@@ -99,7 +99,7 @@ class LocalBackend:
         return GenerationRequest(
             id,
             tuple(self.tokens(call)),
-            sampling_params(call),
+            sampling_params(call, self.worker.sampling),
             salt=_salt(body),
             priority=_priority(call),
             tenant=call.tenant,
@@ -130,20 +130,20 @@ class LocalBackend:
         )
 
 
-def sampling_params(call: Call) -> SamplingParams:
-    """How a request wants its tokens chosen."""
+def sampling_params(call: Call, recommended: SamplingParams) -> SamplingParams:
+    """How a request wants its tokens chosen; where it does not say, as the model recommends."""
     body = call.body
     stop = body.get("stop") or ()
     logprobs = body.get("logprobs")
     if call.endpoint == "chat":
         logprobs = (body.get("top_logprobs") or 0) if logprobs else None
-    temperature, top_p = body.get("temperature"), body.get("top_p")
+    temperature = _number(body.get("temperature"), recommended.temperature)
     return SamplingParams(
         max_tokens=_max_tokens(call),
         # Dividing by less than this overflows, and is greedy already.
-        temperature=1.0 if temperature is None else float(temperature) if temperature >= 1e-5 else 0.0,
-        top_p=1.0 if top_p is None else float(top_p),
-        top_k=int(body.get("top_k") or 0),
+        temperature=temperature if temperature >= 1e-5 else 0.0,
+        top_p=_number(body.get("top_p"), recommended.top_p),
+        top_k=int(_number(body.get("top_k"), recommended.top_k)),
         seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=None if logprobs is None else int(logprobs),
@@ -151,6 +151,10 @@ def sampling_params(call: Call) -> SamplingParams:
         ignore_eos=bool(body.get("ignore_eos")),
         prompt_logprobs=_prompt_logprobs(body),
     )
+
+
+def _number(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else float(value)
 
 
 def _max_tokens(call: Call) -> int | None:

@@ -5,8 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
+from kvproxy.engine.models import prepare
+from kvproxy.proxy.backend import Call
+from kvproxy.proxy.local import sampling_params
 from kvproxy.proxy.services import Services
+from tests.engine.models import LetterTokenizer, random_model
 
 PROMPT = "What is a block? A block is a run of tokens. What is a block?"
 
@@ -152,3 +157,26 @@ def test_priorities_are_whole_numbers(demo: tuple[str, Services]) -> None:
     refused = complete(demo, priority="high")
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "priority"
+
+
+@pytest.mark.parametrize(
+    ("said", "temperature", "top_p", "top_k"),
+    [({}, 0.6, 0.9, 20), ({"temperature": 0, "top_p": 1, "top_k": 0}, 0, 1, 0), ({"temperature": 1.5}, 1.5, 0.9, 20)],
+)
+def test_a_request_that_does_not_say_is_sampled_as_the_model_recommends(
+    said: dict[str, Any], temperature: float, top_p: float, top_k: int
+) -> None:
+    model = random_model("llama")
+    model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
+    recommended = prepare("m", model, LetterTokenizer(), torch.device("cpu")).sampling
+    found = sampling_params(Call("chat", said, b"", {}, "public", "id"), recommended)
+    assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
+
+
+def test_the_demo_recommends_its_likeliest_answer(demo: tuple[str, Services]) -> None:
+    """At a temperature of 1, one answer in twenty to this question is another."""
+    answers = {
+        choice["message"]["content"]
+        for choice in chat(demo, "What is a block?", n=64, temperature=None, max_tokens=None).json()["choices"]
+    }
+    assert len(answers) == 1

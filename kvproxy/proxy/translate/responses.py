@@ -132,11 +132,11 @@ def _response(job: Job) -> dict[str, Any]:
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "store": False,
-        "temperature": body.get("temperature", 1.0),
+        "temperature": body.get("temperature"),
         "text": {"format": {"type": "text"}},
         "tool_choice": "auto",
         "tools": body.get("tools") or [],
-        "top_p": body.get("top_p", 1.0),
+        "top_p": body.get("top_p"),
         "truncation": "disabled",
         "usage": None,
     }

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.ports import free_port
+
 
 class RedisServer:
     """A redis-server without persistence."""
@@ -53,10 +55,7 @@ class RedisServer:
 @contextlib.contextmanager
 def run_redis() -> Iterator[RedisServer]:
     """A running server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    server = RedisServer(port)
+    server = RedisServer(free_port())
     server.start()
     try:
         yield server

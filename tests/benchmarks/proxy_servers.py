@@ -4,7 +4,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.benchmarks.proxy_load import PATH
+from tests.ports import free_port
 from tests.servers import run_app
 
 CHUNK = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -127,14 +127,6 @@ def _running(command: list[str], health: str, **environment: str) -> Iterator["s
     finally:
         process.terminate()
         process.wait(timeout=30)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def resident(process: int) -> int:

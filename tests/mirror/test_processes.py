@@ -1,7 +1,6 @@
 """Two `kvproxy serve` processes, one in front of the other; the one behind is killed and started again."""
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,8 @@ import httpx
 import pytest
 
 from tests.commands.test_commands import kvproxy, result
+from tests.ports import free_port
 from tests.tiers.test_serve import SYSTEM, ask, cached, serving
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
@@ -33,7 +27,7 @@ def test_a_mirror_survives_its_engine(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("KVPROXY_ENGINE__KV_REPLAY", replay)
     monkeypatch.setenv("KVPROXY_FORWARD__TOKENIZER", "demo")
     monkeypatch.setenv("KVPROXY_ROUTING__HEALTH_INTERVAL", "0.3")
-    behind = ("--port", free_port(), "--num-blocks", "256")
+    behind = ("--port", str(free_port()), "--num-blocks", "256")
     with contextlib.ExitStack() as stack:
         with serving(tmp_path / "behind", *behind) as engine:
             flags = ("--upstream", engine, "--kv-events", events, "--kv-replay", replay)

@@ -5,7 +5,6 @@ has come, and the mirror must end with vLLM's blocks. Written against vLLM 0.33.
 """
 
 import asyncio
-import socket
 import time
 from collections import Counter
 from typing import Any
@@ -15,16 +14,11 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.mirror.mirror import Mirror
+from tests.ports import free_port
 from tests.reference.random_trace import random_trace
 from tests.reference.vllm_trace import VLLMTrace
 
 TRACES = range(60, 90)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 async def follow(steps: list[dict[str, Any]], *, late: bool) -> tuple[Counter[Any], Counter[Any]]:

@@ -167,14 +167,15 @@ def calibrate(
 
 
 def _similarity(pairs: Sequence[Pair], embedder: Embedder, progress: Progress) -> np.ndarray:
+    """Cosines; -1 where the embedder does not read both questions in full, since no policy is asked then."""
     # By length, so that no batch is padded to one long text.
     texts = sorted({text for pair in pairs for text in (pair.a, pair.b)}, key=len)
     places = {text: place for place, text in enumerate(texts)}
     vectors = np.concatenate([embedder.embed(batch) for batch in _batches(texts, progress)])
-    cosine: np.ndarray = np.einsum(
-        "ij,ij->i", vectors[[places[pair.a] for pair in pairs]], vectors[[places[pair.b] for pair in pairs]]
-    )
-    return cosine
+    read = np.array([embedder.reads(text) for text in texts])
+    ones, others = ([places[text] for text in side] for side in zip(*((pair.a, pair.b) for pair in pairs), strict=True))
+    cosine = np.einsum("ij,ij->i", vectors[ones], vectors[others])
+    return np.where(read[ones] & read[others], cosine, -1.0)
 
 
 def _verify(

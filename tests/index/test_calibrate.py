@@ -53,6 +53,18 @@ def test_curves_say_what_the_policies_would_serve(pairs: list[Pair]) -> None:
         assert [point.level for point in curves[name]] == sorted({point.level for point in curves[name]})
 
 
+def test_what_the_embedder_does_not_read_in_full_is_served_at_no_level() -> None:
+    class Short(HashEmbedder):
+        def reads(self, text: str) -> bool:
+            return len(text) < 20
+
+    long = "how to open a cache of blocks"
+    pairs = [Pair(long, long, True), Pair("how to open", long, True), Pair("how to open", "how to open", True)]
+    result = calibrate(pairs, Short(), OverlapVerifier(), LEVELS)
+    assert {point.served for curve in result.curves.values() for point in curve} <= {0, 1}
+    assert all(curve[0].served == 1 for curve in result.curves.values())
+
+
 def test_the_verifier_is_asked_only_about_what_could_be_served() -> None:
     asked: list[tuple[str, str]] = []
 

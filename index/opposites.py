@@ -1,5 +1,9 @@
 """Words that turn a question into its opposite or into one about the other side."""
 
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
 _PAIRS = """
 enable disable|enabled disabled|on off|start stop|open close|allow deny|allow block|allow forbid|accept reject|accept refuse
 add remove|add delete|insert delete|create delete|create destroy|increase decrease|raise lower|grow shrink|expand collapse
@@ -28,18 +32,34 @@ pause resume|promote demote|accept decline|lighter darker|light dark|rising fall
 succeeded failed|passing failing|gained lost|winner loser|faster slower|forward back|roll rollback|sunrise sunset|debit credit
 success failure|pass fail|exact semantic|exact approximate|hit miss|cold warm|used free|busy idle
 for against|production staging|soluble insoluble|credit debit|married single|adults children|adult child|started finished
+within after|within outside|until after|since until|since before|born died|birth death|arrival departure|victory defeat
+compress extract|create drop|append prepend|enqueue dequeue|wrap unwrap|stack queue|head tail|leading trailing|prefix suffix
+uppercase lowercase|upper lower|inner outer|width height|source destination|request response|ingress egress|parallel sequential
+primary secondary|primary replica|stateful stateless|supervised unsupervised|train test|training inference|training testing
+precision recall|mean median|median mode|average maximum|average minimum|average worst|average best|maximize minimize
+greater less|synonyms antonyms|formal casual|am pm|bold italic|free paid|deposit withdraw|deposit withdrawal|gross net
+asset liability|assets liabilities|income expense|income expenses|landlord tenant|plaintiff defendant|prosecution defense
+guilty innocent|doctor patient|youngest oldest|king queen|uncle aunt|hard soft|quiet loud|call put|bull bear|bullish bearish
+boiling freezing|freeze melt|freeze thaw|condense evaporate|inhale exhale|acid base|acidic alkaline|anode cathode|cation anion
+fill drain|inflate deflate|capital interest|prime composite|vegan vegetarian
 """
 
 
-def _table() -> dict[str, frozenset[str]]:
+def _table(pairs: Iterable[str]) -> dict[str, frozenset[str]]:
     table: dict[str, set[str]] = {}
-    for pair in _PAIRS.replace("\n", "|").split("|"):
-        if pair:
-            one, other = pair.split()
-            table.setdefault(one, set()).add(other)
-            table.setdefault(other, set()).add(one)
+    for pair in pairs:
+        one, other = pair.split()
+        table.setdefault(one, set()).add(other)
+        table.setdefault(other, set()).add(one)
     return {word: frozenset(against) for word, against in table.items()}
 
 
-OPPOSITES = _table()
-"""Word -> the words that stand opposite to it."""
+OPPOSITES = _table(pair for pair in _PAIRS.replace("\n", "|").split("|") if pair)
+"""Word -> the words that stand opposite to it, the ones that people ask about."""
+
+
+@cache
+def antonyms() -> Mapping[str, frozenset[str]]:
+    """Word -> its antonyms in WordNet, as far as `OPPOSITES` lacks them."""
+    lines = (Path(__file__).parent / "antonyms.txt").read_text().splitlines()
+    return _table(line for line in lines if not line.startswith("#"))

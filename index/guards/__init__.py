@@ -11,6 +11,7 @@ from index.guards.asking import language_differs, question_differs, time_differs
 from index.guards.names import names_differ, order_differs
 from index.guards.polarity import negation_differs, opposites
 from index.guards.quantities import numbers_differ, units_differ
+from index.guards.roles import roles_differ
 from index.guards.verbatim import code_differs, quotes_differ, signs_differ
 
 
@@ -31,6 +32,7 @@ GUARDS = (
     Guard("code", code_differs),
     Guard("names", names_differ),
     Guard("order", order_differs),
+    Guard("roles", roles_differ),
     Guard("time", time_differs),
     Guard("question", question_differs),
     Guard("language", language_differs),

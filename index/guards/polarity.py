@@ -1,8 +1,8 @@
 """Negation, and words that stand opposite each other."""
 
 from index.guards import lexicon
-from index.guards.texts import words
-from index.opposites import OPPOSITES
+from index.guards.texts import bases, words
+from index.opposites import OPPOSITES, antonyms
 
 
 def negation_differs(question: str, cached: str) -> bool:
@@ -19,7 +19,7 @@ def opposites(question: str, cached: str) -> bool:
 
 def _opposite(one: str, other: str) -> bool:
     short, long = sorted((one, other), key=len)
-    if other in OPPOSITES.get(one, ()):
+    if bases(other) & {word for base in bases(one) for word in (*OPPOSITES.get(base, ()), *antonyms().get(base, ()))}:
         return True
     if len(short) >= 4 and long.removesuffix(short) in lexicon.NEGATIVE_PREFIXES:
         return True

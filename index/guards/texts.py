@@ -9,3 +9,13 @@ NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
 def words(text: str) -> list[str]:
     """The words in lower case, with straight apostrophes."""
     return [word.lower().replace("’", "'") for word in WORD.findall(text)]
+
+
+def bases(word: str) -> set[str]:
+    """What a word may be a form of, itself included: `accept` for `accepted` and `accepting`, `stop` for `stopped`."""
+    found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
+    for ending in ("ed", "ing"):
+        stem = word.removesuffix(ending)
+        if stem != word and len(stem) > 2:
+            found |= {stem, f"{stem}e", stem[:-1] if stem[-1] == stem[-2] else stem}
+    return found

@@ -32,6 +32,7 @@ pause resume|promote demote|accept decline|lighter darker|light dark|rising fall
 succeeded failed|passing failing|gained lost|winner loser|faster slower|forward back|roll rollback|sunrise sunset|debit credit
 success failure|pass fail|exact semantic|exact approximate|hit miss|cold warm|used free|busy idle
 for against|production staging|soluble insoluble|credit debit|married single|adults children|adult child|started finished
+older newer|during after|during before|into from
 within after|within outside|until after|since until|since before|born died|birth death|arrival departure|victory defeat
 compress extract|create drop|append prepend|enqueue dequeue|wrap unwrap|stack queue|head tail|leading trailing|prefix suffix
 uppercase lowercase|upper lower|inner outer|width height|source destination|request response|ingress egress|parallel sequential

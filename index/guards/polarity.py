@@ -14,7 +14,14 @@ def opposites(question: str, cached: str) -> bool:
     """`enable` against `disable`, `regular` against `irregular`: a word that the other text lacks stands opposite one of its."""
     ours, theirs = set(words(question)), set(words(cached))
     only_ours, only_theirs = ours - theirs, theirs - ours
-    return any(_opposite(one, other) for one in only_ours for other in only_theirs)
+    return any(_opposite(one, other) for one in only_ours for other in only_theirs) or _turned(question, cached)
+
+
+def _turned(question: str, cached: str) -> bool:
+    """`move it to another bank` against `move it from another bank`: elsewhere the two are in most sentences."""
+    ours, theirs = words(question), words(cached)
+    changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
+    return len(ours) == len(theirs) and changed == [{"to", "from"}]
 
 
 def _opposite(one: str, other: str) -> bool:

@@ -12,10 +12,11 @@ def words(text: str) -> list[str]:
 
 
 def bases(word: str) -> set[str]:
-    """What a word may be a form of, itself included: `accept` for `accepted` and `accepting`, `stop` for `stopped`."""
+    """What a word may be a form of, itself included: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
     found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
-    for ending in ("ed", "ing"):
+    for ending in ("ed", "ing", "er", "est"):
         stem = word.removesuffix(ending)
         if stem != word and len(stem) > 2:
             found |= {stem, f"{stem}e", stem[:-1] if stem[-1] == stem[-2] else stem}
+            found |= {f"{stem[:-1]}y"} if stem[-1] == "i" else set()
     return found

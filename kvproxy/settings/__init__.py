@@ -1,0 +1,19 @@
+"""What can be configured, a file for each part; `tree` puts them together and reads them."""
+
+from kvproxy.settings.cache import LEAST_SIMILARITY, CacheSettings
+from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.tiers import TierSettings
+from kvproxy.settings.tree import Settings, load_settings
+from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
+
+__all__ = [
+    "LEAST_SIMILARITY",
+    "CacheSettings",
+    "EngineSettings",
+    "RoutingSettings",
+    "Settings",
+    "TierSettings",
+    "UpstreamServer",
+    "UpstreamSettings",
+    "load_settings",
+]

@@ -1,0 +1,111 @@
+"""One frozen tree of settings. Later sources win: defaults, a TOML file, the environment, flags.
+
+Environment variables are `KVPROXY_` plus the path joined by two underscores: `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`.
+The TOML file is `kvproxy.toml` in the data folder unless `KVPROXY_CONFIG` names another one.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from kvproxy.errors import SettingsError
+from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.tiers import TierSettings
+from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="KVPROXY_",
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
+    upstream: str | None = Field(None, description="Forward to this OpenAI-compatible server instead of a model.")
+    upstreams: tuple[UpstreamServer, ...] = Field(
+        (),
+        description="Forward to several: a list of tables with url, weight, kv_events, kv_replay, kv_topic, hash_algorithm"
+        " and hash_seed, see [routing](routing.md).",
+    )
+    embedder: str = Field("default", description="Embedder: default, a folder, or a sentence-transformers id.")
+    data: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Folder for all state."
+    )
+    store: str | None = Field(
+        None,
+        description="File of stored responses, or postgresql://USER@HOST/DATABASE; responses.db in the data folder if unset.",
+    )
+    admin_token: str | None = Field(None, description="Bearer token of the admin routes; needed beyond loopback.")
+    cache: CacheSettings = CacheSettings()
+    engine: EngineSettings = EngineSettings()
+    tiers: TierSettings = TierSettings()
+    forward: UpstreamSettings = UpstreamSettings()
+    routing: RoutingSettings = RoutingSettings()
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @property
+    def store_where(self) -> str:
+        """Where the responses are: a path, or a URL."""
+        return self.store or str(self.data / "responses.db")
+
+    @property
+    def store_path(self) -> Path:
+        """The file of stored responses, where it is one."""
+        return Path(self.store_where)
+
+    @property
+    def servers(self) -> tuple[UpstreamServer, ...]:
+        """The upstreams, none where the embedded engine computes."""
+        return self.upstreams or ((UpstreamServer(url=self.upstream),) if self.upstream else ())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+
+
+def _config_file() -> Path:
+    named = os.environ.get("KVPROXY_CONFIG")
+    folder = os.environ.get("KVPROXY_DATA") or platformdirs.user_data_dir("kvproxy")
+    return Path(named) if named else Path(folder) / "kvproxy.toml"
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from every source; flags that are None count as not given.
+
+    Raises:
+        SettingsError: a value is impossible, or the TOML file cannot be read; the message names the setting.
+    """
+    named = os.environ.get("KVPROXY_CONFIG")
+    if named and not Path(named).is_file():
+        raise SettingsError(f"KVPROXY_CONFIG names {named}, which is not a file: create it or unset the variable")
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"]) or "settings"
+        raise SettingsError(f"setting {path}: {first['msg']} (given {first['input']!r})", param=path) from None
+    except ValueError as error:
+        raise SettingsError(f"cannot read {_config_file()}: {error}") from None

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
-from index.verifier.pairs import Pair, components, key
+from index.verifier.pairs import Pair, components
 
 LARGEST = 8
 
@@ -23,7 +23,7 @@ def implied(pairs: Sequence[Pair], largest: int = LARGEST) -> list[Pair]:
     groups: dict[str, list[str]] = {}
     for text in dict.fromkeys(text for pair in pairs for text in (pair.a, pair.b)):
         groups.setdefault(root.get(text, text), []).append(text)
-    known = {key(pair.a, pair.b) for pair in pairs}
+    known = {_key(pair.a, pair.b) for pair in pairs}
     found: dict[tuple[str, str], Pair] = {}
     for group in groups.values():
         if len(group) <= largest:
@@ -40,10 +40,14 @@ def some(pairs: Sequence[Pair], number: int, seed: int) -> list[Pair]:
     return random.Random(seed).sample(pairs, min(number, len(pairs)))
 
 
+def _key(a: str, b: str) -> tuple[str, str]:
+    return (a, b) if a < b else (b, a)
+
+
 def _add(
     found: dict[tuple[str, str], Pair], known: set[tuple[str, str]], texts: Iterable[tuple[str, str]], same: bool
 ) -> None:
     for a, b in texts:
-        name = key(a, b)
-        if name not in known:
-            found.setdefault(name, Pair(a, b, same, "implied"))
+        key = _key(a, b)
+        if key not in known:
+            found.setdefault(key, Pair(a, b, same, "implied"))

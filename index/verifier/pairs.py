@@ -11,13 +11,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions, whether one answer serves both, what made the pair, and how sure its teachers are, if it has any."""
+    """Two questions, whether one answer serves both, and what made the pair."""
 
     a: str
     b: str
     same: bool
     kind: str = "labelled"
-    chance: float | None = None
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -39,17 +38,6 @@ def _parse(path: Path) -> Iterator[Pair]:
                 raise ValueError(
                     f'{path}:{number}: expected a JSON object like {{"a": text, "b": text, "same": 0}}'
                 ) from None
-
-
-def read_taught(path: Path) -> dict[tuple[str, str], float]:
-    """What `index.verifier.teach` wrote: the `key` of each pair to the probability that it is the same."""
-    with path.open() as lines:
-        return {key(row["a"], row["b"]): row["chance"] for row in map(json.loads, lines)}
-
-
-def key(a: str, b: str) -> tuple[str, str]:
-    """Names a pair, whichever way round it is."""
-    return (a, b) if a < b else (b, a)
 
 
 def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0) -> list[list[Pair]]:

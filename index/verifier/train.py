@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from index.minilm.tokens import load_tokenizer, pad
 from index.minilm.weights import base_weights, packaged_model, read_tensors, write_tensors
 from index.verifier.implied import implied, some
 from index.verifier.opposites import from_questions, from_templates
-from index.verifier.pairs import Pair, hold_out, key, read_pairs, read_taught
+from index.verifier.pairs import Pair, hold_out, read_pairs
 
 MAX_TOKENS = 128
 SORTED_TOGETHER = 50
@@ -47,7 +47,6 @@ class Plan:
         rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
         smoothing: labels are moved so far towards the other one.
         start: an adapter to go on from, of the same rank.
-        taught: what teachers say of pairs (see `teach`): alone where a pair has no label, else half of what is learned.
     """
 
     pairs: Path
@@ -63,16 +62,15 @@ class Plan:
     rate: float = 1e-3
     smoothing: float = 0.05
     start: Path | None = None
-    taught: Path | None = None
     seed: int = 0
     save_every: float = 180.0
 
 
 def batches(plan: Plan) -> Iterator[list[tuple[Pair, object]]]:
     """Encoded pairs of similar length, `plan.batch` at a time, the sides in random order."""
-    labelled = training_pairs(plan)
+    labelled = hold_out(read_pairs(plan.pairs)).train
     questions = sorted({text for pair in labelled for text in (pair.a, pair.b)})
-    following = implied([pair for pair in labelled if pair.kind == "labelled"])
+    following = implied(labelled)
     tokenizer = load_tokenizer(packaged_model(), MAX_TOKENS)
     rng = random.Random(plan.seed)
     for turn in range(plan.passes):
@@ -89,29 +87,13 @@ def batches(plan: Plan) -> Iterator[list[tuple[Pair, object]]]:
             yield from (batch for batch in cut if len(batch) >= plan.workers)
 
 
-def training_pairs(plan: Plan) -> list[Pair]:
-    """The labelled pairs, with what teachers say of them, and the pairs that only teachers speak of."""
-    labelled = hold_out(read_pairs(plan.pairs)).train
-    taught = read_taught(plan.taught) if plan.taught else {}
-    known = [replace(pair, chance=taught.pop(key(pair.a, pair.b), None)) for pair in labelled]
-    return known + [Pair(a, b, chance > 0.5, "taught", chance) for (a, b), chance in taught.items()]
-
-
-def target(pair: Pair, smoothing: float) -> float:
-    """The probability that is learned."""
-    label = float(pair.same) + (1 - 2 * pair.same) * smoothing
-    if pair.chance is None:
-        return label
-    return pair.chance if pair.kind == "taught" else (label + pair.chance) / 2
-
-
 def _either_way(pair: Pair, rng: random.Random) -> Pair:
-    return replace(pair, a=pair.b, b=pair.a) if rng.random() < 0.5 else pair
+    return Pair(pair.b, pair.a, pair.same, pair.kind) if rng.random() < 0.5 else pair
 
 
 def steps(plan: Plan) -> int:
     """Upper bound of the number of batches."""
-    labelled = len(training_pairs(plan))
+    labelled = len(hold_out(read_pairs(plan.pairs)).train)
     return plan.passes * math.ceil((labelled + plan.implied + 1.5 * plan.changed + 2 * plan.filled) / plan.batch)
 
 
@@ -164,13 +146,13 @@ def work(worker: int, plan: Plan) -> None:
     progress, seen, losses, rights = 0.0, 0, 0.0, 0.0
     for step, batch in enumerate(batches(plan), 1):
         mine = batch[worker :: plan.workers]
-        wanted = torch.tensor([pair.same for pair, _ in mine])
-        learned = torch.tensor([target(pair, plan.smoothing) for pair, _ in mine])
+        wanted = torch.tensor([float(pair.same) for pair, _ in mine])
+        target = wanted + (1 - 2 * wanted) * plan.smoothing
         given = logits(model, mine)
-        loss = F.binary_cross_entropy_with_logits(given, learned)
+        loss = F.binary_cross_entropy_with_logits(given, target)
         tuner.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        right = ((given > 0) == wanted).float().mean().item()
+        right = ((given > 0) == (wanted > 0.5)).float().mean().item()
         elapsed, mean_loss, mean_right = average(model, [time.monotonic() - started, loss.item(), right])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         progress = max(step / total, elapsed / (plan.minutes * 60))
@@ -215,7 +197,6 @@ def main() -> None:
         default = getattr(defaults, name)
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--start", type=Path, help="an adapter to go on from")
-    parser.add_argument("--taught", type=Path, help="what index.verifier.teach wrote")
     plan = Plan(**vars(parser.parse_args()))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29517")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from index.guards.asking import language_differs, question_differs, time_differs
+from index.guards.form import form_differs
 from index.guards.names import names_differ, order_differs
 from index.guards.polarity import negation_differs, opposites
 from index.guards.quantities import numbers_differ, units_differ
@@ -36,5 +37,6 @@ GUARDS = (
     Guard("time", time_differs),
     Guard("question", question_differs),
     Guard("language", language_differs),
+    Guard("form", form_differs),
     Guard("signs", signs_differ),
 )

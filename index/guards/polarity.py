@@ -4,6 +4,8 @@ from index.guards import lexicon
 from index.guards.texts import bases, words
 from index.opposites import OPPOSITES, antonyms
 
+_ELSE_ALIKE = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
+
 
 def negation_differs(question: str, cached: str) -> bool:
     """`does it work` against `does it not work`."""
@@ -18,10 +20,10 @@ def opposites(question: str, cached: str) -> bool:
 
 
 def _turned(question: str, cached: str) -> bool:
-    """`move it to another bank` against `move it from another bank`: elsewhere the two are in most sentences."""
+    """`move it to another bank` against `move it from another bank`, where nothing else differs: elsewhere that says little."""
     ours, theirs = words(question), words(cached)
     changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
-    return len(ours) == len(theirs) and changed == [{"to", "from"}]
+    return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _ELSE_ALIKE
 
 
 def _opposite(one: str, other: str) -> bool:

@@ -15,8 +15,23 @@ def negation_differs(question: str, cached: str) -> bool:
 def opposites(question: str, cached: str) -> bool:
     """`enable` against `disable`, `regular` against `irregular`: a word that the other text lacks stands opposite one of its."""
     ours, theirs = set(words(question)), set(words(cached))
-    only_ours, only_theirs = ours - theirs, theirs - ours
-    return any(_opposite(one, other) for one in only_ours for other in only_theirs) or _turned(question, cached)
+    ours, theirs = ours - theirs, theirs - ours
+    return _meets(ours, theirs) or _meets(theirs, ours) or _turned(question, cached)
+
+
+def _meets(ours: set[str], theirs: set[str]) -> bool:
+    forms = {form for word in theirs for form in bases(word)}
+    return any(not forms.isdisjoint(_against(form)) for word in ours for form in bases(word))
+
+
+def _against(word: str) -> set[str]:
+    """What stands opposite a word: by the lists, or by how it begins and ends."""
+    found = {*OPPOSITES.get(word, ()), *antonyms().get(word, ())}
+    found |= {
+        word.removeprefix(no) for no in lexicon.NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3
+    }
+    found |= {word.removesuffix(one) + other for one, other in (("ful", "less"), ("less", "ful")) if word.endswith(one)}
+    return found | {low + word.removeprefix(high) for high, low in lexicon.PREFIX_PAIRS if word.startswith(high)}
 
 
 def _turned(question: str, cached: str) -> bool:
@@ -24,18 +39,3 @@ def _turned(question: str, cached: str) -> bool:
     ours, theirs = words(question), words(cached)
     changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
     return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _ELSE_ALIKE
-
-
-def _opposite(one: str, other: str) -> bool:
-    short, long = sorted((one, other), key=len)
-    if bases(other) & {word for base in bases(one) for word in (*OPPOSITES.get(base, ()), *antonyms().get(base, ()))}:
-        return True
-    if len(short) >= 4 and long.removesuffix(short) in lexicon.NEGATIVE_PREFIXES:
-        return True
-    if one.endswith(("ful", "less")) and other.endswith(("ful", "less")):
-        return one.removesuffix("ful").removesuffix("less") == other.removesuffix("ful").removesuffix("less")
-    return any(
-        word.startswith(high) and against == low + word.removeprefix(high)
-        for high, low in lexicon.PREFIX_PAIRS
-        for word, against in ((one, other), (other, one))
-    )

@@ -42,7 +42,9 @@ greater less|synonyms antonyms|formal casual|am pm|bold italic|free paid|deposit
 asset liability|assets liabilities|income expense|income expenses|landlord tenant|plaintiff defendant|prosecution defense
 guilty innocent|doctor patient|youngest oldest|king queen|uncle aunt|hard soft|quiet loud|call put|bull bear|bullish bearish
 boiling freezing|freeze melt|freeze thaw|condense evaporate|inhale exhale|acid base|acidic alkaline|anode cathode|cation anion
-fill drain|inflate deflate|capital interest|prime composite|vegan vegetarian|single multi|mono stereo
+fill drain|inflate deflate|capital interest|prime composite|vegan vegetarian
+single multi|mono stereo|radius diameter|radius circumference
+diameter circumference|exactly least|exactly most|but including|except including|besides except|wins nominations|won nominated
 """
 
 

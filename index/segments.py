@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 Kind = Literal["float32", "fp16", "int8"]
-EF_SEARCH = 64  # Graph nodes kept while searching; FAISS's own 16 misses near neighbours of clustered questions.
+EF_SEARCH = 128  # Graph nodes kept while searching; FAISS's own 16 misses near neighbours of clustered questions.
 _LINKS = 32
 # Candidates for the links of a new node. With FAISS's own 40, every sixth of 120,000 questions in dense clusters had links to
 # others but none from them, so that it could not be found; with 100 every twentieth, at the same time of a search.

@@ -7,10 +7,12 @@ from itertools import pairwise
 from index.guards import lexicon
 from index.guards.texts import words
 
-_QUESTION = re.compile(r"\b(how come|how (?:many|much|long|often|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b")
+_QUESTION = re.compile(
+    r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
+)
 _QUESTION_KINDS = {
     "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
-    "what": "what", "which": "which", "how": "how",
+    "what": "what", "which": "which", "how": "how", "how frequently": "how often",
 }  # fmt: skip
 
 
@@ -25,7 +27,7 @@ def question_differs(question: str, cached: str) -> bool:
 def _kinds(text: str) -> set[str]:
     """The kinds of the first question words: one, or two of them in `when and where`."""
     found = list(_QUESTION.findall(text.lower()))
-    kinds = [word if word.startswith("how ") and word != "how come" else _QUESTION_KINDS.get(word) for word in found]
+    kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
     first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
     if first is None:
         return set()

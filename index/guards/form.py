@@ -2,9 +2,13 @@
 
 import re
 
-_NUMBER = "a|an|one|two|three|four|five|six|seven|eight|nine|ten|few|several|a few|a couple of|\\d+"
-_LENGTH = re.compile(
-    rf"\b(?:in|with|within|under|about|than|exactly|most) ({_NUMBER})[ -](word|line|sentence|paragraph|page|point)s?\b"
+_UNIT = "(word|line|sentence|paragraph|page|point)s?"
+_LENGTHS = (
+    re.compile(rf"\b(\d+|two|three|four|five|six|seven|eight|nine|ten)[ -]{_UNIT}\b"),
+    # `a page` alone is rather what is asked about.
+    re.compile(
+        rf"\b(?:in|with|within|under|about|than|exactly|most) (an?|one|few|several|a few|a couple of)[ -]{_UNIT}\b"
+    ),
 )
 _FORMS = {
     "brief": r"brief(?:ly)?|in short|concise(?:ly)?|in a nutshell|tl;?dr|in brief",
@@ -29,5 +33,5 @@ def form_differs(question: str, cached: str) -> bool:
 
 def _forms(text: str) -> set[str]:
     plain = text.lower().replace("’", "'")
-    lengths = {f"{number} {unit}" for number, unit in _LENGTH.findall(plain)}
+    lengths = {f"{number} {unit}" for length in _LENGTHS for number, unit in length.findall(plain)}
     return lengths | {str(match.lastgroup) for match in _FORM.finditer(plain)}

@@ -8,6 +8,8 @@ from index.guards.texts import NUMBER, WORD, words
 
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
 
+_PERCENT = re.compile(r"(\d[\d.,]*)\s*(?:%|per ?cent\b)")
+
 
 def numbers_differ(question: str, cached: str) -> bool:
     """`port 80` against `port 8080`, `two` against `three`: each has a number that the other lacks."""
@@ -34,9 +36,15 @@ def _plain(number: str) -> str:
 
 
 def units_differ(question: str, cached: str) -> bool:
-    """`10 miles` against `10 kilometres`: both have units right after a number, and not the same ones."""
+    """`10 miles` against `10 kilometres`: both have units right after a number, and not the same ones; `15%` against `15`."""
     ours, theirs = _units(question), _units(cached)
+    if _percents(question) != _percents(cached) and _numbers(question) == _numbers(cached):
+        return True
     return bool(ours and theirs) and ours != theirs
+
+
+def _percents(text: str) -> set[str]:
+    return set(_PERCENT.findall(text.lower()))
 
 
 def _units(text: str) -> set[str]:

@@ -9,6 +9,7 @@ from index.guards.texts import words
 _ASKING = frozenset("who whom what which".split())
 _SUPPORT = frozenset("do does did".split())
 _BE = frozenset("is are was were be been being".split())
+_AUXILIARY = _BE | frozenset("am can could will would shall should may might must have has had".split())
 _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.+\bby\b[^?.!]*\w")
 
 
@@ -46,12 +47,13 @@ def _asked(text: str) -> str | None:
     place = next((place for place, word in enumerate(said) if word in _ASKING), None)
     if place is None or place + 1 >= len(said):
         return None
-    after = said[place + 1 : place + 3] if said[place] in ("what", "which") else said[place + 1 : place + 2]
+    after = said[place + 1 : place + (3 if said[place] in ("what", "which") else 2)]
     if _SUPPORT & set(after):
         return "object"
     if after[0] in _BE:
         return "object" if said[-1] != "by" and "by" in said[place + 3 :] else None
-    return "subject" if not lexicon.FUNCTION_WORDS & set(after[:1]) else None
+    # `what compensation am I owed`: what follows is a noun.
+    return None if after[0] in lexicon.FUNCTION_WORDS or _AUXILIARY & set(after[1:]) else "subject"
 
 
 def _content(text: str) -> list[str]:

@@ -83,11 +83,12 @@ class Segment:
         """Append vectors, `[n, dim]` float32."""
         while self._count + len(numbers) > len(self._numbers):
             self._numbers = np.concatenate([self._numbers, np.empty(max(64, len(self._numbers)), np.int64)])
-        self.index.add(self._scaled(vectors))
+        self.index.add(self.scaled(vectors))
         self._numbers[self._count : self._count + len(numbers)] = numbers
         self._count += len(numbers)
 
-    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+    def scaled(self, vectors: np.ndarray) -> np.ndarray:
+        """As the index takes them, contiguous float32: whole numbers for `int8`."""
         if self._scale == 1.0:
             return np.ascontiguousarray(vectors, dtype=np.float32)
         return np.clip(np.rint(vectors * self._scale), -127, 127).astype(np.float32)
@@ -103,7 +104,7 @@ class Segment:
         """The nearest (number, cosine) that are not dead, nearest first, `limit` at most; fewer behind very many dead."""
         if not self._count:
             return []
-        query = self._scaled(vector[None])
+        query = self.scaled(vector[None])
         # Asking for as many more as there are tombstones would cost a search of them all; few are near any one query.
         farthest = min(max(_FARTHEST, limit), self._count)
         wanted = min(2 * limit if dead else limit, farthest)

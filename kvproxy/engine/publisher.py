@@ -60,6 +60,7 @@ class KVEventPublisher:
         self._on_short = on_short
         # The last batch from which on a consumer that knew nothing before is right: the first, or a whole content.
         self._whole = 0
+        self._asked = False
         try:
             self._pub = self._open(zmq.PUB, endpoint)
             self._router = self._open(zmq.ROUTER, replay) if replay else None
@@ -122,7 +123,7 @@ class KVEventPublisher:
         payload = msgpack.packb([time.time(), [event.as_wire() for event in events], 0])
         number = self._number.to_bytes(8, "big")
         if isinstance(events[0], AllBlocksCleared):
-            self._whole = self._number
+            self._whole, self._asked = self._number, False
         # Buffered first: whoever has received a batch and asks for a replay must find it there.
         self._buffer.append((number, payload))
         self._pub.send_multipart([self._topic, number, payload])
@@ -134,7 +135,10 @@ class KVEventPublisher:
         if len(frames) != 3 or len(frames[2]) != 8:
             return
         client, _, start = frames
-        if self._buffer and int.from_bytes(self._buffer[0][0], "big") > max(self._whole, int.from_bytes(start, "big")):
+        first = int.from_bytes(self._buffer[0][0], "big") if self._buffer else 0
+        if first > max(self._whole, int.from_bytes(start, "big")) and not self._asked:
+            # Others may ask, or the same one again, before the whole content comes: it comes to all of them.
+            self._asked = True
             self._on_short()
         for number, payload in self._buffer:
             if number >= start:

@@ -1,6 +1,7 @@
 """What our publisher sends, read by a consumer that knows only vLLM's description of the wire."""
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -122,3 +123,27 @@ def test_an_address_that_is_taken_is_told() -> None:
             KVEventPublisher(first.endpoint)
     finally:
         first.close()
+
+
+def test_many_who_come_too_late_at_once_make_the_engine_tell_everything_once(context: "zmq.Context[Any]") -> None:
+    asked = threading.Semaphore(0)
+    publisher = KVEventPublisher(LOCAL, LOCAL, buffer=2, on_short=asked.release)
+    try:
+        assert publisher.replay is not None
+        for number in range(4):
+            publisher.publish([BlockStored((bytes([number]) * 32,), None, (1, number), 2)])
+        for _ in range(3):
+            replay(context, publisher.replay, 0)
+        assert asked.acquire(timeout=5)
+        assert not asked.acquire(timeout=0.2)
+        publisher.publish_all([STORED])
+        for number in range(4):
+            publisher.publish([BlockRemoved((bytes([number]) * 32,))])
+        # It is out of the buffer again as soon as these are sent.
+        for _ in range(50):
+            replay(context, publisher.replay, 0)
+            if asked.acquire(timeout=0.1):
+                return
+        pytest.fail("nobody was asked for the content again")
+    finally:
+        publisher.close()

@@ -41,6 +41,7 @@ class Subscriber:
         self._idle = idle
         self._heard: float | None = None
         self._context: zmq.asyncio.Context | None = None
+        self._monitor: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._doubt = asyncio.Event()
 
@@ -56,12 +57,12 @@ class Subscriber:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         if "*" in self.endpoint:
             socket.bind(self.endpoint)
         else:
             socket.connect(self.endpoint)
-        works = (self._watch(monitor), self._follow(socket), self._recover())
+        works = (self._watch(), self._follow(socket), self._recover())
         self._tasks = [asyncio.create_task(work) for work in works]
 
     async def close(self) -> None:
@@ -83,10 +84,17 @@ class Subscriber:
             "unknown_removals": self.state.unknown,
         } | asdict(self.sequencer.counts)
 
-    async def _watch(self, monitor: Any) -> None:
-        """Whoever connects may have said something before, or be another process."""
+    async def _watch(self) -> None:
         while True:
-            event = await recv_monitor_message(monitor)
+            await self._monitor.poll()
+            self._notice()
+            await asyncio.sleep(0)
+
+    def _notice(self) -> None:
+        """Whoever connects may have said something before, or be another process."""
+        plain: Any = zmq.Socket.shadow(self._monitor)
+        while plain.get(zmq.EVENTS) & zmq.POLLIN:
+            event = recv_monitor_message(plain, zmq.NOBLOCK)
             self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self.is_connected:
                 self.sequencer.connected()
@@ -103,6 +111,8 @@ class Subscriber:
                     frames = plain.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
+                # A connection is told before what comes through it: nothing of a new process is taken for the old one's.
+                self._notice()
                 if len(frames) == 3 and len(frames[1]) == 8:
                     self.sequencer.live(int.from_bytes(frames[1], "big"), frames[2])
             if self.sequencer.wanted is not None:

@@ -63,13 +63,22 @@ steps = st.lists(
 
 
 def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None:
-    on_their_way: list[tuple[int, bytes]] = []
-    sent: list[tuple[int, bytes]] = []
-    reconnected = True
+    """Batches come late, twice, or never; those of a new run not before its connection is noticed (see `Subscriber`)."""
+    on_their_way: list[tuple[int, int, bytes]] = []
+    sent: list[tuple[int, int, bytes]] = []
+    run = noticed = 0
 
     def deliver(place: int) -> None:
         if on_their_way:
-            follower.sequencer.live(*on_their_way.pop(place % len(on_their_way)))
+            of, number, payload = on_their_way.pop(place % len(on_their_way))
+            if of > noticed:
+                notice()
+            follower.sequencer.live(number, payload)
+
+    def notice() -> None:
+        nonlocal noticed
+        follower.sequencer.connected()
+        noticed = run
 
     for action, value in steps:
         event: Any = None
@@ -81,11 +90,10 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
             event = model.clear()
         elif action == "restart":
             model.restart()
-            reconnected = False
+            run += 1
         elif action == "deliver":
-            if not reconnected and value % 2:
-                follower.sequencer.connected()
-                reconnected = True
+            if noticed < run and value % 2:
+                notice()
             deliver(value)
         elif action == "lose" and on_their_way:
             on_their_way.pop(value % len(on_their_way))
@@ -96,12 +104,12 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
         elif action == "broken replay" and follower.sequencer.wanted is not None:
             follower.replay(fail_after=value)
         if event is not None:
-            on_their_way.append(model.publish(event))
+            on_their_way.append((run, *model.publish(event)))
             sent.append(on_their_way[-1])
     while on_their_way:
         deliver(0)
-    if not reconnected:
-        follower.sequencer.connected()
+    if noticed < run:
+        notice()
     follower.settle()
     follower.sequencer.idle()
     follower.settle()

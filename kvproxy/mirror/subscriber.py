@@ -57,12 +57,13 @@ class Subscriber:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic)
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor = zmq.Socket.shadow(monitor)
         if "*" in self.endpoint:
             socket.bind(self.endpoint)
         else:
             socket.connect(self.endpoint)
-        works = (self._watch(), self._follow(socket), self._recover())
+        works = (self._watch(monitor), self._follow(socket), self._recover())
         self._tasks = [asyncio.create_task(work) for work in works]
 
     async def close(self) -> None:
@@ -84,17 +85,16 @@ class Subscriber:
             "unknown_removals": self.state.unknown,
         } | asdict(self.sequencer.counts)
 
-    async def _watch(self) -> None:
+    async def _watch(self, monitor: Any) -> None:
         while True:
-            await self._monitor.poll()
+            await monitor.poll()
             self._notice()
             await asyncio.sleep(0)
 
     def _notice(self) -> None:
         """Whoever connects may have said something before, or be another process."""
-        plain: Any = zmq.Socket.shadow(self._monitor)
-        while plain.get(zmq.EVENTS) & zmq.POLLIN:
-            event = recv_monitor_message(plain, zmq.NOBLOCK)
+        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self.is_connected:
                 self.sequencer.connected()

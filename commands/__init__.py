@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commands import (
+from kvproxy.commands import (
     blocks,
     blocks_pin,
     blocks_tiers,

@@ -1,5 +1,5 @@
-"""`python -m commands`, the same as `kvproxy`."""
+"""`python -m kvproxy.commands`, the same as `kvproxy`."""
 
-from commands import main
+from kvproxy.commands import main
 
 main()

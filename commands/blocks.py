@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from commands.blocks_tiers import tier_line
-from commands.client import ProxyClient
-from commands.options import DEFAULT_URL, Json, Token, Url
-from commands.output import percent, print_facts, print_json, print_table
+from kvproxy.commands.blocks_tiers import tier_line
+from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.output import percent, print_facts, print_json, print_table
 
 app = typer.Typer(help="The prefix cache: its blocks, their order of eviction, the chains they form.")
 

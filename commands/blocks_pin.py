@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from commands.client import ProxyClient
-from commands.explain import chat_body
-from commands.options import DEFAULT_URL, Json, Token, Url
-from commands.output import print_json, print_table
+from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.explain import chat_body
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.output import print_json, print_table
 
 
 def pin(

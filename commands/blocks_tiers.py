@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from commands.client import ProxyClient
-from commands.options import DEFAULT_URL, Json, Token, Url
-from commands.output import print_json, print_table
+from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.output import print_json, print_table
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
 _FIGURES = ("chunks", "MiB", "limit MiB", *_COUNTS, "state")

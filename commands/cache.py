@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from commands.cache_access import open_cache
-from commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from commands.output import age, flat, print_facts, print_json, print_table
+from kvproxy.commands.cache_access import open_cache
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
+from kvproxy.commands.output import age, flat, print_facts, print_json, print_table
 
 app = typer.Typer(
     help="The response cache: list, show, remove, export and import stored responses.", no_args_is_help=True

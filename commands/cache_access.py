@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from commands.client import ProxyClient
-from commands.options import DEFAULT_URL
+from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.options import DEFAULT_URL
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, ProxyUnreachable
 
 if TYPE_CHECKING:
-    from index.observations import Observations
-    from index.store import Store
+    from kvproxy.index.observations import Observations
+    from kvproxy.index.store import Store
 
 Where = dict[str, Any]
 """Fields of `index.store.Filter`; None where one does not matter."""
@@ -52,9 +52,9 @@ def open_cache(url: str, token: str | None, store: str | None, data: Path | None
             return
         if url != DEFAULT_URL:
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave --url out to read the file")
-    from index.errors import CacheStoreError
-    from index.store import open_store
-    from index.store.opening import is_url
+    from kvproxy.index.errors import CacheStoreError
+    from kvproxy.index.store import open_store
+    from kvproxy.index.store.opening import is_url
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)
@@ -118,7 +118,7 @@ class StoreCache:
         self._where = where
 
     def ls(self, where: Where, *, limit: int) -> list[dict[str, Any]]:
-        from index.store import Filter
+        from kvproxy.index.store import Filter
 
         return [entry.summary() for entry in self._store.ls(Filter(**where), limit=limit or None)]
 
@@ -139,14 +139,14 @@ class StoreCache:
         return len(self._store.delete([self._one(id)]))
 
     def remove_many(self, where: Where) -> int:
-        from index.store import Filter
+        from kvproxy.index.store import Filter
 
         return len(self._store.delete(self._store.ids(Filter(**where))))
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         if question is not None:
             raise InvalidRequest("a question needs a running proxy, which scores it: leave --question out")
-        from index.observations import Observation
+        from kvproxy.index.observations import Observation
 
         entry = self._one(id)
         with self._observations() as observations:
@@ -155,7 +155,7 @@ class StoreCache:
 
     @contextlib.contextmanager
     def _observations(self) -> Iterator["Observations"]:
-        from index.store.opening import open_observations
+        from kvproxy.index.store.opening import open_observations
 
         observations = open_observations(self._where)
         try:
@@ -171,8 +171,8 @@ class StoreCache:
         return (json.dumps(document, ensure_ascii=False) for document in self._store.export())
 
     def import_(self, lines: bytes) -> dict[str, int]:
-        from index.errors import ImportFailed
-        from index.transfer import import_into, read_lines
+        from kvproxy.index.errors import ImportFailed
+        from kvproxy.index.transfer import import_into, read_lines
 
         try:
             entries = read_lines(lines)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.options import Json
-from commands.output import percent, print_json, print_table, shown_progress
+from kvproxy.commands.options import Json
+from kvproxy.commands.output import percent, print_json, print_table, shown_progress
 
 if TYPE_CHECKING:
-    from index.calibrate import Calibration, Point
+    from kvproxy.index.calibrate import Calibration, Point
 
 
 def calibrate(
@@ -31,12 +31,12 @@ def calibrate(
 
     Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
     """
-    from index.calibrate import Levels, read_pairs
-    from index.calibrate import calibrate as measure
-    from index.embedder import load_embedder
-    from index.errors import EmbedderError, ImportFailed, VerifierError
-    from index.verifier import load_verifier
     from kvproxy.errors import NotFound, SettingsError
+    from kvproxy.index.calibrate import Levels, read_pairs
+    from kvproxy.index.calibrate import calibrate as measure
+    from kvproxy.index.embedder import load_embedder
+    from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
+    from kvproxy.index.verifier import load_verifier
     from kvproxy.settings import LEAST_SIMILARITY, load_settings
 
     if not pairs.is_file():

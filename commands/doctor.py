@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from commands.options import DEFAULT_URL, Data, Json, Store, Url
-from commands.output import print_json
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Url
+from kvproxy.commands.output import print_json
 
 Check = Callable[[], str]
 """Returns what it found; raises Exception with the fix when it is wrong."""

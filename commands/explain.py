@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from commands.client import ProxyClient
-from commands.options import DEFAULT_URL, Json, Token, Url
-from commands.output import print_facts, print_json, print_table
+from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.output import print_facts, print_json, print_table
 
 
 def explain(

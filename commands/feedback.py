@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from commands.cache import Id
-from commands.cache_access import open_cache
-from commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from commands.output import print_json
+from kvproxy.commands.cache import Id
+from kvproxy.commands.cache_access import open_cache
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
+from kvproxy.commands.output import print_json
 
 Question = Annotated[
     str | None,

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commands.options import Json
-from commands.output import print_facts, print_json, print_table
-from commands.simulate_fleet import simulate_fleet
+from kvproxy.commands.options import Json
+from kvproxy.commands.output import print_facts, print_json, print_table
+from kvproxy.commands.simulate_fleet import simulate_fleet
 
 if TYPE_CHECKING:
     from kvproxy.simulate.sweep import Sweep

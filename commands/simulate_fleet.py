@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from commands.output import print_json, print_table
+from kvproxy.commands.output import print_json, print_table
 
 
 def simulate_fleet(

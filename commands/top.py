@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commands.blocks_tiers import tier_line
-from commands.client import ProxyClient
-from commands.options import DEFAULT_URL, Json, Token, Url
-from commands.output import percent
+from kvproxy.commands.blocks_tiers import tier_line
+from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.output import percent
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 
 if TYPE_CHECKING:

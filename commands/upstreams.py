@@ -5,9 +5,9 @@ from urllib.parse import quote
 
 import typer
 
-from commands.client import ProxyClient
-from commands.options import DEFAULT_URL, Json, Token, Url
-from commands.output import print_json, print_table
+from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.output import print_json, print_table
 
 app = typer.Typer(help="The upstreams that requests are routed between.")
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 
 if TYPE_CHECKING:
-    from commands.client import ProxyClient
-    from commands.warm_file import WarmRequest
+    from kvproxy.commands.client import ProxyClient
+    from kvproxy.commands.warm_file import WarmRequest
 
 
 def warm(
@@ -50,10 +50,10 @@ def warm(
     """
     import asyncio
 
-    from commands import warm_run
-    from commands.client import ProxyClient
-    from commands.output import print_facts, print_json
-    from commands.warm_file import read_requests
+    from kvproxy.commands import warm_run
+    from kvproxy.commands.client import ProxyClient
+    from kvproxy.commands.output import print_facts, print_json
+    from kvproxy.commands.warm_file import read_requests
     from kvproxy.errors import InvalidRequest
 
     if (file is None) != cache:
@@ -80,7 +80,7 @@ def warm(
 
 def _from_cache(client: "ProxyClient", top: int | None) -> "list[WarmRequest]":
     """Requests of stored responses, by the tokens that their hits saved."""
-    from commands.warm_file import PATHS, WarmRequest
+    from kvproxy.commands.warm_file import PATHS, WarmRequest
     from kvproxy.errors import NotFound
 
     entries = [entry for entry in client.get("/admin/cache", limit=0) if entry["hits"] and entry["endpoint"] in PATHS]

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commands.warm_file import WarmRequest
+from kvproxy.commands.warm_file import WarmRequest
 from kvproxy.errors import ProxyUnreachable
 
 _RETRIES = 5

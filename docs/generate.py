@@ -59,7 +59,7 @@ def commands() -> str:
     """Every command with its help, arguments and options."""
     import typer
 
-    from commands import app
+    from kvproxy.commands import app
 
     lines = [
         "# Commands",

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from index.embedder import Embedder
-from index.errors import ImportFailed
-from index.guards import GUARDS, Guard
-from index.verifier import Verifier
+from kvproxy.index.embedder import Embedder
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.guards import GUARDS, Guard
+from kvproxy.index.verifier import Verifier
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
 # Denser towards 1, where a verifier tells the most.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from index.errors import EmbedderError
+from kvproxy.index.errors import EmbedderError
 
 DEFAULT = "default"
 _MOST = 32  # Texts in a batch: none waits for more than so many.
@@ -100,7 +100,7 @@ def load_embedder(name: str = DEFAULT) -> Embedder:
         EmbedderError: it cannot be loaded; the message names the fix.
     """
     if name == DEFAULT:
-        from index.minilm.embedder import MiniLMEmbedder
+        from kvproxy.index.minilm.embedder import MiniLMEmbedder
 
         return MiniLMEmbedder()
     from sentence_transformers import SentenceTransformer

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from index.entry import Entry
-from index.observations import History, Observations
-from index.policies.policy import Decision, Limits, Neighbour, Policy, Verdict, best
-from index.store import Head, Store
+from kvproxy.index.entry import Entry
+from kvproxy.index.observations import History, Observations
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, Verdict, best
+from kvproxy.index.store import Head, Store
 
 
 @dataclass(frozen=True, slots=True)

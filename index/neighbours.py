@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from index.persisted import PersistedGraphs
-from index.segments import Kind
-from index.store import Gone, Put, ResponseStore, Store, Written
-from index.vectors import VectorIndex
+from kvproxy.index.persisted import PersistedGraphs
+from kvproxy.index.segments import Kind
+from kvproxy.index.store import Gone, Put, ResponseStore, Store, Written
+from kvproxy.index.vectors import VectorIndex
 
 # Below this, reading a namespace's vectors from the store takes less than embedding a question. Most namespaces hold a
 # few entries (earlier turns are part of their name), and so cost no memory and no time at a start.
@@ -50,8 +50,8 @@ def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighb
     """What fits the store."""
     if isinstance(store, ResponseStore):
         return FaissNeighbours(store, embedder, dim, kind)
-    from index.store.postgres import PostgresStore
-    from index.store.postgres_vectors import PostgresNeighbours
+    from kvproxy.index.store.postgres import PostgresStore
+    from kvproxy.index.store.postgres_vectors import PostgresNeighbours
 
     assert isinstance(store, PostgresStore)
     return PostgresNeighbours(store, embedder, dim)

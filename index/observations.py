@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-from index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError
 
 Source = Literal["answer", "mirror", "user"]
 NEWEST = 100  # Observations of one entry that count; older ones speak of an older world.

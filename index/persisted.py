@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from index.segments import EF_SEARCH, Kind, Segment
-from index.store.sqlite import ResponseStore
+from kvproxy.index.segments import EF_SEARCH, Kind, Segment
+from kvproxy.index.store.sqlite import ResponseStore
 
 _VERSION = 2  # 1: graphs with fewer candidates for their links.
 

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from index.entry import Entry
-from index.semantic import SemanticCache
-from index.store import Put, Store
-from index.writes import WriteBatcher
+from kvproxy.index.entry import Entry
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Put, Store
+from kvproxy.index.writes import WriteBatcher
 
 
 class ResponseCache:

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from index.embedder import Embedder, MicroBatcher, usable_vectors
-from index.entry import Entry
-from index.errors import EmbedderError
-from index.lookup import Lookup, judge
-from index.neighbours import open_neighbours
-from index.observations import Observation, Observations
-from index.policies.policy import Limits, Neighbour, Policy
-from index.segments import Kind
-from index.store import Gone, Put, Store, Written
-from index.writes import WriteBatcher
+from kvproxy.index.embedder import Embedder, MicroBatcher, usable_vectors
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.lookup import Lookup, judge
+from kvproxy.index.neighbours import open_neighbours
+from kvproxy.index.observations import Observation, Observations
+from kvproxy.index.policies.policy import Limits, Neighbour, Policy
+from kvproxy.index.segments import Kind
+from kvproxy.index.store import Gone, Put, Store, Written
+from kvproxy.index.writes import WriteBatcher
 
 _REBUILD_BATCH = 256
 _log = logging.getLogger("kvproxy")

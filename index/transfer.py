@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from index.entry import Entry
-from index.errors import ImportFailed
-from index.store import Put, Store
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.store import Put, Store
 
 IMPORT_BATCH = 256
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from index.store import Put, Written
+from kvproxy.index.store import Put, Written
 
 MOST = 256
 

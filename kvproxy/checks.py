@@ -63,8 +63,8 @@ def _data(settings: Settings) -> str:
 
 
 def _store(settings: Settings) -> str:
-    from index.store import open_store
-    from index.store.opening import is_url
+    from kvproxy.index.store import open_store
+    from kvproxy.index.store.opening import is_url
 
     if not is_url(settings.store_where) and not settings.store_path.is_file():
         return f"{settings.store_path} (not there yet)"
@@ -76,7 +76,7 @@ def _store(settings: Settings) -> str:
 
 
 def _embedder() -> str:
-    from index.minilm.weights import packaged_model
+    from kvproxy.index.minilm.weights import packaged_model
 
     return f"all-MiniLM-L6-v2, weights verified in {packaged_model().parent.name}"
 

@@ -7,13 +7,13 @@ It can only refuse; that it stays silent says nothing about the answer.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from index.guards.asking import language_differs, question_differs, time_differs
-from index.guards.form import form_differs
-from index.guards.names import names_differ, order_differs
-from index.guards.polarity import negation_differs, opposites
-from index.guards.quantities import numbers_differ, units_differ
-from index.guards.roles import roles_differ
-from index.guards.verbatim import code_differs, quotes_differ, signs_differ
+from kvproxy.index.guards.asking import language_differs, question_differs, time_differs
+from kvproxy.index.guards.form import form_differs
+from kvproxy.index.guards.names import names_differ, order_differs
+from kvproxy.index.guards.polarity import negation_differs, opposites
+from kvproxy.index.guards.quantities import numbers_differ, units_differ
+from kvproxy.index.guards.roles import roles_differ
+from kvproxy.index.guards.verbatim import code_differs, quotes_differ, signs_differ
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import re
 from collections import Counter
 from itertools import pairwise
 
-from index.guards import lexicon
-from index.guards.texts import words
+from kvproxy.index.guards import lexicon
+from kvproxy.index.guards.texts import words
 
 _QUESTION = re.compile(
     r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"

@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 
-from index.guards import lexicon
-from index.guards.texts import NUMBER, WORD, words
+from kvproxy.index.guards import lexicon
+from kvproxy.index.guards.texts import NUMBER, WORD, words
 
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 

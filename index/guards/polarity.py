@@ -1,8 +1,8 @@
 """Negation, and words that stand opposite each other."""
 
-from index.guards import lexicon
-from index.guards.texts import bases, words
-from index.opposites import OPPOSITES, antonyms
+from kvproxy.index.guards import lexicon
+from kvproxy.index.guards.texts import bases, words
+from kvproxy.index.opposites import OPPOSITES, antonyms
 
 _ELSE_ALIKE = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
 

@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 
-from index.guards import lexicon
-from index.guards.texts import NUMBER, WORD, words
+from kvproxy.index.guards import lexicon
+from kvproxy.index.guards.texts import NUMBER, WORD, words
 
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
 

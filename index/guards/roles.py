@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 
-from index.guards import lexicon
-from index.guards.texts import words
+from kvproxy.index.guards import lexicon
+from kvproxy.index.guards.texts import words
 
 _ASKING = frozenset("who whom what which".split())
 _SUPPORT = frozenset("do does did".split())

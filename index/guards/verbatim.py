@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from index.guards.texts import words
+from kvproxy.index.guards.texts import words
 
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
 _PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from index.minilm.weights import EPSILON, HEADS, LAYERS, WIDTH, Weights
+from kvproxy.index.minilm.weights import EPSILON, HEADS, LAYERS, WIDTH, Weights
 
 # Share of a channel's range that the weights take over; `down` reads gelu's output, whose ranges differ most.
 _SHARES = {"qkv": 0.65, "out": 0.65, "up": 0.65, "down": 0.6}
@@ -66,7 +66,7 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
     """`tokens` as above, and `sides` `[1, 2, length]`, whose rows average the tokens of either question, to a logit `[1, 1]`.
 
-    The same as `index.verifier.network.CrossEncoder`.
+    The same as `kvproxy.index.verifier.network.CrossEncoder`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from index.minilm.weights import LAYERS, MATRICES, Weights
+from kvproxy.index.minilm.weights import LAYERS, MATRICES, Weights
 
 RANGES = Path(__file__).parent / "ranges.safetensors"
 
@@ -51,9 +51,9 @@ def main() -> None:
 
     import torch
 
-    from index.minilm.network import CrossEncoder
-    from index.minilm.tokens import load_tokenizer, pad
-    from index.minilm.weights import base_weights, packaged_model, write_tensors
+    from kvproxy.index.minilm.network import CrossEncoder
+    from kvproxy.index.minilm.tokens import load_tokenizer, pad
+    from kvproxy.index.minilm.weights import base_weights, packaged_model, write_tensors
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("texts", type=Path, nargs="+")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from index.minilm.graph import probe_graph
+from kvproxy.index.minilm.graph import probe_graph
 
 
 def open_session(model: bytes) -> Any:

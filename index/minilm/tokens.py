@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from index.minilm.weights import Weights
+from kvproxy.index.minilm.weights import Weights
 
 
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from index.errors import EmbedderError
+from kvproxy.index.errors import EmbedderError
 
 LAYERS = 6
 HEADS = 12

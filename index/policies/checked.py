@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from index.guards import GUARDS, Guard
-from index.observations import Observations
-from index.policies.policy import Decision, Limits, Neighbour
-from index.policies.screen import scores, screen
-from index.verifier import Verifier
+from kvproxy.index.guards import GUARDS, Guard
+from kvproxy.index.observations import Observations
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour
+from kvproxy.index.policies.screen import scores, screen
+from kvproxy.index.verifier import Verifier
 
 
 class CheckedPolicy:

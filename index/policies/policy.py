@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from index.observations import History, Observations
+from kvproxy.index.observations import History, Observations
 
 Verdict = Literal[
     "accepted", "below threshold", "vetoed", "below level", "uncertain", "explored", "expired", "rejected"

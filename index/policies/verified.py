@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from index.guards import GUARDS, Guard
-from index.observations import History, Observations
-from index.policies.policy import Decision, Limits, Neighbour
-from index.policies.population import Population, coordinate
-from index.policies.screen import scores, screen
-from index.verifier import Verifier
+from kvproxy.index.guards import GUARDS, Guard
+from kvproxy.index.observations import History, Observations
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour
+from kvproxy.index.policies.population import Population, coordinate
+from kvproxy.index.policies.screen import scores, screen
+from kvproxy.index.verifier import Verifier
 
 # Observations that the population is fitted to. Many, because what is served is seldom observed again: in a short memory
 # only the entries that are never served would be left.

@@ -1,8 +1,8 @@
 """Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
 
-from index.store.opening import open_store
-from index.store.protocol import EVERYTHING, Capacity, Filter, Gone, Head, Put, Store, Written
-from index.store.sqlite import ResponseStore
+from kvproxy.index.store.opening import open_store
+from kvproxy.index.store.protocol import EVERYTHING, Capacity, Filter, Gone, Head, Put, Store, Written
+from kvproxy.index.store.sqlite import ResponseStore
 
 __all__ = [
     "EVERYTHING",

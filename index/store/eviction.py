@@ -11,8 +11,8 @@ the entry is stored or served: what is not served again falls behind what comes 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from index.entry import Entry
-from index.store.protocol import Capacity
+from kvproxy.index.entry import Entry
+from kvproxy.index.store.protocol import Capacity
 
 # The same formula over the columns of the table, where `:count` hits are new.
 PRIORITY_AFTER_HITS = (

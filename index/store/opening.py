@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from index.errors import CacheStoreError
-from index.observations import Observations, SqliteObservations
-from index.store.protocol import Capacity, Store
-from index.store.sqlite import ResponseStore
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.observations import Observations, SqliteObservations
+from kvproxy.index.store.protocol import Capacity, Store
+from kvproxy.index.store.sqlite import ResponseStore
 
 _SCHEMES = ("postgresql://", "postgres://")
 _UNBOUNDED = Capacity()
@@ -31,7 +31,7 @@ def open_store(where: str | Path, *, clock: Callable[[], float] = time.time, cap
     """
     if is_url(str(where)):
         _need_driver()
-        from index.store.postgres import PostgresStore
+        from kvproxy.index.store.postgres import PostgresStore
 
         return PostgresStore(str(where), clock=clock, capacity=capacity)
     return ResponseStore(Path(where), clock=clock, capacity=capacity)
@@ -45,7 +45,7 @@ def open_observations(where: str | Path) -> Observations:
     """
     if is_url(str(where)):
         _need_driver()
-        from index.store.postgres_observations import PostgresObservations
+        from kvproxy.index.store.postgres_observations import PostgresObservations
 
         return PostgresObservations(str(where))
     return SqliteObservations(Path(where))

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from index.errors import StoreDamaged
-from index.store.postgres_server import PostgresServer
-from index.store.protocol import Capacity
-from index.store.sql import SqlStore
-from index.store.sql_writer import Row, Run
+from kvproxy.index.errors import StoreDamaged
+from kvproxy.index.store.postgres_server import PostgresServer
+from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.sql import SqlStore
+from kvproxy.index.store.sql_writer import Row, Run
 
 _UNBOUNDED = Capacity()
 

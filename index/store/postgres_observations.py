@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from index.observations import NEWEST, History, Observation
-from index.store.postgres_server import PostgresServer
+from kvproxy.index.observations import NEWEST, History, Observation
+from kvproxy.index.store.postgres_server import PostgresServer
 
 _NEWEST = (
     'select e.entry, o.score, o."right" from unnest(%s::text[]) as e(entry) cross join lateral'

@@ -9,8 +9,8 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from index.errors import CacheStoreError
-from index.store.postgres_schema import migrate
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store.postgres_schema import migrate
 
 Row = dict[str, Any]
 _CONNECT = 5  # Seconds.

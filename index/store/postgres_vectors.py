@@ -13,9 +13,9 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from index.store.postgres import PostgresStore, as_vector
-from index.store.postgres_server import Row
-from index.store.protocol import Gone, Put, Written
+from kvproxy.index.store.postgres import PostgresStore, as_vector
+from kvproxy.index.store.postgres_server import Row
+from kvproxy.index.store.protocol import Gone, Put, Written
 
 LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
 _log = logging.getLogger("kvproxy")

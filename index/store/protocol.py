@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from index.entry import Entry
+from kvproxy.index.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)

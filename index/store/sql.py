@@ -4,9 +4,9 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from index.entry import Entry
-from index.store.protocol import EVERYTHING, Filter, Head
-from index.store.sql_writer import COLUMNS, Row, SqlWriter
+from kvproxy.index.entry import Entry
+from kvproxy.index.store.protocol import EVERYTHING, Filter, Head
+from kvproxy.index.store.sql_writer import COLUMNS, Row, SqlWriter
 
 _PAGE = 500
 _SKEW = 60.0  # Seconds that clocks of proxies on one store may differ.

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from index.entry import Entry
-from index.store import eviction
-from index.store.protocol import Capacity, Gone, Put, Written
+from kvproxy.index.entry import Entry
+from kvproxy.index.store import eviction
+from kvproxy.index.store.protocol import Capacity, Gone, Put, Written
 
 Row = dict[str, Any]
 COLUMNS = (

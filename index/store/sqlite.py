@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from sqlite_utils import Database
 
-from index.errors import CacheStoreError, StoreDamaged
-from index.migrations import migrations
-from index.store.protocol import Capacity
-from index.store.sql import SqlStore
-from index.store.sql_writer import Row, Run
+from kvproxy.index.errors import CacheStoreError, StoreDamaged
+from kvproxy.index.migrations import migrations
+from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.sql import SqlStore
+from kvproxy.index.store.sql_writer import Row, Run
 
 _UNBOUNDED = Capacity()
 

@@ -35,9 +35,9 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, threads: in
         VerifierError: it cannot be loaded; the message names the fix.
     """
     if name == BUILT_IN:
-        from index.verifier.built_in import BuiltInVerifier
+        from kvproxy.index.verifier.built_in import BuiltInVerifier
 
         return BuiltInVerifier.load(embedder, threads)
-    from index.verifier.cross_encoder import CrossEncoderVerifier
+    from kvproxy.index.verifier.cross_encoder import CrossEncoderVerifier
 
     return CrossEncoderVerifier.load(name)

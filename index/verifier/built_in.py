@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from index.errors import EmbedderError, VerifierError
-from index.minilm.graph import verifier_graph
-from index.minilm.session import keeps_integers, open_session
-from index.minilm.tokens import load_tokenizer, look_up, sides
-from index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
-from index.verifier.calibration import Calibration
+from kvproxy.index.errors import EmbedderError, VerifierError
+from kvproxy.index.minilm.graph import verifier_graph
+from kvproxy.index.minilm.session import keeps_integers, open_session
+from kvproxy.index.minilm.tokens import load_tokenizer, look_up, sides
+from kvproxy.index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
+from kvproxy.index.verifier.calibration import Calibration
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from index.errors import VerifierError
+from kvproxy.index.errors import VerifierError
 
 
 class CrossEncoderVerifier:

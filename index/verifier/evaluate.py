@@ -1,4 +1,4 @@
-"""How good the verifier is, on pairs that it was not trained on: `python -m index.verifier.evaluate --pairs FILE`.
+"""How good the verifier is, on pairs that it was not trained on: `python -m kvproxy.index.verifier.evaluate --pairs FILE`.
 
 Prints its reliability curve and Brier score, and the share of true pairs that the cosine, the verifier, and either with
 the guards serve while at most a given share of what they serve is wrong.
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from index.embedder import Embedder, load_embedder
-from index.guards import GUARDS
-from index.verifier import BUILT_IN, load_verifier
-from index.verifier.calibration import brier, most_served, reliability
-from index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs
+from kvproxy.index.embedder import Embedder, load_embedder
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.verifier import BUILT_IN, load_verifier
+from kvproxy.index.verifier.calibration import brier, most_served, reliability
+from kvproxy.index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs
 
 WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 

@@ -1,4 +1,4 @@
-"""Makes a trained adapter ready to ship: `python -m index.verifier.finish --pairs FILE --trained FILE`.
+"""Makes a trained adapter ready to ship: `python -m kvproxy.index.verifier.finish --pairs FILE --trained FILE`.
 
 Adds the ranges for 8 bits, measured on training pairs, and the calibrations, fitted on pairs held out for them: one of
 the logit alone, and one with the cosine of the packaged embedder.
@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from index.embedder import load_embedder
-from index.minilm.network import CrossEncoder
-from index.minilm.ranges import measure_ranges
-from index.minilm.tokens import load_tokenizer, pad
-from index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors, write_tensors
-from index.verifier.built_in import ADAPTER, ALONE, MAX_TOKENS, RANGES, BuiltInVerifier
-from index.verifier.calibration import Calibration
-from index.verifier.evaluate import cosines
-from index.verifier.pairs import Pair, hold_out, read_pairs
+from kvproxy.index.embedder import load_embedder
+from kvproxy.index.minilm.network import CrossEncoder
+from kvproxy.index.minilm.ranges import measure_ranges
+from kvproxy.index.minilm.tokens import load_tokenizer, pad
+from kvproxy.index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors, write_tensors
+from kvproxy.index.verifier.built_in import ADAPTER, ALONE, MAX_TOKENS, RANGES, BuiltInVerifier
+from kvproxy.index.verifier.calibration import Calibration
+from kvproxy.index.verifier.evaluate import cosines
+from kvproxy.index.verifier.pairs import Pair, hold_out, read_pairs
 
 EMBEDDER = "all-MiniLM-L6-v2"
 MEASURED = 512
@@ -47,7 +47,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=Path, required=True, help="the pairs that it was trained on")
     parser.add_argument(
-        "--trained", type=Path, nargs="+", required=True, help="what index.verifier.train wrote; several are averaged"
+        "--trained",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="what kvproxy.index.verifier.train wrote; several are averaged",
     )
     parser.add_argument("--out", type=Path, default=ADAPTER)
     options = parser.parse_args()

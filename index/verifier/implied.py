@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
-from index.verifier.pairs import Pair, components
+from kvproxy.index.verifier.pairs import Pair, components
 
 LARGEST = 8
 

@@ -9,11 +9,11 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from index.opposites import OPPOSITES
-from index.verifier.pairs import Pair
-from index.verifier.rewording import reword
-from index.verifier.templates import TEMPLATES
-from index.verifier.words import GROUPS
+from kvproxy.index.opposites import OPPOSITES
+from kvproxy.index.verifier.pairs import Pair
+from kvproxy.index.verifier.rewording import reword
+from kvproxy.index.verifier.templates import TEMPLATES
+from kvproxy.index.verifier.words import GROUPS
 
 Change = Callable[[str, random.Random], str | None]
 

@@ -1,4 +1,4 @@
-"""Trains the adapter: `python -m index.verifier.train --pairs FILE --out FILE`.
+"""Trains the adapter: `python -m kvproxy.index.verifier.train --pairs FILE --out FILE`.
 
 Each worker is a process with one thread and half of every batch: on a CPU this is faster than two threads in one
 process, which wait for each other at every matrix.
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
-from index.minilm.network import CrossEncoder
-from index.minilm.tokens import load_tokenizer, pad
-from index.minilm.weights import base_weights, packaged_model, read_tensors, write_tensors
-from index.verifier.implied import implied, some
-from index.verifier.opposites import from_questions, from_templates
-from index.verifier.pairs import Pair, hold_out, read_pairs
+from kvproxy.index.minilm.network import CrossEncoder
+from kvproxy.index.minilm.tokens import load_tokenizer, pad
+from kvproxy.index.minilm.weights import base_weights, packaged_model, read_tensors, write_tensors
+from kvproxy.index.verifier.implied import implied, some
+from kvproxy.index.verifier.opposites import from_questions, from_templates
+from kvproxy.index.verifier.pairs import Pair, hold_out, read_pairs
 
 MAX_TOKENS = 128
 SORTED_TOGETHER = 50

@@ -13,13 +13,13 @@ from kvproxy.engine.graphs import Capture, CudaCapture
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pieces import make_pieces
 from kvproxy.engine.pool import KVPool, count_blocks
-from kvproxy.engine.request import GenerationRequest
 from kvproxy.engine.runner import Output, Runner
 from kvproxy.engine.sampler import Sample, sample
 from kvproxy.engine.scheduler import Plan, Scheduler
 from kvproxy.engine.sequence import Emit, RunningSequence
 from kvproxy.engine.tiering import make_tiering
 from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.generation import GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
 
 _NO_TIERS = TierSettings()

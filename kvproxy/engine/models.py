@@ -9,9 +9,9 @@ import torch
 from kvproxy.demo import DEMO, model_path
 from kvproxy.engine import attention
 from kvproxy.engine.pool import KVShape
-from kvproxy.engine.request import SamplingParams
 from kvproxy.engine.tokenizer import ChatTokenizer
 from kvproxy.errors import ModelUnsupported
+from kvproxy.generation import SamplingParams
 
 _ROPE_REFUSED = ("dynamic", "longrope")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvproxy.engine.request import SamplingParams
 from kvproxy.engine.transfer import upload
+from kvproxy.generation import SamplingParams
 
 _ROWS = 256
 

@@ -8,9 +8,9 @@ import torch
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.draft import PromptLookup
-from kvproxy.engine.request import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
 from kvproxy.engine.sampler import Sample, make_generator, score
 from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
 
 Emit = Callable[[Delta], None]
 

@@ -16,9 +16,9 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
-from kvproxy.engine.request import Delta, GenerationRequest
 from kvproxy.engine.tiering import Models
 from kvproxy.errors import KvproxyError, Overloaded, TierUnavailable
+from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.store import TierError
 

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from index.entry import Entry
-from index.errors import ImportFailed
-from index.store import EVERYTHING, Filter
-from index.transfer import IMPORT_BATCH, read_lines
 from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.store import EVERYTHING, Filter
+from kvproxy.index.transfer import IMPORT_BATCH, read_lines
 from kvproxy.proxy.admin import guard
 from kvproxy.proxy.decisions import semantic_stats
 from kvproxy.proxy.services import Services, services

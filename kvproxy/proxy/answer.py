@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
-from index.entry import Entry, new_id
-from index.errors import CacheStoreError, EmbedderError
-from index.lookup import Candidate
-from index.response_cache import ResponseCache
-from index.semantic import SemanticCache
-from index.store import Store
 from kvproxy.errors import NotCached, UpstreamBroken
+from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.errors import CacheStoreError, EmbedderError
+from kvproxy.index.lookup import Candidate
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Store
 from kvproxy.proxy.backend import Backend, Call, Reply
 from kvproxy.proxy.cache_headers import (
     CacheControl,

@@ -11,8 +11,8 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from index.errors import CacheStoreError, EmbedderError
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError, StoreUnavailable
+from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.proxy import admin, admin_cache, admin_pins, admin_tiers, feedback, routes
 from kvproxy.proxy.labels import Labels
 from kvproxy.proxy.services import Services, build

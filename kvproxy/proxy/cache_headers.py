@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from index.lookup import Lookup
-from index.policies.policy import Limits
 from kvproxy.errors import InvalidRequest
+from kvproxy.index.lookup import Lookup
+from kvproxy.index.policies.policy import Limits
 
 CACHE = "kvproxy"
 OURS = "x-kvproxy-"

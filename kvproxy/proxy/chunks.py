@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvproxy.engine.request import Delta, TokenLogprob
+from kvproxy.generation import Delta, TokenLogprob
 from kvproxy.proxy.backend import Call, Reply
 from kvproxy.proxy.dialects.chat import includes_usage
 

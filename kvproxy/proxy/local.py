@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from kvproxy.engine.request import GenerationRequest, SamplingParams
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
+from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.proxy.backend import Call, Reply
 from kvproxy.proxy.chunks import ChunkWriter, Echo
 from kvproxy.proxy.dialects.fields import check_integer

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from index.entry import Entry
-from index.errors import CacheStoreError
-from index.lookup import Candidate
-from index.observations import Observation
-from index.semantic import SemanticCache
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.lookup import Candidate
+from kvproxy.index.observations import Observation
+from kvproxy.index.semantic import SemanticCache
 from kvproxy.proxy.backend import Backend, Call
 from kvproxy.proxy.judges import EqualityJudge, Judge, ModelJudge, SimilarityJudge, answer_text
 from kvproxy.settings import CacheSettings

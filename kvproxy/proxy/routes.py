@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from index.errors import CacheStoreError
 from kvproxy import __version__
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.proxy.backend import Call, Endpoint, forwards
 from kvproxy.proxy.cache_headers import forward_status
 from kvproxy.proxy.dialects import DIALECTS

@@ -1,16 +1,16 @@
 """Builds the semantic cache that the settings describe."""
 
-from index.embedder import load_embedder
-from index.guards import GUARDS
-from index.observations import Observations
-from index.policies.checked import CheckedPolicy
-from index.policies.policy import Policy
-from index.policies.threshold import ThresholdPolicy
-from index.policies.verified import VerifiedPolicy
-from index.semantic import SemanticCache
-from index.store import Store
-from index.verifier import load_verifier
 from kvproxy.errors import SettingsError
+from kvproxy.index.embedder import load_embedder
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.observations import Observations
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.policies.verified import VerifiedPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Store
+from kvproxy.index.verifier import load_verifier
 from kvproxy.settings import CacheSettings, Settings
 
 NONE = "none"

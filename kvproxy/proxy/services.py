@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from index.errors import CacheStoreError, EmbedderError, VerifierError
-from index.observations import Observations
-from index.store import Capacity, open_store
-from index.store.opening import open_observations
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import SettingsError
+from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
+from kvproxy.index.observations import Observations
+from kvproxy.index.store import Capacity, open_store
+from kvproxy.index.store.opening import open_observations
 from kvproxy.proxy.answer import Answerer
 from kvproxy.proxy.backend import Backend
 from kvproxy.proxy.local import LocalBackend

@@ -17,9 +17,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from index.neighbours import FaissNeighbours
-from index.segments import Kind
-from index.store import ResponseStore
+from kvproxy.index.neighbours import FaissNeighbours
+from kvproxy.index.segments import Kind
+from kvproxy.index.store import ResponseStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, prepare, resident
 
 STARTS = 3

@@ -11,7 +11,7 @@ import torch
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import prepare
-from kvproxy.engine.request import GenerationRequest, SamplingParams
+from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.models import fifty_million
 from tests.benchmarks.timing import interleave, report

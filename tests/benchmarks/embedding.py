@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from index.embedder import Embedder, load_embedder
-from index.minilm.embedder import MiniLMEmbedder
-from index.minilm.weights import packaged_model
-from index.verifier import load_verifier
-from index.verifier.pairs import read_pairs
+from kvproxy.index.embedder import Embedder, load_embedder
+from kvproxy.index.minilm.embedder import MiniLMEmbedder
+from kvproxy.index.minilm.weights import packaged_model
+from kvproxy.index.verifier import load_verifier
+from kvproxy.index.verifier.pairs import read_pairs
 from tests.benchmarks.timing import interleave, report
 
 ONE = "How do I reset the password of my account on this website?"

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from index.neighbours import FaissNeighbours
-from index.policies.threshold import ThresholdPolicy
-from index.semantic import SemanticCache
-from index.store import ResponseStore
+from kvproxy.index.neighbours import FaissNeighbours
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, Questions, prepare
 from tests.index.entries import make_entry
 

@@ -18,9 +18,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from index.neighbours import FaissNeighbours
-from index.segments import EF_SEARCH, Kind
-from index.store import ResponseStore
+from kvproxy.index.neighbours import FaissNeighbours
+from kvproxy.index.segments import EF_SEARCH, Kind
+from kvproxy.index.store import ResponseStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, Questions, opened, prepare, weighed
 
 NEAREST = 5

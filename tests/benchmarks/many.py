@@ -17,11 +17,11 @@ from typing import TypeVar
 import faiss
 import numpy as np
 
-from index.embedder import load_embedder
-from index.neighbours import FaissNeighbours
-from index.segments import Kind
-from index.store import Put, ResponseStore
 from kvproxy.demo.corpus import load_pairs
+from kvproxy.index.embedder import load_embedder
+from kvproxy.index.neighbours import FaissNeighbours
+from kvproxy.index.segments import Kind
+from kvproxy.index.store import Put, ResponseStore
 from tests.index.entries import make_entry
 
 DIM = 384

@@ -82,7 +82,7 @@ def upstream() -> Iterator[str]:
 def kvproxy(target: str, data: Path) -> Iterator[tuple[str, int]]:
     """kvproxy in front of a server, exact keys only: its URL and its process id."""
     port = free_port()
-    command = [sys.executable, "-m", "commands", "serve", "--upstream", target, "--port", str(port)]
+    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--upstream", target, "--port", str(port)]
     with _running([*command, "--no-semantic", "--data", str(data)], f"http://127.0.0.1:{port}/health") as process:
         yield f"http://127.0.0.1:{port}", process.pid
 

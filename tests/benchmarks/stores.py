@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from index.policies.threshold import ThresholdPolicy
-from index.semantic import SemanticCache
-from index.store import Filter, Put, ResponseStore, Store, open_store
-from index.store.opening import open_observations
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Filter, Put, ResponseStore, Store, open_store
+from kvproxy.index.store.opening import open_observations
 from tests.benchmarks.growing import Known
 from tests.benchmarks.many import EMBEDDER, FOLDER, NAMESPACE, Questions
 from tests.index.entries import make_entry

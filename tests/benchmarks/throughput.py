@@ -20,7 +20,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import prepare
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.models import fifty_million
 from tests.benchmarks.timing import report

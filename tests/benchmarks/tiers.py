@@ -27,7 +27,7 @@ import torch
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.request import GenerationRequest, SamplingParams
+from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from tests.benchmarks.models import fifty_million
 from tests.benchmarks.timing import interleave

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from index.observations import History, Observation
-from index.policies.policy import Neighbour, best
-from index.policies.verified import VerifiedPolicy
+from kvproxy.index.observations import History, Observation
+from kvproxy.index.policies.policy import Neighbour, best
+from kvproxy.index.policies.verified import VerifiedPolicy
 from tests.reference.memory_observations import MemoryObservations
 
 INTENTS = 2_000

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from index.store import ResponseStore
+from kvproxy.index.store import ResponseStore
 from kvproxy.proxy.services import Services
 from tests.index.entries import make_entry
 
@@ -22,7 +22,7 @@ Demo = tuple[str, Services]
 
 def kvproxy(*arguments: object, url: str = NOWHERE, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command; nothing it prints may ever be a traceback."""
-    command = [sys.executable, "-m", "commands", *map(str, arguments)]
+    command = [sys.executable, "-m", "kvproxy.commands", *map(str, arguments)]
     variables = os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | environment
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=120)
     assert "Traceback" not in done.stderr, done.stderr
@@ -207,7 +207,7 @@ def test_doctor_finds_nothing_wrong_here(tmp_path: Path) -> None:
 def test_every_command_has_help_with_an_example() -> None:
     import typer
 
-    from commands import app
+    from kvproxy.commands import app
 
     def walk(command: Any, path: list[str]) -> None:
         if hasattr(command, "commands"):

@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from index.observations import SqliteObservations
-from index.store import ResponseStore
+from kvproxy.index.observations import SqliteObservations
+from kvproxy.index.store import ResponseStore
 from tests.commands.test_commands import kvproxy, result
 from tests.index.entries import make_entry
 

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from commands.warm_file import read_requests
-from commands.warm_run import Pace, prefix_only, run
+from kvproxy.commands.warm_file import read_requests
+from kvproxy.commands.warm_run import Pace, prefix_only, run
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings import load_settings
 from tests.commands.test_commands import kvproxy, result

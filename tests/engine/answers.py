@@ -1,7 +1,7 @@
 """Greedy answers of an engine that is stepped by hand."""
 
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.request import GenerationRequest, SamplingParams
+from kvproxy.generation import GenerationRequest, SamplingParams
 
 
 def run(engine: Engine, prompts: list[list[int]], n: int = 1, answer: int = 8) -> list[list[int]]:

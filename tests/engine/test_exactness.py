@@ -9,7 +9,7 @@ import torch
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import ARCHITECTURES, VOCABULARY, LetterTokenizer, random_model, reference
 

@@ -14,10 +14,10 @@ from kvproxy.engine import attention
 from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import load_model, prepare
-from kvproxy.engine.request import GenerationRequest, SamplingParams
 from kvproxy.engine.sampler import make_generator, sample
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ContextTooLong, InvalidRequest, ModelUnsupported, Overloaded
+from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
 

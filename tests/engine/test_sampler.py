@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.engine.request import SamplingParams
 from kvproxy.engine.sampler import make_generator, sample
+from kvproxy.generation import SamplingParams
 
 DRAWS = 4000
 

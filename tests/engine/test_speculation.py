@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.engine.draft import PromptLookup
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
 from kvproxy.engine.runner import Runner
 from kvproxy.engine.scheduler import Plan
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny
 

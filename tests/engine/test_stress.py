@@ -13,8 +13,8 @@ import pytest
 
 from kvproxy.blocks.pins import PinsFull
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
 from kvproxy.engine.worker import EngineWorker
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore

@@ -13,7 +13,7 @@ from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.graphs import Step
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer
 from tests.engine.tiered import Driven

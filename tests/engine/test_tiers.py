@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.engine.request import GenerationRequest, SamplingParams
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import SettingsError
+from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.store import Data, DictStore

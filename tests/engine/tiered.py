@@ -9,8 +9,8 @@ import torch
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.request import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.engine.tiering import Tiering
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
 from tests.engine.models import LetterTokenizer, random_model
 

@@ -120,7 +120,7 @@ def _engine(device: torch.device, tokens: int, **settings: Any) -> Any:
 
 
 def _submit(engine: Any, prompt: list[int], count: int) -> None:
-    from kvproxy.engine.request import GenerationRequest, SamplingParams
+    from kvproxy.generation import GenerationRequest, SamplingParams
 
     params = SamplingParams(max_tokens=count, temperature=0.0)
     engine.submit(GenerationRequest(str(next(_numbers)), tuple(prompt), params), lambda delta: None)

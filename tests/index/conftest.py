@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from index.store import ResponseStore, Store
-from index.store.postgres import PostgresStore
+from kvproxy.index.store import ResponseStore, Store
+from kvproxy.index.store.postgres import PostgresStore
 
 MakeStore = Callable[..., Any]
 

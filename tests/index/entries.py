@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from index.entry import Entry, new_id
+from kvproxy.index.entry import Entry, new_id
 
 
 def make_entry(prompt: str = "What is a block?", **fields: Any) -> Entry:

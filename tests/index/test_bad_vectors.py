@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.embedder import HashEmbedder, MicroBatcher, SentenceEmbedder, load_embedder
-from index.errors import EmbedderError
-from index.policies.policy import Neighbour
-from index.policies.screen import screen
-from index.policies.threshold import ThresholdPolicy
-from index.semantic import SemanticCache
-from index.store import ResponseStore, Store
+from kvproxy.index.embedder import HashEmbedder, MicroBatcher, SentenceEmbedder, load_embedder
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.policies.screen import screen
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
@@ -156,7 +156,7 @@ def model_in(folder: Path, width: int, seed: int) -> None:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel
 
-    from index.minilm.weights import packaged_model
+    from kvproxy.index.minilm.weights import packaged_model
 
     torch.manual_seed(seed)
     base = folder.with_name(folder.name + "-base")

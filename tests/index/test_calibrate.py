@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.calibrate import Levels, Pair, Point, calibrate, read_pairs, wilson
-from index.embedder import HashEmbedder
-from index.errors import ImportFailed
-from index.guards import GUARDS
-from index.policies.checked import CheckedPolicy
-from index.policies.policy import Neighbour, Policy
-from index.policies.threshold import ThresholdPolicy
-from index.verifier.overlap import OverlapVerifier
+from kvproxy.index.calibrate import Levels, Pair, Point, calibrate, read_pairs, wilson
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.policy import Neighbour, Policy
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.verifier.overlap import OverlapVerifier
 
 WORDS = st.lists(st.sampled_from("how what block cache not 2 3 open close Paris Rome".split()), min_size=1, max_size=5)
 TEXT = WORDS.map(" ".join)

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from index.embedder import HashEmbedder
-from index.neighbours import FaissNeighbours
-from index.store import ResponseStore
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.neighbours import FaissNeighbours
+from kvproxy.index.store import ResponseStore
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-import index.neighbours
+import kvproxy.index.neighbours
 from functools import partial
 index.neighbours.FaissNeighbours = partial(index.neighbours.FaissNeighbours, small=20, flat_limit=150)
 index.vectors.TAIL_LIMIT = 100
-from index.embedder import HashEmbedder
-from index.policies.threshold import ThresholdPolicy
-from index.semantic import SemanticCache
-from index.store import Capacity, ResponseStore
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Capacity, ResponseStore
 from tests.index.entries import make_entry
 
 async def main():

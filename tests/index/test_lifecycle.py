@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index.entry import Entry
-from index.store import Capacity, Filter, Put
-from index.store.eviction import entry_bytes
-from index.transfer import import_into, read_lines
+from kvproxy.index.entry import Entry
+from kvproxy.index.store import Capacity, Filter, Put
+from kvproxy.index.store.eviction import entry_bytes
+from kvproxy.index.transfer import import_into, read_lines
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.reference.naive_store import NaiveStore

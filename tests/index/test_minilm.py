@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from index.embedder import load_embedder
-from index.minilm.embedder import MiniLMEmbedder
-from index.minilm.network import CrossEncoder
-from index.minilm.session import keeps_integers
-from index.minilm.tokens import load_tokenizer, pad
-from index.minilm.weights import base_weights, packaged_model
+from kvproxy.index.embedder import load_embedder
+from kvproxy.index.minilm.embedder import MiniLMEmbedder
+from kvproxy.index.minilm.network import CrossEncoder
+from kvproxy.index.minilm.session import keeps_integers
+from kvproxy.index.minilm.tokens import load_tokenizer, pad
+from kvproxy.index.minilm.weights import base_weights, packaged_model
 
 TEXTS = [
     "What is a block?",

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.neighbours import FaissNeighbours, Neighbours, open_neighbours
-from index.store import Gone, Put, ResponseStore, Store
+from kvproxy.index.neighbours import FaissNeighbours, Neighbours, open_neighbours
+from kvproxy.index.store import Gone, Put, ResponseStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.index.test_vectors import DIM, unit
@@ -55,7 +55,7 @@ def test_search_stays_in_its_namespace_and_finds_the_nearest(make_store: MakeSto
 
 
 def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: str) -> None:
-    from index.store.postgres import PostgresStore
+    from kvproxy.index.store.postgres import PostgresStore
 
     one, other = PostgresStore(empty_postgres), PostgresStore(empty_postgres)
     mine, theirs = neighbours_of(one), neighbours_of(other)
@@ -77,8 +77,8 @@ def graphs_in(store: Any) -> int:
 
 
 def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: str) -> None:
-    from index.store.postgres import PostgresStore
-    from index.store.postgres_vectors import PostgresNeighbours
+    from kvproxy.index.store.postgres import PostgresStore
+    from kvproxy.index.store.postgres_vectors import PostgresNeighbours
 
     store = PostgresStore(empty_postgres)
     near = PostgresNeighbours(store, "e", DIM, large=100)

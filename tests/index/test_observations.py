@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index.errors import CacheStoreError
-from index.observations import Observation, Observations
-from index.store.opening import open_observations
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.observations import Observation, Observations
+from kvproxy.index.store.opening import open_observations
 from tests.index.conftest import empty
 from tests.reference.memory_observations import MemoryObservations
 

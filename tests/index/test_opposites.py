@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from index.embedder import load_embedder
-from index.guards import GUARDS
-from index.policies.policy import Neighbour
+from kvproxy.index.embedder import load_embedder
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.policies.policy import Neighbour
 from kvproxy.proxy.semantic import build_policy
 from kvproxy.settings import CacheSettings
 

@@ -12,11 +12,11 @@ import httpx
 import psycopg
 import pytest
 
-from index.errors import CacheStoreError
-from index.store import Capacity, open_store
-from index.store.postgres import PostgresStore
-from index.store.postgres_server import shown
 from kvproxy.errors import SettingsError
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store import Capacity, open_store
+from kvproxy.index.store.postgres import PostgresStore
+from kvproxy.index.store.postgres_server import shown
 from kvproxy.proxy.services import Services, build
 from kvproxy.settings import load_settings
 from tests.index.entries import make_entry
@@ -84,7 +84,7 @@ def test_proxies_answer_from_each_others_responses_and_live_without_them(
 def test_a_server_that_broke_the_connections_is_used_again(
     empty_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("index.store.postgres_server._REST", 0.2)
+    monkeypatch.setattr("kvproxy.index.store.postgres_server._REST", 0.2)
     store = PostgresStore(empty_postgres)
     store.put(make_entry())
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
@@ -138,7 +138,7 @@ def test_the_command_line_works_on_a_server(empty_postgres: str) -> None:
     store.close()
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "commands", "cache", *arguments]
+        command = [sys.executable, "-m", "kvproxy.commands", "cache", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = run("rm", "--tag", "even", "--yes", "--store", empty_postgres, "--json")

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.embedder import HashEmbedder
-from index.entry import Entry
-from index.neighbours import FaissNeighbours
-from index.policies.threshold import ThresholdPolicy
-from index.semantic import SemanticCache
-from index.store import Capacity, ResponseStore
-from index.vectors import VectorIndex
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.entry import Entry
+from kvproxy.index.neighbours import FaissNeighbours
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.index.vectors import VectorIndex
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.index.test_vectors import unit
@@ -25,7 +25,7 @@ from tests.index.test_vectors import unit
 async def test_hits_are_right_and_the_index_agrees_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("index.vectors.TAIL_LIMIT", 40)
+    monkeypatch.setattr("kvproxy.index.vectors.TAIL_LIMIT", 40)
     chance = random.Random(seed)
     store = ResponseStore(tmp_path / "r.db", capacity=Capacity(entries=600))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
@@ -187,7 +187,7 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
 
 
 def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.store.sql_writer._MOST_AT_ONCE", 40)
+    monkeypatch.setattr("kvproxy.index.store.sql_writer._MOST_AT_ONCE", 40)
     now = 1000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=100))
     for number in range(100):

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.embedder import HashEmbedder, MicroBatcher, load_embedder
-from index.errors import EmbedderError
-from index.guards import GUARDS
-from index.policies.policy import Limits
-from index.policies.threshold import ThresholdPolicy
-from index.semantic import SemanticCache
-from index.store import ResponseStore
+from kvproxy.index.embedder import HashEmbedder, MicroBatcher, load_embedder
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.policies.policy import Limits
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore
 from tests.index.entries import make_entry
 
 

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from index.entry import Entry
-from index.store import Filter, Put
+from kvproxy.index.entry import Entry
+from kvproxy.index.store import Filter, Put
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from sqlite_utils import Database
 
-from index.errors import CacheStoreError, StoreDamaged
-from index.migrations import migrations
-from index.store import Filter, ResponseStore
+from kvproxy.index.errors import CacheStoreError, StoreDamaged
+from kvproxy.index.migrations import migrations
+from kvproxy.index.store import Filter, ResponseStore
 from tests.index.entries import make_entry
 
 
@@ -44,7 +44,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from index.store import Filter, ResponseStore
+from kvproxy.index.store import Filter, ResponseStore
 from tests.index.entries import make_entry
 store = ResponseStore(Path(sys.argv[1]))
 for number in range(100_000):

@@ -29,7 +29,7 @@ def proxy(data: Path, store: str, upstream: str) -> Iterator[Proxy]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "commands", "serve", "--upstream", upstream, "--store", store]
+    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--upstream", upstream, "--store", store]
     command += ["--data", str(data), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:

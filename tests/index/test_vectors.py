@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.segments import Kind
-from index.vectors import TAIL_LIMIT, VectorIndex
+from kvproxy.index.segments import Kind
+from kvproxy.index.vectors import TAIL_LIMIT, VectorIndex
 
 DIM = 16
 

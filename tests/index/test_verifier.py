@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from index.errors import VerifierError
-from index.minilm.network import CrossEncoder
-from index.minilm.tokens import load_tokenizer, pad
-from index.minilm.weights import base_weights, merge, packaged_model, read_tensors
-from index.verifier import load_verifier
-from index.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
-from index.verifier.calibration import Calibration
+from kvproxy.index.errors import VerifierError
+from kvproxy.index.minilm.network import CrossEncoder
+from kvproxy.index.minilm.tokens import load_tokenizer, pad
+from kvproxy.index.minilm.weights import base_weights, merge, packaged_model, read_tensors
+from kvproxy.index.verifier import load_verifier
+from kvproxy.index.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
+from kvproxy.index.verifier.calibration import Calibration
 
 SAME = [
     ("How do I reset my password?", "How can I reset my password?"),
@@ -89,7 +89,7 @@ def test_a_known_embedder_s_cosine_counts_and_another_s_does_not() -> None:
 def test_a_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VerifierError, match="cannot load verifier 'no/such-model'"):
         load_verifier("no/such-model")
-    monkeypatch.setattr("index.verifier.built_in.ADAPTER", tmp_path / "none")
+    monkeypatch.setattr("kvproxy.index.verifier.built_in.ADAPTER", tmp_path / "none")
     with pytest.raises(VerifierError, match="install kvproxy again"):
         load_verifier()
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.verifier.calibration import Calibration, brier, most_served, reliability
+from kvproxy.index.verifier.calibration import Calibration, brier, most_served, reliability
 
 SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.verifier.implied import implied
-from index.verifier.opposites import CHANGES, from_questions, from_templates
-from index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs, split_clusters
-from index.verifier.rewording import reword
+from kvproxy.index.verifier.implied import implied
+from kvproxy.index.verifier.opposites import CHANGES, from_questions, from_templates
+from kvproxy.index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs, split_clusters
+from kvproxy.index.verifier.rewording import reword
 
 EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120)
 

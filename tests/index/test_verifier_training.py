@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.minilm.weights import read_tensors
-from index.verifier.built_in import ADAPTER, BuiltInVerifier
-from index.verifier.calibration import Calibration
+from kvproxy.index.minilm.weights import read_tensors
+from kvproxy.index.verifier.built_in import ADAPTER, BuiltInVerifier
+from kvproxy.index.verifier.calibration import Calibration
 from tests.ports import free_port
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
@@ -33,7 +33,16 @@ def labelled(tmp_path: Path) -> Path:
 def test_a_training_in_small_goes_on_from_an_adapter_and_writes_one_that_scores(labelled: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     small = ["--changed", "8", "--filled", "4", "--implied", "4", "--batch", "8", "--passes", "1"]
-    command = [sys.executable, "-m", "index.verifier.train", *small, "--start", str(ADAPTER), "--pairs", str(labelled)]
+    command = [
+        sys.executable,
+        "-m",
+        "kvproxy.index.verifier.train",
+        *small,
+        "--start",
+        str(ADAPTER),
+        "--pairs",
+        str(labelled),
+    ]
     done = subprocess.run(
         [*command, "--out", str(out)],
         env=os.environ | {"MASTER_PORT": str(free_port())},

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from index.errors import CacheStoreError
-from index.store import Capacity, Put, ResponseStore, Written
-from index.writes import WriteBatcher
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store import Capacity, Put, ResponseStore, Written
+from kvproxy.index.writes import WriteBatcher
 from tests.index.entries import make_entry
 
 

@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from index.embedder import HashEmbedder
-from index.observations import Observation, SqliteObservations
-from index.policies.checked import CheckedPolicy
-from index.policies.policy import Policy
-from index.policies.verified import VerifiedPolicy
-from index.semantic import SemanticCache
-from index.store import ResponseStore
-from index.verifier.overlap import OverlapVerifier
 from kvproxy.errors import SettingsError
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.observations import Observation, SqliteObservations
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.verified import VerifiedPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore
+from kvproxy.index.verifier.overlap import OverlapVerifier
 from kvproxy.proxy.answer import Answerer
 from kvproxy.proxy.app import create_app
 from kvproxy.proxy.judges import answer_text, normalise

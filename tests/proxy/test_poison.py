@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from index.embedder import HashEmbedder
-from index.policies.policy import Decision, Limits, Neighbour
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour
 from kvproxy.proxy.services import Services
 from tests.proxy.test_decisions import CLOSE, QUESTION, ask, checked, proxy
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from index.observations import NEWEST, History, Observation
+from kvproxy.index.observations import NEWEST, History, Observation
 
 
 class MemoryObservations:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from index.entry import Entry
+from kvproxy.index.entry import Entry
 
 
 @dataclass

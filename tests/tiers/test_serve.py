@@ -21,7 +21,18 @@ CHUNK = 32
 @contextlib.contextmanager
 def serving(data: Path, *flags: str) -> Iterator[str]:
     """The command in a process of its own; its URL. It is killed in the end, not asked to stop."""
-    command = [sys.executable, "-m", "commands", "serve", "--port", "0", "--data", str(data), "--no-semantic", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "kvproxy.commands",
+        "serve",
+        "--port",
+        "0",
+        "--data",
+        str(data),
+        "--no-semantic",
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"NO_COLOR": "1"})
     assert process.stdout is not None
     try:

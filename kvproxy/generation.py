@@ -1,4 +1,4 @@
-"""What a client asks of the engine, and what comes back piece by piece."""
+"""What an API asks of the embedded engine, and what comes back piece by piece. Both sides of the seam import this file alone."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,0 +1,134 @@
+"""What is shown of a prefix cache: the embedded engine's own, or one that is mirrored from an engine's events.
+
+Both fill the same classes. A field is None where that cache cannot tell: an engine publishes neither the ids of its
+blocks, nor who holds them, nor its order of eviction.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvproxy.blocks.residency import ResidencyStats
+
+BlockState = Literal["null", "used", "pinned", "cached", "free"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block of an external engine lies.
+
+    Attributes:
+        engine: the engine's URL.
+        rank: its data-parallel rank.
+        medium: GPU, CPU, ...
+        group: its attention group.
+    """
+
+    engine: str | None = None
+    rank: int | None = None
+    medium: str | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """One block.
+
+    Attributes:
+        hash, parent: digests in hexadecimal; None where the block caches nothing, or begins a chain.
+        computed: whether its keys and values are there.
+        num_tokens: tokens that it holds.
+        last_accessed: ordinal of the block's last use.
+        requests: ids of the requests that hold it.
+        copies: physical blocks with this content.
+        place: where it lies, for a mirrored block.
+    """
+
+    id: int | None
+    state: BlockState
+    ref_count: int | None
+    hash: str | None
+    parent: str | None
+    computed: bool
+    num_tokens: int
+    last_accessed: int | None
+    priority: int | None
+    requests: tuple[str, ...] | None
+    copies: int | None = None
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContent:
+    """One block with what it holds: token ids, None where they are unknown, and their text."""
+
+    block: BlockRow
+    tokens: tuple[int, ...] | None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRow:
+    """A cached chain from its first block to a leaf.
+
+    Attributes:
+        leaf: the leaf's digest in hexadecimal.
+        blocks: ids of its blocks, the first block first.
+        complete: whether its first block begins a prompt.
+        in_use: how many of its blocks are held.
+        last_accessed: ordinal of the leaf's last use.
+        first_tokens: token ids of its first block.
+        begins: their text.
+        place: where it lies, for a mirrored chain.
+    """
+
+    leaf: str | None
+    blocks: tuple[int, ...] | None
+    num_blocks: int
+    num_tokens: int
+    complete: bool
+    in_use: int | None
+    last_accessed: int | None
+    first_tokens: tuple[int, ...] | None
+    begins: str = ""
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """Figures of a pool; see `PoolStats` for what each counts.
+
+    Attributes:
+        distinct: cached blocks, copies counted once.
+        pinned: blocks that pins hold.
+    """
+
+    num_blocks: int | None
+    block_size: int | None
+    free: int | None
+    cached: int
+    used: int | None
+    usage: float | None
+    queries: int | None
+    hits: int | None
+    hit_rate: float | None
+    evictions: int
+    pinned: int | None
+    distinct: int | None = None
+    residency: ResidencyStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a prompt leaves the cached chain that it follows furthest.
+
+    Attributes:
+        position: index of the first token that differs.
+        cached: the chain's tokens from there to its block's end.
+        prompt: the prompt's tokens over the same positions.
+        before: the last tokens that they share.
+    """
+
+    position: int
+    cached: tuple[int, ...]
+    prompt: tuple[int, ...]
+    before: tuple[int, ...]

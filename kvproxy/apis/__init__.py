@@ -1,0 +1,10 @@
+"""The APIs whose answers are cached, one file each behind the protocol in `api.py`."""
+
+from kvproxy.apis.api import Api, ApiName
+from kvproxy.apis.chat import Chat
+from kvproxy.apis.completions import Completions
+from kvproxy.apis.embeddings import Embeddings
+from kvproxy.apis.messages import Messages
+from kvproxy.apis.responses import Responses
+
+APIS: dict[ApiName, Api] = {api.name: api for api in (Chat(), Completions(), Embeddings(), Messages(), Responses())}

@@ -1,0 +1,101 @@
+"""What a request's headers ask of the caches: Cache-Control (RFC 9111), and headers of our own. Read once, at the edge."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvproxy.errors import InvalidRequest
+from kvproxy.index.policies.policy import Limits
+
+OURS = "x-kvproxy-"
+"""What the names of our own headers begin with."""
+TAGS = OURS + "tags"
+TTL = OURS + "ttl"
+PRIORITY = OURS + "priority"
+_MOST_TAGS = 16
+_LONGEST_TAG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a request asks of the caches.
+
+    Attributes:
+        no_cache: forward even where an answer is stored, and store the fresh one.
+        no_store: keep the answer out of the cache.
+        only_if_cached: answer from the cache or not at all.
+        max_age: oldest acceptable answer, in seconds.
+        limits: what a semantic hit must reach; stricter than the settings, or without effect.
+        tags: names for the stored answer; what is invalidated together shares one.
+        ttl: seconds to keep the answer for; None where the request does not say.
+        priority: 0 to 9; blocks of a higher one outlive those of a lower one.
+    """
+
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
+    max_age: float | None = None
+    limits: Limits = field(default_factory=Limits)
+    tags: tuple[str, ...] = ()
+    ttl: float | None = None
+    priority: int = 0
+
+
+def read_control(headers: Mapping[str, str]) -> Control:
+    """What the headers ask for. Names in lower case; unknown directives are ignored, as the RFC asks.
+
+    Raises:
+        InvalidRequest: a header's value is not of its form.
+    """
+    found: dict[str, str] = {}
+    for directive in headers.get("cache-control", "").split(","):
+        name, _, value = directive.strip().partition("=")
+        found[name.lower()] = value.strip('"')
+    return Control(
+        no_cache="no-cache" in found,
+        no_store="no-store" in found,
+        only_if_cached="only-if-cached" in found,
+        max_age=_number(found, "max-age"),
+        limits=Limits(_number(found, "similarity"), _number(found, "level"), _number(found, "max-error")),
+        tags=_tags(headers.get(TAGS, "")),
+        ttl=_ttl(headers.get(TTL)),
+        priority=_priority(headers.get(PRIORITY, "0")),
+    )
+
+
+def _number(found: dict[str, str], name: str) -> float | None:
+    if name not in found:
+        return None
+    try:
+        number = float(found[name])
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise InvalidRequest(f"Cache-Control: {name} takes a number, as in {name}=60", param="Cache-Control")
+    return number
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    tags = tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
+    if len(tags) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in tags):
+        raise InvalidRequest(f"{TAGS} takes up to {_MOST_TAGS} tags of {_LONGEST_TAG} characters", param=TAGS)
+    return tags
+
+
+def _ttl(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InvalidRequest(f"{TTL} takes seconds, as in {TTL}: 600, or 0 to keep nothing", param=TTL)
+    return seconds
+
+
+def _priority(text: str) -> int:
+    digit = text.strip()
+    if len(digit) != 1 or digit not in "0123456789":
+        raise InvalidRequest(f"{PRIORITY} is a whole number from 0 to 9, not {text[:20]!r}", param=PRIORITY)
+    return int(digit)

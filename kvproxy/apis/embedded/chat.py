@@ -1,0 +1,128 @@
+"""Chat completions of the embedded engine."""
+
+import time
+from collections.abc import Iterator
+
+from kvproxy.apis.choices import includes_usage
+from kvproxy.apis.embedded import reading
+from kvproxy.apis.embedded.said import Said, SaidChoice
+from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Wanted
+from kvproxy.apis.fields import check_integer
+from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
+from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.sse import DONE, event
+from kvproxy.errors import InvalidRequest
+from kvproxy.generation import Delta, TokenLogprob
+
+
+class ChatSpeaker:
+    """See `Speaker`."""
+
+    def prompt(self, body: JsonMap) -> PromptForm:
+        turns = tuple(reading.flat(message) for message in objects(body.get("messages")))
+        return Conversation(turns, tuple(objects(body.get("tools"))))
+
+    def wanted(self, body: JsonMap) -> Wanted:
+        reading.check_engine(body)
+        reading.check_format(body.get("response_format"), "response_format")
+        reading.check_tools(body)
+        check_integer(body, "top_logprobs", least=0, most=20)
+        if body.get("echo"):
+            raise InvalidRequest("echo belongs to /v1/completions: leave it out", param="echo")
+        limit = reading.integer(body, "max_completion_tokens")
+        return Wanted(
+            self.prompt(body),
+            max_tokens=reading.integer(body, "max_tokens") if limit is None else limit,
+            temperature=reading.number(body, "temperature"),
+            top_p=reading.number(body, "top_p"),
+            top_k=reading.integer(body, "top_k"),
+            seed=reading.integer(body, "seed"),
+            stop=reading.texts(body, "stop"),
+            logprobs=(reading.integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
+            prompt_logprobs=reading.integer(body, "prompt_logprobs"),
+            n=reading.integer(body, "n") or 1,
+            ignore_eos=bool(body.get("ignore_eos")),
+            salt=reading.salt(body),
+            queue_priority=reading.integer(body, "priority") or 0,
+        )
+
+    def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "ChatWriter":
+        return ChatWriter(request, model)
+
+
+class ChatWriter:
+    """See `Writer`."""
+
+    def __init__(self, request: ApiRequest, model: str) -> None:
+        self._said = Said()
+        self._scores = reading.integer(request.body, "prompt_logprobs")
+        self._usage_asked = request.stream and includes_usage(request.body)
+        self._id: JsonObject = {"id": f"chatcmpl-{request.request_id}"}
+        self._made: JsonObject = {"created": int(time.time()), "model": model}
+
+    def write(self, piece: Delta) -> Iterator[bytes]:
+        if self._said.add(piece):
+            yield self._chunk(_choice(piece.index, {"role": "assistant", "content": ""}))
+        if piece.text or piece.logprobs:
+            choice = _choice(piece.index, {"content": piece.text})
+            if piece.logprobs:
+                choice["logprobs"] = {"content": [_logprob(item) for item in piece.logprobs]}
+            yield self._chunk(choice)
+        if piece.finish_reason:
+            yield self._chunk(_choice(piece.index, {}, piece.finish_reason))
+
+    def _chunk(self, choice: JsonObject) -> bytes:
+        head: JsonObject = {**self._id, "object": "chat.completion.chunk", **self._made}
+        return event({**head, "choices": [choice], **({"usage": None} if self._usage_asked else {})})
+
+    def end(self) -> Iterator[bytes]:
+        if self._usage_asked:
+            head: JsonObject = {**self._id, "object": "chat.completion.chunk", **self._made}
+            yield event({**head, "choices": [], "usage": usage_of(self._said)})
+        yield event(DONE)
+
+    def whole(self) -> JsonObject:
+        choices: list[Json] = [_whole(index, choice) for index, choice in sorted(self._said.choices.items())]
+        # vLLM has the prompt's scores beside the choices of a chat, and in each choice of a completion.
+        beside: JsonObject = {} if self._scores is None else {"prompt_logprobs": scores_of(self._said, self._scores)}
+        head: JsonObject = {**self._id, "object": "chat.completion", **self._made}
+        return {**head, **beside, "choices": choices, "usage": usage_of(self._said)}
+
+
+def usage_of(said: Said) -> JsonObject:
+    """Token counts in OpenAI's form."""
+    return {
+        "prompt_tokens": said.prompt_tokens,
+        "completion_tokens": said.completion_tokens,
+        "total_tokens": said.prompt_tokens + said.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": said.cached_tokens},
+    }
+
+
+def scores_of(said: Said, count: int) -> list[Json]:
+    """Scores of the prompt's tokens as vLLM reports them: by id, each with its `count` likeliest alternatives."""
+    return [None, *(_scores(item, count) for item in said.prompt_logprobs)]
+
+
+def _scores(item: TokenLogprob, count: int) -> JsonObject:
+    found: JsonObject = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
+    for rank, (token, text, value) in enumerate(item.top[:count], 1):
+        found.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})
+    return found
+
+
+def _choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _whole(index: int, choice: SaidChoice) -> JsonObject:
+    message: JsonObject = {"role": "assistant", "content": choice.text}
+    whole: JsonObject = {"index": index, "message": message, "finish_reason": choice.finish_reason}
+    if choice.logprobs:
+        whole["logprobs"] = {"content": [_logprob(item) for item in choice.logprobs]}
+    return whole
+
+
+def _logprob(item: TokenLogprob) -> JsonObject:
+    top: list[Json] = [{"token": text, "logprob": value, "bytes": list(text.encode())} for _, text, value in item.top]
+    return {"token": item.text, "logprob": item.logprob, "bytes": list(item.text.encode()), "top_logprobs": top}

@@ -1,0 +1,133 @@
+"""Anthropic's Messages of the embedded engine."""
+
+from collections.abc import Iterator
+
+import orjson
+
+from kvproxy.apis.embedded import reading
+from kvproxy.apis.embedded.said import Said
+from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Wanted
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects, text_of
+from kvproxy.apis.messages import typed
+from kvproxy.apis.request import ApiRequest
+from kvproxy.errors import InvalidRequest
+from kvproxy.generation import Delta
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_PASSED_OVER = ("tool_result", "tool_use", "thinking", "redacted_thinking")
+
+
+class MessagesSpeaker:
+    """See `Speaker`."""
+
+    def prompt(self, body: JsonMap) -> PromptForm:
+        given = body.get("system")
+        system = text_of(given) if given is not None else ""
+        if system is None:
+            raise reading.only_text("system")
+        first: list[JsonObject] = [{"role": "system", "content": system}] if system else []
+        turns = [each for message in objects(body.get("messages")) for each in _turns(message)]
+        return Conversation((*first, *turns), tuple(_tool(tool) for tool in objects(body.get("tools"))))
+
+    def wanted(self, body: JsonMap) -> Wanted:
+        reading.check_engine(body)
+        reading.refuse(body, ("mcp_servers", "container", "output_format", "output_config"))
+        reading.check_tools(body)
+        if field(body.get("thinking"), "type") not in (None, "disabled"):
+            raise InvalidRequest(
+                "the embedded engine has no thinking: leave it out, or use --upstream", param="thinking"
+            )
+        return Wanted(
+            self.prompt(body),
+            max_tokens=reading.integer(body, "max_tokens"),
+            temperature=reading.number(body, "temperature"),
+            top_p=reading.number(body, "top_p"),
+            top_k=reading.integer(body, "top_k"),
+            stop=reading.texts(body, "stop_sequences"),
+            salt=reading.salt(body),
+            queue_priority=reading.integer(body, "priority") or 0,
+        )
+
+    def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "MessagesWriter":
+        return MessagesWriter(request, model)
+
+
+class MessagesWriter:
+    """See `Writer`."""
+
+    def __init__(self, request: ApiRequest, model: str) -> None:
+        self._said = Said()
+        self._head: JsonObject = {
+            "id": f"msg_{request.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+
+    def write(self, piece: Delta) -> Iterator[bytes]:
+        if self._said.add(piece):
+            begun: JsonObject = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage(0)}
+            yield typed({"type": "message_start", "message": {**self._head, **begun}})
+            empty: JsonObject = {"type": "text", "text": ""}
+            yield typed({"type": "content_block_start", "index": 0, "content_block": empty})
+        if piece.text:
+            delta: JsonObject = {"type": "text_delta", "text": piece.text}
+            yield typed({"type": "content_block_delta", "index": 0, "delta": delta})
+
+    def end(self) -> Iterator[bytes]:
+        yield typed({"type": "content_block_stop", "index": 0})
+        yield typed({"type": "message_delta", "delta": self._stopped(), "usage": self._usage()})
+        yield typed({"type": "message_stop"})
+
+    def whole(self) -> JsonObject:
+        content: list[Json] = [{"type": "text", "text": self._said.first.text}]
+        return {**self._head, "content": content, **self._stopped(), "usage": self._usage()}
+
+    def _stopped(self) -> JsonObject:
+        return {"stop_reason": _REASONS[self._said.first.finish_reason or "stop"], "stop_sequence": None}
+
+    def _usage(self, output_tokens: int | None = None) -> JsonObject:
+        said = self._said
+        return {
+            "input_tokens": said.prompt_tokens - said.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": said.cached_tokens,
+            "output_tokens": said.completion_tokens if output_tokens is None else output_tokens,
+        }
+
+
+def _tool(tool: JsonObject) -> JsonObject:
+    function: JsonObject = {
+        "name": tool.get("name"),
+        "description": tool.get("description", ""),
+        "parameters": tool.get("input_schema", {}),
+    }
+    return {"type": "function", "function": function}
+
+
+def _turns(message: JsonObject) -> Iterator[JsonObject]:
+    """One message as chat knows it: results of tools are messages of their own there."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield {"role": message["role"], "content": content}
+        return
+    blocks = objects(content)
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            result = text_of(block.get("content")) or ""
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
+    calls: list[Json] = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    text = text_of([block for block in blocks if block.get("type") not in _PASSED_OVER])
+    if text is None:
+        raise reading.only_text("messages")
+    if text or calls:
+        yield {"role": message["role"], "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def _call(block: JsonObject) -> JsonObject:
+    written = orjson.dumps(block.get("input") or {}).decode()
+    return {
+        "id": block.get("id"),
+        "type": "function",
+        "function": {"name": block.get("name"), "arguments": written},
+    }

@@ -1,0 +1,83 @@
+"""Checks of single fields of a request. Each raises InvalidRequest, which names the field and what it takes."""
+
+from kvproxy.apis.json import JsonMap
+from kvproxy.errors import InvalidRequest
+
+_LONGEST_SHOWN = 40
+
+
+def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:
+    """Check what all APIs that generate text have in common.
+
+    Args:
+        body: the request.
+        least_tokens: the lowest limit of tokens that makes sense.
+    """
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise InvalidRequest("model is required: a name from /v1/models", param="model")
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        check_integer(body, name, least=least_tokens)
+    check_integer(body, "n", least=1)
+    check_number(body, "temperature", 0.0, 2.0)
+    check_number(body, "top_p", 0.0, 1.0)
+    check_integer(body, "seed")
+    check_flag(body, "stream")
+    check_texts(body, "stop")
+
+
+def check_flag(body: JsonMap, name: str) -> None:
+    """True or false, where it is given."""
+    if not isinstance(body.get(name), bool | None):
+        raise InvalidRequest(f"{name} is true or false", param=name)
+
+
+def check_texts(body: JsonMap, name: str) -> None:
+    """A text or a list of texts, where it is given."""
+    value = body.get(name)
+    texts = value if isinstance(value, list) else [value]
+    if value is not None and not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{name} is a text or a list of texts", param=name)
+
+
+def check_objects(body: JsonMap, name: str) -> None:
+    """A list of objects, where it is given."""
+    value = body.get(name)
+    if value is not None and not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
+        raise InvalidRequest(f"{name} is a list of objects", param=name)
+
+
+def check_object(body: JsonMap, name: str) -> None:
+    """An object, where it is given."""
+    if not isinstance(body.get(name), dict | None):
+        raise InvalidRequest(f"{name} is an object", param=name)
+
+
+def check_integer(body: JsonMap, name: str, least: int | None = None, most: int | None = None) -> None:
+    """A whole number in a range, where it is given."""
+    value = body.get(name)
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a whole number, not {_brief(value)}", param=name)
+    if least is not None and value < least:
+        raise InvalidRequest(f"{name} must be at least {least}, not {_brief(value)}", param=name)
+    if most is not None and value > most:
+        raise InvalidRequest(f"{name} must be at most {most}, not {_brief(value)}", param=name)
+
+
+def check_number(body: JsonMap, name: str, least: float, most: float) -> None:
+    """A number in a range, where it is given."""
+    value = body.get(name)
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidRequest(f"{name} must be a number from {least:g} to {most:g}, not {_brief(value)}", param=name)
+
+
+def _brief(value: object) -> str:
+    # Thousands of digits cannot be written as text at all.
+    if isinstance(value, int) and abs(value) > 10**_LONGEST_SHOWN:
+        return "a number of so many digits"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -1,0 +1,149 @@
+"""Anthropic's Messages."""
+
+from collections.abc import Iterator
+
+import orjson
+
+from kvproxy.apis.api import ApiName, Question, ask, counts
+from kvproxy.apis.assemblers.messages import MessageAssembler
+from kvproxy.apis.fields import check_common, check_integer, check_object, check_objects, check_texts
+from kvproxy.apis.json import (
+    Json,
+    JsonMap,
+    JsonObject,
+    as_list,
+    as_object,
+    as_text,
+    objects,
+    shown,
+    text_of,
+)
+from kvproxy.apis.sse import event, pieces
+from kvproxy.errors import InvalidRequest, KvproxyError
+
+# A request with any of these is answered from an equal one only, never from a similar one.
+_EXACT_ONLY = ("tools", "tool_choice", "mcp_servers", "container", "output_format", "output_config")
+_ENDED = frozenset(("end_turn", "tool_use", "stop_sequence", "max_tokens"))
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class Messages:
+    """`/v1/messages`."""
+
+    name: ApiName = "messages"
+    path = "/v1/messages"
+    irrelevant = frozenset(("stream", "metadata", "service_tier", "cache_control", "diagnostics"))
+
+    def check(self, body: JsonMap) -> None:
+        check_common(body)
+        if body.get("max_tokens") is None:
+            raise InvalidRequest("max_tokens is required: the most tokens to generate", param="max_tokens")
+        if _turns(body.get("messages")) is None:
+            raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")
+        if not isinstance(body.get("system"), str | list | None):
+            raise InvalidRequest("system is a text or a list of text blocks", param="system")
+        check_texts(body, "stop_sequences")
+        check_integer(body, "top_k", least=0)
+        check_objects(body, "tools")
+        check_object(body, "thinking")
+
+    def cacheable(self, body: JsonMap) -> bool:
+        # A container keeps files from one request to the next.
+        return not body.get("container")
+
+    def question(self, body: JsonObject) -> Question | None:
+        turns = _turns(body.get("messages"))
+        if turns is None:
+            return None
+        texts = [text_of(turn["content"]) for turn in turns]
+        similar = None not in texts and not any(body.get(name) for name in _EXACT_ONLY)
+        return ask(body, "messages", turns[-1], texts[-1], similar)
+
+    def shown(self, body: JsonMap) -> str:
+        messages = body.get("messages")
+        last = messages[-1] if isinstance(messages, list) and messages else messages
+        return shown(last.get("content") if isinstance(last, dict) else last)
+
+    def keeps(self, whole: JsonObject, body: JsonMap) -> bool:
+        blocks = whole.get("content")
+        if whole.get("type") != "message" or not isinstance(blocks, list) or not blocks:
+            return False
+        return whole.get("error") is None and whole.get("stop_reason") in _ENDED
+
+    def said(self, whole: JsonMap) -> str | None:
+        return text_of(whole.get("content"))
+
+    def usage(self, whole: JsonMap) -> tuple[int, int]:
+        return counts(whole, "input_tokens", "output_tokens")
+
+    def assembler(self) -> MessageAssembler:
+        return MessageAssembler()
+
+    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
+        usage = as_object(whole.get("usage") or {})
+        begun: JsonObject = {
+            **whole,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**usage, "output_tokens": 0},
+        }
+        yield typed({"type": "message_start", "message": begun})
+        for index, block in enumerate(as_list(whole["content"])):
+            empty, deltas = _taken_apart(as_object(block))
+            yield typed({"type": "content_block_start", "index": index, "content_block": empty})
+            for delta in deltas:
+                yield typed({"type": "content_block_delta", "index": index, "delta": delta})
+            yield typed({"type": "content_block_stop", "index": index})
+        end: JsonObject = {name: whole.get(name) for name in ("stop_reason", "stop_sequence")}
+        yield typed({"type": "message_delta", "delta": end, "usage": usage})
+        yield typed({"type": "message_stop"})
+
+    def error(self, error: KvproxyError) -> JsonObject:
+        kind = _ERRORS.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def typed(data: JsonObject) -> bytes:
+    """An event whose name is its type."""
+    return event(data, as_text(data["type"]))
+
+
+def _turns(messages: Json) -> list[JsonObject] | None:
+    """The messages, where each has a role and content."""
+    turns = objects(messages)
+    if not isinstance(messages, list) or not turns or len(turns) < len(messages):
+        return None
+    fits = all(isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str | list) for turn in turns)
+    return turns if fits else None
+
+
+def _taken_apart(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
+    """A block as it begins, and the deltas that fill it; kinds that have none begin whole."""
+    kind = block.get("type")
+    if kind == "text":
+        cited: list[JsonObject] = [
+            {"type": "citations_delta", "citation": each} for each in as_list(block.get("citations") or [])
+        ]
+        texts: list[JsonObject] = [{"type": "text_delta", "text": piece} for piece in pieces(as_text(block["text"]))]
+        begun: JsonObject = {**block, "text": ""}
+        return ({**begun, "citations": []} if cited else begun), [*cited, *texts]
+    if kind == "thinking":
+        thoughts: list[JsonObject] = [
+            {"type": "thinking_delta", "thinking": piece} for piece in pieces(as_text(block["thinking"]))
+        ]
+        if block.get("signature"):
+            thoughts.append({"type": "signature_delta", "signature": block["signature"]})
+        return {**block, "thinking": "", "signature": ""}, thoughts
+    if kind in ("tool_use", "server_tool_use", "mcp_tool_use") and block.get("input"):
+        written = orjson.dumps(block["input"]).decode()
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": written}]
+    return block, []

@@ -1,0 +1,57 @@
+"""A request to one of the cached APIs, as the rest of the proxy sees it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvproxy.apis.api import Api
+from kvproxy.apis.control import Control
+from kvproxy.apis.json import JsonObject, loads
+from kvproxy.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """A request.
+
+    Attributes:
+        api: which API it came to.
+        body: the parsed JSON.
+        raw: the bytes as the client sent them.
+        headers: the client's, names in lower case.
+        tenant: who asks, see `keys`.
+        request_id: also given to the client; a client that chose it may choose it twice.
+        query: the URL's query, without its question mark.
+        control: what its headers ask of the caches.
+    """
+
+    api: Api
+    body: JsonObject
+    raw: bytes
+    headers: Mapping[str, str]
+    tenant: str
+    request_id: str
+    query: str = ""
+    control: Control = field(default_factory=Control)
+
+    @property
+    def model(self) -> str:
+        return str(self.body.get("model", ""))
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+def read_body(raw: bytes) -> JsonObject:
+    """A body as an object.
+
+    Raises:
+        InvalidRequest: it is no JSON object.
+    """
+    try:
+        body = loads(raw)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return body

@@ -1,0 +1,113 @@
+"""The names under which an answer is kept: an exact key, and the namespace inside which similar questions are sought."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.request import ApiRequest
+from kvproxy.errors import Unkeyable
+
+# The embedder reads some 256 tokens; of two longer texts it could miss the difference.
+_MAX_SEMANTIC_BYTES = 800
+PUBLIC = "public"
+# Servers differ in the header by which they tell clients apart; any of them makes a tenant of its own.
+_CREDENTIALS = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "cookie")
+# Which version of an API answers; the same body means another thing in another version.
+_VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
+# Lists whose items, and the items' own content, may carry a marker of where a prefix is to be cached.
+_MARKED = ("messages", "system", "tools", "input")
+_MARKER = "cache_control"
+_EXACT_FLOAT = 2.0**53
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Names of a request.
+
+    Attributes:
+        exact: digest over everything that can change the answer.
+        namespace: the same without the text of the last user turn.
+        text: that text, where similar questions may be answered alike; else None.
+        prompt: what a listing shows for the request.
+    """
+
+    exact: str
+    namespace: str
+    text: str | None
+    prompt: str
+
+
+def tenant_of(headers: Mapping[str, str]) -> str:
+    """Who asks: a digest of the headers that carry credentials, `public` without any. Names in lower case."""
+    given: JsonObject = {name: headers[name] for name in _CREDENTIALS if headers.get(name)}
+    return _digest(given)[:16] if given else PUBLIC
+
+
+def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:
+    """Keys of a request to a backend.
+
+    Args:
+        backend: its name; an answer is never served for another backend.
+        shared: give every tenant the same keys, so that each is answered from all responses.
+
+    Raises:
+        Unkeyable: the body cannot be written again.
+    """
+    api, body = request.api, _relevant(request)
+    whole: JsonObject = {
+        "endpoint": api.name,
+        "tenant": PUBLIC if shared else request.tenant,
+        "backend": backend,
+        "body": body,
+    }
+    if request.query:
+        whole["query"] = request.query
+    versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
+    if versions:
+        whole["headers"] = versions
+    exact = _digest(whole)
+    question = api.question(body)
+    if question is None:
+        return CacheKey(exact, exact, None, api.shown(body))
+    similar = question.similar and len(question.text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES
+    space = _digest({**whole, "body": question.rest})
+    return CacheKey(exact, space, question.text if similar else None, question.text)
+
+
+def _relevant(request: ApiRequest) -> JsonObject:
+    """The body without what cannot change the answer: such fields, nulls, markers of the prefix cache, 1.0 for 1."""
+    body: JsonObject = {}
+    for name, value in request.body.items():
+        if value is None or name in request.api.irrelevant:
+            continue
+        if name in _MARKED:
+            value = _unmarked(value, 2)
+        elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
+            value = int(value)
+        body[name] = value
+    return body
+
+
+def _unmarked(value: Json, depth: int) -> Json:
+    """A list of objects without their markers, and without those of the lists in their `content`."""
+    if not isinstance(value, list):
+        return value
+    return [_unmarked_item(item, depth) if isinstance(item, dict) else item for item in value]
+
+
+def _unmarked_item(item: JsonObject, depth: int) -> JsonObject:
+    if _MARKER in item:
+        item = {name: value for name, value in item.items() if name != _MARKER}
+    if depth and isinstance(item.get("content"), list):
+        item = {**item, "content": _unmarked(item["content"], depth - 1)}
+    return item
+
+
+def _digest(value: JsonObject) -> str:
+    try:
+        return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    except orjson.JSONEncodeError:
+        raise Unkeyable("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None

@@ -4,11 +4,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.rows import PinRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,15 @@ class Pins:
             self.unpin(name)
         return len(over)
 
-    def list(self) -> list[dict[str, Any]]:
-        """Pins as JSON-able rows: name, blocks held, seconds left (None for a pin without end)."""
+    def list(self) -> list[PinRow]:
+        """All pins, the oldest first."""
         now = self._clock()
         return [
-            {
-                "name": name,
-                "blocks": [block.id for block in pin.blocks],
-                "seconds_left": None if pin.expires is None else max(0.0, pin.expires - now),
-            }
+            PinRow(
+                name,
+                tuple(block.id for block in pin.blocks),
+                None if pin.expires is None else max(0.0, pin.expires - now),
+            )
             for name, pin in self._pins.items()
         ]
 

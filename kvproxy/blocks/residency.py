@@ -4,7 +4,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from kvproxy.blocks.block import Block
 
@@ -26,9 +26,6 @@ class ResidencyStats:
     idle: float | None
     never_hit: float | None
     reuse_gap: float | None
-
-    def as_dict(self) -> dict[str, float | None]:
-        return asdict(self)
 
 
 class Residency:

@@ -18,12 +18,12 @@ class Place:
 
     Attributes:
         engine: the engine's URL.
-        rank: its data-parallel rank.
+        rank: its data-parallel rank; None where it does not tell.
         medium: GPU, CPU, ...
-        group: its attention group.
+        group: number of its attention group; None where there is one.
     """
 
-    engine: str | None = None
+    engine: str
     rank: int | None = None
     medium: str | None = None
     group: int | None = None
@@ -64,6 +64,15 @@ class BlockContent:
     block: BlockRow
     tokens: tuple[int, ...] | None
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PinRow:
+    """A pin: its name, the ids of the blocks that it holds, and the seconds that it has left; None for a pin without end."""
+
+    name: str
+    blocks: tuple[int, ...]
+    seconds_left: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +141,20 @@ class Divergence:
     cached: tuple[int, ...]
     prompt: tuple[int, ...]
     before: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """What a prompt would reuse of the embedded engine's pool.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        matched_tokens: how many of them are cached.
+        blocks: ids of the blocks that hold them.
+        divergence: where the prompt leaves the chain that it follows furthest; None where it leaves none.
+    """
+
+    prompt_tokens: int
+    matched_tokens: int
+    blocks: tuple[int, ...]
+    divergence: Divergence | None

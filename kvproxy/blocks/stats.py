@@ -1,7 +1,7 @@
 """Figures of a pool: what it holds now, and how lookups fared, overall and over a recent window."""
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,6 @@ class PoolStats:
     hits: int
     hit_rate: float
     evictions: int
-
-    def as_dict(self) -> dict[str, int | float]:
-        return asdict(self)
 
 
 class LookupStats:

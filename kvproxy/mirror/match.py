@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.events import BlockStored
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.view import Divergence
+from kvproxy.blocks.rows import Divergence
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
 from kvproxy.mirror.wire import Extra
 
@@ -102,16 +103,5 @@ def _find(pool: MirroredPool, digest: bytes) -> MirroredBlock | None:
 
 
 def _divergence(pool: MirroredPool, tokens: list[int], followed: list[MirroredBlock], size: int) -> Divergence | None:
-    """The child of the last block followed that shares most tokens with the prompt."""
-    start = len(followed) * size
-    wanted = tokens[start : start + size]
-    closest: tuple[int, ...] = ()
-    shared = -1
-    for child in pool.children(followed[-1].hash if followed else None):
-        same = next((at for at, (a, b) in enumerate(zip(child.tokens, wanted, strict=False)) if a != b), len(wanted))
-        if child.tokens and same > shared and same < size:
-            closest, shared = child.tokens, same
-    if shared < 0 or shared >= len(wanted):
-        return None
-    position = start + shared
-    return Divergence(position, list(closest[shared:]), wanted[shared:], tokens[max(0, position - 12) : position])
+    children = pool.children(followed[-1].hash if followed else None)
+    return find_divergence(tokens, len(followed) * size, size, (child.tokens for child in children))

@@ -1,12 +1,12 @@
 """One engine as its KV events show it: all its ranks' pools, and how well they are known."""
 
-from typing import Any
-
 from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.rows import PoolFigures
 from kvproxy.mirror import view
 from kvproxy.mirror.endpoints import expand
 from kvproxy.mirror.match import MirrorMatch, Prompt, match, matched_tokens
-from kvproxy.mirror.state import MirrorState, Place
+from kvproxy.mirror.state import MirrorState, PoolKey
+from kvproxy.mirror.status import StreamStatus
 from kvproxy.mirror.subscriber import Subscriber
 
 
@@ -58,12 +58,12 @@ class Mirror:
             return self.subscribers[0].state
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
-            for place, pool in subscriber.state.pools.items():
-                rank = index if place.rank is None else place.rank
-                merged.pools[Place(rank, place.medium, place.group)] = pool
+            for key, pool in subscriber.state.pools.items():
+                rank = index if key.rank is None else key.rank
+                merged.pools[PoolKey(rank, key.medium, key.group)] = pool
         return merged
 
-    def status(self) -> list[dict[str, Any]]:
+    def streams(self) -> list[StreamStatus]:
         """How each stream fares."""
         return [subscriber.status() for subscriber in self.subscribers]
 
@@ -74,9 +74,9 @@ class Mirror:
             one.is_connected and one.sequencer.complete and one.sequencer.wanted is None for one in self.subscribers
         )
 
-    def stats(self) -> dict[str, Any]:
-        """Figures of the pools and of the streams."""
-        return view.stats(self.state()) | {"complete": self.complete, "streams": self.status()}
+    def figures(self) -> PoolFigures:
+        """Figures of all pools."""
+        return view.stats(self.state())
 
     def match(self, prompt: Prompt) -> tuple[int | None, MirrorMatch] | None:
         """The rank that holds most of a prompt, and what it holds; None before the first event."""

@@ -31,6 +31,7 @@ class Counts:
     restarts: int = 0
     replays: int = 0
     losses: int = 0
+    malformed: int = 0
 
 
 class Sequencer:

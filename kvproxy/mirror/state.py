@@ -1,14 +1,13 @@
 """All pools of one event stream: one for each data-parallel rank, medium and attention group."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvproxy.mirror.pool import MirroredPool
 from kvproxy.mirror.wire import GPU, Batch, Removed, Stored
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which pool an event speaks of."""
+class PoolKey(NamedTuple):
+    """Which pool an event speaks of: the data-parallel rank, the medium, and the attention group."""
 
     rank: int | None
     medium: str
@@ -19,12 +18,12 @@ class MirrorState:
     """What a publisher's events add up to. Knows nothing of sequence numbers, see `sequencer`.
 
     Attributes:
-        pools: by place.
+        pools: by rank, medium and group.
         unknown: copies said to be removed that were never seen; above 0 only where events were lost.
     """
 
     def __init__(self) -> None:
-        self.pools: dict[Place, MirroredPool] = {}
+        self.pools: dict[PoolKey, MirroredPool] = {}
         self.unknown = 0
         self.clears = 0
 
@@ -32,21 +31,21 @@ class MirrorState:
         """Take a batch over."""
         for event in batch.events:
             if isinstance(event, Stored):
-                place = Place(batch.rank, event.medium, event.group)
-                pool = self.pools.get(place)
+                key = PoolKey(batch.rank, event.medium, event.group)
+                pool = self.pools.get(key)
                 if pool is None:
-                    pool = self.pools[place] = MirroredPool()
+                    pool = self.pools[key] = MirroredPool()
                 pool.store(event)
             elif isinstance(event, Removed):
                 self._remove(batch.rank, event)
             else:
                 self.clears += 1
-                for place, pool in self.pools.items():
-                    if place.rank == batch.rank:
+                for key, pool in self.pools.items():
+                    if key.rank == batch.rank:
                         pool.clear()
 
     def _remove(self, rank: int | None, event: Removed) -> None:
-        pool = self.pools.get(Place(rank, event.medium, event.group))
+        pool = self.pools.get(PoolKey(rank, event.medium, event.group))
         # Some publishers leave the group out when they remove.
         pools = [pool] if pool is not None else self._groups(rank, event.medium)
         for digest in event.hashes:
@@ -54,15 +53,15 @@ class MirrorState:
                 self.unknown += 1
 
     def _groups(self, rank: int | None, medium: str) -> list[MirroredPool]:
-        return [pool for place, pool in self.pools.items() if (place.rank, place.medium) == (rank, medium)]
+        return [pool for key, pool in self.pools.items() if (key.rank, key.medium) == (rank, medium)]
 
     def prefix_pools(self) -> dict[int | None, MirroredPool]:
         """For each rank the pool that decides how long a prefix is: on the GPU, of its first full-attention group."""
         found: dict[int | None, MirroredPool] = {}
         order = sorted(self.pools.items(), key=lambda item: item[0].group or 0)
-        for place, pool in order:
-            if place.medium == GPU and (pool.kind is None or "full" in pool.kind or "mla" in pool.kind):
-                found.setdefault(place.rank, pool)
+        for key, pool in order:
+            if key.medium == GPU and (pool.kind is None or "full" in pool.kind or "mla" in pool.kind):
+                found.setdefault(key.rank, pool)
         return found
 
     def reset(self) -> None:

@@ -12,6 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.status import StreamStatus
 
 END = b"\xff" * 8
 """In place of a number: the replay is complete."""
@@ -74,16 +75,18 @@ class Subscriber:
         if self._context is not None:
             self._context.destroy(linger=0)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> StreamStatus:
         """How the stream fares."""
-        return {
-            "endpoint": self.endpoint,
-            "connected": self.is_connected,
-            "next": self.sequencer.next,
-            "complete": self.sequencer.complete,
-            "silent_seconds": None if self._heard is None else round(time.monotonic() - self._heard, 1),
-            "unknown_removals": self.state.unknown,
-        } | asdict(self.sequencer.counts)
+        return StreamStatus(
+            endpoint=self.endpoint,
+            connected=self.is_connected,
+            next=self.sequencer.next,
+            complete=self.sequencer.complete,
+            silent_seconds=None if self._heard is None else round(time.monotonic() - self._heard, 1),
+            unknown_removals=self.state.unknown,
+            error=None,
+            **asdict(self.sequencer.counts),
+        )
 
     async def _watch(self, monitor: Any) -> None:
         while True:

@@ -79,9 +79,9 @@ def test_divergence_names_the_first_token_that_differs() -> None:
     found = match(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 99, 98, 97]))
     assert found.matched_tokens == 4
     assert found.divergence is not None
-    assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (6, [6, 7], [99, 98])
+    assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (6, (6, 7), (99, 98))
     (chain,) = chains(manager)
-    assert chain["num_blocks"] == 3
+    assert chain.num_blocks == 3
 
 
 @pytest.mark.parametrize("blocks", [0, 1])

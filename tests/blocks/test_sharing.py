@@ -108,8 +108,8 @@ def test_hybrids_tell_where_a_prompt_diverges() -> None:
     manager.free(begin(manager, CacheRequest("a", range(12))))
     found = match(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 6, 7, 8, 99]))
     assert found.divergence is not None
-    assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (9, [9, 10, 11], [99])
-    assert [chain["num_tokens"] for chain in chains(manager)] == [12]
+    assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (9, (9, 10, 11), (99,))
+    assert [chain.num_tokens for chain in chains(manager)] == [12]
 
 
 def test_prompt_embeddings_name_each_block_by_its_own_digest() -> None:

@@ -101,8 +101,8 @@ async def test_ranks_have_pools_of_their_own() -> None:
         await mirror.start()
         subscribers = mirror.subscribers
         await until(lambda: all(held(one) == two.model.held for one, two in zip(subscribers, ranks, strict=True)))
-        assert {place.rank for place in mirror.state().pools} == {0, 1}
-        assert mirror.stats()["cached"] == 6
+        assert {key.rank for key in mirror.state().pools} == {0, 1}
+        assert mirror.figures().cached == 6
         assert mirror.complete
     finally:
         for subscriber in subscribers:

@@ -1,22 +1,32 @@
 """One frozen tree of settings. Later sources win: defaults, a TOML file, the environment, flags.
 
 Environment variables are `KVPROXY_` plus the path joined by two underscores: `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`.
-The TOML file is `kvproxy.toml` in the data folder unless `KVPROXY_CONFIG` names another one.
+An empty environment variable counts as unset. The TOML file is `kvproxy.toml` in the data folder unless
+`KVPROXY_CONFIG` names another one; the data folder is then that of a flag, of `KVPROXY_DATA`, or the default.
 """
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from kvproxy.errors import SettingsError
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
+from kvproxy.settings.urls import read_url
 
 
 class Settings(BaseSettings):
@@ -26,6 +36,8 @@ class Settings(BaseSettings):
         frozen=True,
         extra="forbid",
         env_prefix="KVPROXY_",
+        # `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not become a token that everybody knows.
+        env_ignore_empty=True,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
@@ -36,8 +48,8 @@ class Settings(BaseSettings):
     upstream: str | None = Field(None, description="Forward to this OpenAI-compatible server instead of a model.")
     upstreams: tuple[UpstreamServer, ...] = Field(
         (),
-        description="Forward to several: a list of tables with url, weight, kv_events, kv_replay, kv_topic, hash_algorithm"
-        " and hash_seed, see [routing](routing.md).",
+        description="Forward to several: a list of URLs, or of tables with url, api_key, authorization, weight, kv_events,"
+        " kv_replay, kv_topic, hash_algorithm and hash_seed, see [routing](routing.md).",
     )
     embedder: str = Field("default", description="Embedder: default, a folder, or a sentence-transformers id.")
     data: Path = Field(
@@ -47,7 +59,9 @@ class Settings(BaseSettings):
         None,
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; responses.db in the data folder if unset.",
     )
-    admin_token: str | None = Field(None, description="Bearer token of the admin routes; needed beyond loopback.")
+    admin_token: PlainKey = Field(
+        None, repr=False, description="Bearer token of the admin routes; needed beyond loopback."
+    )
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()
     tiers: TierSettings = TierSettings()
@@ -58,6 +72,20 @@ class Settings(BaseSettings):
     @classmethod
     def _as_text(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_several(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """`upstream` is short for a list of one."""
+        one = values.get("upstream")
+        return (
+            values | {"upstreams": (one,)} if isinstance(one, str) and one and not values.get("upstreams") else values
+        )
+
+    @field_validator("upstream")
+    @classmethod
+    def _clean_url(cls, value: str | None) -> str | None:
+        return read_url(value).url if value else None
 
     @property
     def store_where(self) -> str:
@@ -71,8 +99,14 @@ class Settings(BaseSettings):
 
     @property
     def servers(self) -> tuple[UpstreamServer, ...]:
-        """The upstreams, none where the embedded engine computes."""
-        return self.upstreams or ((UpstreamServer(url=self.upstream),) if self.upstream else ())
+        """The upstreams, each with the key that it is sent; none where the embedded engine computes."""
+        shared = self.forward.api_key
+        if not shared:
+            return self.upstreams
+        key = {"api_key": SecretStr(shared)}
+        return tuple(
+            each if each.api_key or each.authorization else each.model_copy(update=key) for each in self.upstreams
+        )
 
     @classmethod
     def settings_customise_sources(
@@ -83,12 +117,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+        data = init_settings.init_kwargs.get("data") if isinstance(init_settings, InitSettingsSource) else None
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file(data))
 
 
-def _config_file() -> Path:
+def _config_file(data: Path | str | None) -> Path:
+    """The TOML file for a data folder that a flag names, or for the one of the environment or the default."""
     named = os.environ.get("KVPROXY_CONFIG")
-    folder = os.environ.get("KVPROXY_DATA") or platformdirs.user_data_dir("kvproxy")
+    folder = data or os.environ.get("KVPROXY_DATA") or platformdirs.user_data_dir("kvproxy")
     return Path(named) if named else Path(folder) / "kvproxy.toml"
 
 
@@ -104,8 +140,20 @@ def load_settings(**flags: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise SettingsError(f"setting {path}: {first['msg']} (given {first['input']!r})", param=path) from None
+        raise _explained(error) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read {_config_file(flags.get('data'))}: {error}") from None
     except ValueError as error:
-        raise SettingsError(f"cannot read {_config_file()}: {error}") from None
+        # An environment variable that must hold JSON.
+        raise SettingsError(f"an environment variable must hold JSON: {error} ({error.__cause__})") from None
+
+
+def _explained(error: ValidationError) -> SettingsError:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"]) or "settings"
+    # What is given may be a secret: our own messages show what may be shown, and an unknown setting is told by its name.
+    if first["type"] == "value_error":
+        return SettingsError(f"setting {path}: {first['msg'].removeprefix('Value error, ')}", param=path)
+    if first["type"] == "extra_forbidden":
+        return SettingsError(f"setting {path}: there is no such setting, see docs/configuration.md", param=path)
+    return SettingsError(f"setting {path}: {first['msg']} (given {first['input']!r})", param=path)

@@ -1,8 +1,11 @@
 """Settings of the servers that requests are forwarded to."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvproxy.settings.keys import Key, PlainKey
+from kvproxy.settings.urls import read_url
 
 
 class UpstreamSettings(BaseModel):
@@ -14,7 +17,7 @@ class UpstreamSettings(BaseModel):
     read_timeout: float = Field(600.0, gt=0, description="Seconds between two parts of an answer.")
     max_connections: int = Field(512, ge=1, description="Open connections to the upstream.")
     retries: int = Field(1, ge=0, description="Further tries when no connection could be made.")
-    api_key: str | None = Field(None, description="Sent in place of the client's own key.")
+    api_key: PlainKey = Field(None, repr=False, description="Sent in place of the client's own key.")
     chain: bool = Field(
         False, description="The upstream is a kvproxy too: send it the client's Cache-Control and x-kvproxy-* headers."
     )
@@ -26,11 +29,18 @@ class UpstreamSettings(BaseModel):
 
 
 class UpstreamServer(BaseModel):
-    """One server of several."""
+    """One server that requests are forwarded to.
+
+    Credentials in the URL become `authorization` (`user:password@`) or `api_key` (`key@`), so that the URL can be shown.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str = Field(description="With or without /v1.")
+    url: str = Field(description="Its address, as http://127.0.0.1:8000; with or without /v1.")
+    api_key: Key = Field(None, description="Sent to it in place of the client's own key; forward.api_key by default.")
+    authorization: Key = Field(
+        None, description="A whole Authorization header, sent to it in place of the client's own key."
+    )
     weight: float = Field(1.0, gt=0, description="How fast it is, next to the others.")
     kv_events: str | None = Field(None, description="Where it publishes KV events: tcp://host:5557, or :5557-5560.")
     kv_replay: str | None = Field(None, description="Where it answers requests for missed events, likewise.")
@@ -39,6 +49,21 @@ class UpstreamServer(BaseModel):
         "sha256_cbor", description="Its prefix-caching-hash-algo."
     )
     hash_seed: str | None = Field(None, description="Its PYTHONHASHSEED; by default ours, or vLLM's fixed seed.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clean_url(cls, values: Any) -> Any:
+        """Move credentials out of the URL; a text alone is a URL."""
+        if isinstance(values, str):
+            values = {"url": values}
+        if not isinstance(values, dict) or not isinstance(values.get("url"), str):
+            return values
+        read = read_url(values["url"])
+        keys = {"api_key": read.api_key, "authorization": read.authorization}
+        taken = {name: key for name, key in keys.items() if key is not None}
+        if taken and any(values.get(name) for name in keys):
+            raise ValueError(f"{read.url} has credentials in its URL and a key beside it: give one of them")
+        return values | {"url": read.url} | taken
 
 
 class RoutingSettings(BaseModel):

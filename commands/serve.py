@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kvproxy.proxy.services import Services
+    from kvproxy.http.services import Services
 
 Flag = typer.Option
 
@@ -51,7 +51,7 @@ def serve(
 
     Example: kvproxy serve --upstream http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
     """
-    from kvproxy.proxy.app import serve as run
+    from kvproxy.http.server import serve as run
     from kvproxy.settings import load_settings
 
     settings = load_settings(
@@ -106,7 +106,7 @@ def _given(**flags: Any) -> dict[str, Any] | None:
 
 
 def _banner(services: "Services", url: str) -> None:
-    settings, worker = services.settings, services.worker
+    settings, worker = services.settings, services.built.worker
     if worker is None:
         typer.echo(f"kvproxy in front of {', '.join(server.url for server in settings.servers)}")
     elif worker.name == "demo":
@@ -119,7 +119,7 @@ def _banner(services: "Services", url: str) -> None:
     typer.echo(f"  responses  {services.answerer.store.name}")
     if worker is not None:
         typer.echo(f"  blocks     {worker.num_blocks} of {worker.block_size} tokens")
-        tiers = [f"{tier['name']} ({tier['chunks']} chunks)" for tier in worker.tier_stats()]
+        tiers = [f"{tier.name} ({tier.chunks} chunks)" for tier in worker.tier_figures()]
         if tiers:
             typer.echo(f"  tiers      {', '.join(tiers)}, {settings.tiers.chunk_tokens} tokens a chunk")
     model = worker.name if worker else "MODEL"

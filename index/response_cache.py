@@ -22,6 +22,11 @@ class ResponseCache:
         self._semantic = semantic
         self._writes = WriteBatcher(store.put_many)
 
+    @property
+    def searches(self) -> bool:
+        """Whether similar questions are looked for."""
+        return self._semantic is not None
+
     async def find(self, key: str) -> Entry | None:
         """The unexpired entry with an exact key."""
         # A file answers faster than a thread starts; a server may take its time.

@@ -1,9 +1,9 @@
-"""Errors that a user can act on: each knows its HTTP status, its OpenAI error body and its exit code.
+"""Errors that a user can act on: each knows its HTTP status, OpenAI's type and code for it, and its exit code.
 
-The body follows OpenAI's wire format, `{"error": {"message", "type", "param", "code"}}`. Messages name the fix.
+Messages name the fix. `apis` writes an error in the form of the API that a request came by.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class KvproxyError(Exception):
@@ -24,10 +24,6 @@ class KvproxyError(Exception):
         self.message = message
         self.param = param
 
-    def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
 
 class InvalidRequest(KvproxyError):
     """The request cannot be served as it is."""
@@ -41,6 +37,13 @@ class ContextTooLong(InvalidRequest):
     """The prompt, or prompt plus max_tokens, does not fit the model or the block pool."""
 
     code = "context_length_exceeded"
+
+
+class TooLarge(InvalidRequest):
+    """The body has more bytes than this proxy takes."""
+
+    status = 413
+    code = "request_too_large"
 
 
 class Unkeyable(InvalidRequest):

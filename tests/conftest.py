@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.proxy.services import Services
+from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy

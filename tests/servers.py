@@ -9,8 +9,8 @@ from typing import Any
 
 import uvicorn
 
-from kvproxy.proxy.app import create_app
-from kvproxy.proxy.services import Services, build
+from kvproxy.http.app import create_app
+from kvproxy.http.services import Services, build
 from kvproxy.settings import Settings
 
 

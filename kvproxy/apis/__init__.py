@@ -8,3 +8,8 @@ from kvproxy.apis.messages import Messages
 from kvproxy.apis.responses import Responses
 
 APIS: dict[ApiName, Api] = {api.name: api for api in (Chat(), Completions(), Embeddings(), Messages(), Responses())}
+
+
+def by_name(name: str) -> Api | None:
+    """The API of a name that comes from outside; None where there is none."""
+    return next((api for api in APIS.values() if api.name == name), None)

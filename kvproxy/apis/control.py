@@ -12,6 +12,8 @@ OURS = "x-kvproxy-"
 TAGS = OURS + "tags"
 TTL = OURS + "ttl"
 PRIORITY = OURS + "priority"
+ADMIN_TOKEN = OURS + "admin-token"
+"""Carries the admin token where `Authorization` says who asks."""
 _MOST_TAGS = 16
 _LONGEST_TAG = 128
 

@@ -24,6 +24,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.keys import PlainKey
+from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.urls import read_url
@@ -67,6 +68,7 @@ class Settings(BaseSettings):
     tiers: TierSettings = TierSettings()
     forward: UpstreamSettings = UpstreamSettings()
     routing: RoutingSettings = RoutingSettings()
+    limits: LimitSettings = LimitSettings()
 
     @field_validator("store", mode="before")
     @classmethod

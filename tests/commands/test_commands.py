@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from kvproxy.http.services import Services
 from kvproxy.index.store import ResponseStore
-from kvproxy.proxy.services import Services
 from tests.index.entries import make_entry
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,11 +13,11 @@ import psycopg
 import pytest
 
 from kvproxy.errors import SettingsError
+from kvproxy.http.services import Services, build
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres import PostgresStore
 from kvproxy.index.store.postgres_server import shown
-from kvproxy.proxy.services import Services, build
 from kvproxy.settings import load_settings
 from tests.index.entries import make_entry
 from tests.servers import run_proxy

@@ -24,8 +24,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     behind = load_settings(data=folder / "behind", engine=engine, cache={"enabled": False})
     with run_proxy(behind) as (url, services):
         ask(url, "What is a block?")
-        assert services.worker is not None
-        publisher = services.worker.publisher
+        assert services.built.worker is not None
+        publisher = services.built.worker.publisher
         assert publisher is not None
         server = {"url": url, "kv_events": publisher.endpoint, "kv_replay": publisher.replay}
         front = load_settings(

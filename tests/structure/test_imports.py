@@ -28,20 +28,16 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.routing": set(),
     "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
-    "kvproxy.proxy": {
-        "kvproxy.index",
-        "kvproxy",
-        "kvproxy.errors",
-        "kvproxy.generation",
-        "kvproxy.settings",
-        "kvproxy.blocks",
-        "kvproxy.engine",
-        "kvproxy.mirror",
-        "kvproxy.routing",
-        "kvproxy.demo",
-    },
+    "kvproxy.apis": {"kvproxy.index", "kvproxy.errors", "kvproxy.generation"},
+    "kvproxy.backends": {f"kvproxy.{room}" for room in (
+        "apis", "blocks", "demo", "engine", "errors", "generation", "mirror", "routing", "settings", "tiers"
+    )},
+    "kvproxy.flow": {f"kvproxy.{room}" for room in ("apis", "backends", "errors", "index", "settings")},
+    "kvproxy.http": {f"kvproxy.{room}" for room in (
+        "apis", "backends", "blocks", "errors", "flow", "generation", "index", "settings", "tiers"
+    )},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
-        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate", "proxy"
+        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate", "http"
     ))},
 }  # fmt: skip
 NO_TORCH = ("kvproxy/blocks", "kvproxy/simulate", "kvproxy/tiers", "kvproxy/mirror", "kvproxy/routing")

@@ -1,0 +1,65 @@
+"""The backend that the settings ask for, and the view of its prefix cache."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvproxy.backends.prefix import NoPrefix, PrefixCache
+from kvproxy.backends.protocol import Backend
+from kvproxy.errors import SettingsError
+from kvproxy.settings import Settings
+
+if TYPE_CHECKING:
+    from kvproxy.backends.upstreams.fleet import Fleet
+    from kvproxy.engine.worker import EngineWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A backend with its prefix cache; `worker` where the embedded engine computes, `fleet` where upstreams do."""
+
+    backend: Backend
+    prefix: PrefixCache
+    worker: "EngineWorker | None" = None
+    fleet: "Fleet | None" = None
+
+
+def build_backend(settings: Settings) -> Built:
+    """The embedded engine, or the upstreams.
+
+    Raises:
+        SettingsError: settings contradict each other, or a tokenizer or tier cannot be used.
+        ModelUnsupported: the model cannot be served.
+    """
+    if not settings.servers:
+        return _embedded(settings)
+    if settings.tiers.enabled:
+        raise SettingsError(
+            "tiers keep what the embedded engine computes: leave them out with an upstream", param="tiers"
+        )
+    return _upstreams(settings)
+
+
+def _embedded(settings: Settings) -> Built:
+    from kvproxy.backends.embedded import EmbeddedBackend
+    from kvproxy.backends.embedded_prefix import EmbeddedPrefix
+    from kvproxy.engine.worker import EngineWorker
+
+    worker = EngineWorker.load(settings.engine, settings.model, settings.tiers)
+    backend = EmbeddedBackend(worker)
+    return Built(backend, EmbeddedPrefix(backend), worker=worker)
+
+
+def _upstreams(settings: Settings) -> Built:
+    from kvproxy.backends.upstreams.engine import FleetEngine
+    from kvproxy.backends.upstreams.fleet import Fleet
+    from kvproxy.backends.upstreams.mirrored_prefix import MirroredPrefix
+    from kvproxy.backends.upstreams.tokenize import load_tokenizer
+
+    engines = [FleetEngine(server, settings.forward, settings.routing) for server in settings.servers]
+    if len({engine.url for engine in engines}) < len(engines):
+        raise SettingsError(
+            "an upstream is named twice: give each once, with a weight if it is faster", param="upstreams"
+        )
+    fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
+    mirrored = any(engine.mirror is not None for engine in engines)
+    return Built(fleet, MirroredPrefix(fleet) if mirrored else NoPrefix(), fleet=fleet)

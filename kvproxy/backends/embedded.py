@@ -1,0 +1,119 @@
+"""The embedded engine as a backend: requests in the engine's terms in, typed pieces out."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from kvproxy.apis.embedded import SPEAKERS
+from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Speaker, Wanted
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.protocol import Forwarder, Generated
+from kvproxy.engine.worker import EngineWorker
+from kvproxy.errors import ModelNotFound, NotFound
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams
+
+
+class EmbeddedBackend:
+    """Answers from the embedded engine."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self.worker = worker
+        self.name = f"local:{worker.name}"
+        self.forwarder: Forwarder | None = None
+        self._numbers = itertools.count()
+
+    async def start(self) -> None:
+        await self.worker.start()
+
+    async def close(self) -> None:
+        await self.worker.stop()
+
+    def failure(self) -> str | None:
+        return self.worker.failure
+
+    async def models(self) -> JsonObject:
+        model: JsonObject = {"id": self.worker.name, "object": "model", "created": 0, "owned_by": "kvproxy"}
+        return {"object": "list", "data": [{**model, "max_model_len": self.worker.max_model_len}]}
+
+    async def send(self, request: ApiRequest) -> Generated:
+        """Generate; returns with the first piece, when it is known how much of the prompt was cached.
+
+        Raises:
+            NotFound: the engine does not speak this API.
+            ModelNotFound: the request names another model.
+            InvalidRequest: it asks for what the engine cannot do.
+        """
+        wanted = self._speaker(request).wanted(request.body)
+        generation = await self.generation(request, wanted)
+        echo = await self._echo(wanted, generation.tokens) if wanted.echo else None
+        pieces = self.worker.generate(generation)
+        first = await anext(pieces)
+
+        async def all_pieces() -> AsyncIterator[Delta]:
+            async with aclosing(pieces) as rest:  # type: ignore[type-var]
+                yield first
+                async for piece in rest:
+                    yield piece
+
+        async def close() -> None:
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+        return Generated(all_pieces(), first.usage, self.worker.name, echo, close)
+
+    def _speaker(self, request: ApiRequest) -> Speaker:
+        speaker = SPEAKERS.get(request.api.name)
+        if speaker is None:
+            raise NotFound(f"the embedded engine makes no {request.api.name}: use --upstream")
+        if request.model != self.worker.name:
+            raise ModelNotFound(
+                f"model {request.model!r} is not served here: use {self.worker.name!r}, or start with --model",
+                param="model",
+            )
+        return speaker
+
+    async def generation(self, request: ApiRequest, wanted: Wanted | None = None) -> GenerationRequest:
+        """A request as the engine takes it; raises InvalidRequest for what the engine cannot do."""
+        wanted = wanted or self._speaker(request).wanted(request.body)
+        tokens = await self._tokens(wanted.prompt)
+        return GenerationRequest(
+            # A client may send the same request id twice; the engine's ids must be unique.
+            f"{request.request_id}.{next(self._numbers)}",
+            tuple(tokens),
+            sampling_params(wanted, self.worker.sampling),
+            salt=wanted.salt,
+            priority=request.control.priority,
+            tenant=request.tenant,
+            queue_priority=wanted.queue_priority,
+        )
+
+    async def _tokens(self, prompt: PromptForm) -> list[int]:
+        tokenizer = self.worker.async_tokenizer
+        match prompt:
+            case Conversation():
+                return await tokenizer.chat(list(prompt.messages), list(prompt.tools) or None)
+            case str():
+                return await tokenizer.encode(prompt)
+        return list(prompt)
+
+    async def _echo(self, wanted: Wanted, tokens: tuple[int, ...]) -> Echo:
+        tokenizer = self.worker.async_tokenizer
+        (first,) = await tokenizer.texts(list(tokens[:1]))
+        text = wanted.prompt if isinstance(wanted.prompt, str) else await tokenizer.decode(list(tokens))
+        return Echo(text, first)
+
+
+def sampling_params(wanted: Wanted, recommended: SamplingParams) -> SamplingParams:
+    """How a request wants its tokens chosen; where it does not say, as the model recommends."""
+    return SamplingParams(
+        max_tokens=wanted.max_tokens,
+        temperature=recommended.temperature if wanted.temperature is None else wanted.temperature,
+        top_p=recommended.top_p if wanted.top_p is None else wanted.top_p,
+        top_k=recommended.top_k if wanted.top_k is None else wanted.top_k,
+        seed=wanted.seed,
+        stop=wanted.stop,
+        logprobs=wanted.logprobs,
+        n=wanted.n,
+        ignore_eos=wanted.ignore_eos,
+        prompt_logprobs=wanted.prompt_logprobs,
+    )

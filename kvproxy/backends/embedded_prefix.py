@@ -1,0 +1,114 @@
+"""The embedded engine's own block pool and tiers, as they are shown."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.embedded import EmbeddedBackend
+from kvproxy.backends.prefix import PrefixFigures, PrefixReport, ResetReport, SpelledDivergence
+from kvproxy.blocks import view
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.pins import Pins, PinsFull
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, PinRow
+from kvproxy.engine.tiering import Models
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.tiers.figures import TierFigures
+
+_LONGEST_NUMBER = 12
+_MODELS: dict[str, Models] = {"own": "own", "others": "others", "all": "all"}
+
+
+class EmbeddedPrefix:
+    """See `PrefixCache`."""
+
+    def __init__(self, backend: EmbeddedBackend) -> None:
+        self._backend = backend
+        self._worker = backend.worker
+
+    async def blocks(self) -> list[BlockRow]:
+        return await self._worker.inspect(view.list_blocks)
+
+    async def queue(self) -> list[BlockRow]:
+        return await self._worker.inspect(view.eviction_queue)
+
+    async def chains(self) -> list[ChainRow]:
+        found = await self._worker.inspect(view.chains)
+        return [replace(chain, begins=await self._text(chain.first_tokens)) for chain in found]
+
+    async def show(self, name: str) -> BlockContent | None:
+        if not (name.isdecimal() and name.isascii() and len(name) <= _LONGEST_NUMBER):
+            raise InvalidRequest(f"blocks of the embedded engine have numbers, not {name[:40]!r}: blocks ls lists them")
+        block = await self._worker.inspect(lambda manager: view.show_block(manager, int(name)))
+        return block and replace(block, text=await self._text(block.tokens))
+
+    async def figures(self) -> PrefixFigures:
+        return PrefixFigures(await self._worker.inspect(view.stats))
+
+    async def reset(self) -> ResetReport:
+        return await self._worker.inspect(_reset)
+
+    async def explain(self, request: ApiRequest) -> PrefixReport | None:
+        generation = await self._backend.generation(request)
+        asked = CacheRequest("explain", generation.tokens, salt=generation.salt)
+        found = await self._worker.inspect(lambda manager: view.match(manager, asked))
+        return PrefixReport(
+            prompt_tokens=found.prompt_tokens,
+            matched_tokens=found.matched_tokens,
+            blocks=found.blocks,
+            tiers=await self._worker.tier_match(asked, found.matched_tokens),
+            divergence=await self._spelled(found.divergence),
+        )
+
+    async def pins(self) -> list[PinRow]:
+        return await self._worker.pins(Pins.list)
+
+    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
+        wanted = await self._chain(request, leaf)
+
+        def pin(pins: Pins) -> int:
+            try:
+                return pins.pin(name, wanted, ttl)
+            except PinsFull as error:
+                raise InvalidRequest(f"{error}: unpin others, or start with more blocks (--num-blocks)") from None
+
+        return await self._worker.pins(pin)
+
+    async def _chain(self, request: ApiRequest | None, leaf: str | None) -> CacheRequest:
+        if request is not None:
+            asked = await self._backend.generation(request)
+            # One token more than the prompt, since a lookup leaves one token to compute.
+            return CacheRequest("pin", [*asked.tokens, 0], salt=asked.salt)
+        found = await self._worker.inspect(lambda manager: view.chain_to(manager, leaf)) if leaf else None
+        if found is None:
+            raise NotFound(f"no cached block's hash begins with {leaf!r}: blocks chains lists the leaves")
+        return found
+
+    async def unpin(self, name: str) -> bool:
+        return await self._worker.pins(lambda pins: pins.unpin(name))
+
+    async def tiers(self) -> list[TierFigures]:
+        return self._worker.tier_figures()
+
+    async def clear_tier(self, name: str, models: str) -> int | None:
+        if models not in _MODELS:
+            raise InvalidRequest(f"models is own, others or all, not {models!r}", param="models")
+        return await self._worker.clear_tier(name, _MODELS[models])
+
+    async def _spelled(self, divergence: Divergence | None) -> SpelledDivergence | None:
+        if divergence is None:
+            return None
+        return SpelledDivergence(
+            divergence.position,
+            cached=await self._text(divergence.cached),
+            prompt=await self._text(divergence.prompt),
+            context=await self._text(divergence.before),
+        )
+
+    async def _text(self, tokens: Sequence[int] | None) -> str:
+        return "".join(await self._worker.async_tokenizer.texts(list(tokens))) if tokens else ""
+
+
+def _reset(manager: KVCacheManager) -> ResetReport:
+    figures = view.stats(manager)
+    return ResetReport(manager.reset_prefix_cache(), figures.pinned, figures.used)

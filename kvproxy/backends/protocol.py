@@ -1,0 +1,106 @@
+"""The seam to whatever computes an answer: typed pieces from the embedded engine, or an upstream's bytes."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from kvproxy.apis.embedded.speaker import Echo
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.request import ApiRequest
+from kvproxy.generation import Delta, Usage
+
+Headers: TypeAlias = list[tuple[str, str]]
+Body: TypeAlias = bytes | AsyncIterator[bytes]
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Generated:
+    """An answer of the embedded engine that is on its way.
+
+    Attributes:
+        pieces: all pieces, the first one included; raises a KvproxyError where the engine fails.
+        usage: of the first piece: the prompt's tokens, and how many were cached.
+        model: its name for the client.
+        echo: what each completion begins with.
+        close: ends the work; safe to call at any time.
+    """
+
+    pieces: AsyncIterator[Delta]
+    usage: Usage
+    model: str
+    echo: Echo | None = None
+    close: Callable[[], Awaitable[None]] = field(default=_nothing)
+
+
+@dataclass(slots=True)
+class Relayed:
+    """An upstream's answer that is on its way.
+
+    Attributes:
+        status: HTTP status.
+        headers: headers for the client, lower case, repeated ones included.
+        chunks: the body's parts as they come; raises a KvproxyError where it breaks off.
+        close: ends the work; safe to call at any time.
+    """
+
+    status: int
+    headers: Headers
+    chunks: AsyncIterator[bytes]
+    close: Callable[[], Awaitable[None]] = field(default=_nothing)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the body is server-sent events."""
+        return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
+
+    async def body(self) -> bytes:
+        """The whole body; the answer is closed then."""
+        try:
+            return b"".join([chunk async for chunk in self.chunks])
+        finally:
+            await self.close()
+
+
+Reply: TypeAlias = Generated | Relayed
+
+
+class Forwarder(Protocol):
+    """Takes any request, not only those of the cached APIs."""
+
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+        """Pass a request through untouched.
+
+        Args:
+            method: HTTP method.
+            path: as the client sent it, with the query.
+            headers: the client's, names in lower case.
+            body: whole, or as it comes.
+        """
+
+
+class Backend(Protocol):
+    """What computes answers."""
+
+    name: str
+    """Tells backends apart in keys: an answer is never served for another backend."""
+    forwarder: Forwarder | None
+    """Takes all other requests; None where there is nothing to pass them to."""
+
+    async def start(self) -> None:
+        """Get ready; called once."""
+
+    async def send(self, request: ApiRequest) -> Reply:
+        """Answer a request; returns when the first part of the answer is there, or raises a KvproxyError."""
+
+    async def models(self) -> JsonObject:
+        """OpenAI's list of models."""
+
+    def failure(self) -> str | None:
+        """Why no request can be answered now; None where it can."""
+
+    async def close(self) -> None:
+        """Release everything."""

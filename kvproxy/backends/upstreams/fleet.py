@@ -1,0 +1,221 @@
+"""Upstreams as one backend, one or several: each request goes to the engine that can answer it with the least work."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.protocol import Body, Forwarder, Relayed
+from kvproxy.backends.upstreams.engine import FleetEngine
+from kvproxy.backends.upstreams.tokenize import PromptTokenizer
+from kvproxy.backends.upstreams.upstream import Upstream
+from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
+from kvproxy.mirror.match import Prompt, prepare
+from kvproxy.routing.choose import choose
+from kvproxy.routing.load import Ticket
+from kvproxy.routing.ring import Ring
+from kvproxy.settings import RoutingSettings
+
+_BEGINNING = 1024
+"""Bytes of a prompt that consistent hashing looks at: some 16 blocks."""
+_BYTES_PER_TOKEN = 4
+TOKENIZE_SECONDS = 0.5
+"""How long a request waits for an engine to tell its tokens; then it is routed without."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Engines in the order in which to try them, and how many tokens each would have to compute."""
+
+    engines: list[FleetEngine]
+    work: dict[str, int]
+
+
+class Fleet:
+    """Routes requests over engines that serve the same model.
+
+    Args:
+        engines: one or more.
+        tokenizer: turns requests into the tokens that mirrors know; asked only where it decides something.
+        settings: probes and ejection.
+    """
+
+    def __init__(self, engines: Sequence[FleetEngine], tokenizer: PromptTokenizer, settings: RoutingSettings) -> None:
+        self.engines = {engine.url: engine for engine in engines}
+        self.tokenizer = tokenizer
+        self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
+        self.forwarder: Forwarder | None = self
+        self._ring = Ring({engine.url: engine.weight for engine in engines})
+        self._interval = settings.health_interval
+        self._probing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for engine in self.engines.values():
+            await engine.start()
+        self._probing = asyncio.create_task(self._probe())
+
+    async def close(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        for engine in self.engines.values():
+            await engine.close()
+
+    async def _probe(self) -> None:
+        while True:
+            for failed in await asyncio.gather(
+                *(engine.probe() for engine in self.engines.values()), return_exceptions=True
+            ):
+                if isinstance(failed, Exception):
+                    _log.error("a probe failed, and is tried again", exc_info=failed)
+            await asyncio.sleep(self._interval)
+
+    def failure(self) -> str | None:
+        engines = list(self.engines.values())
+        if any(engine.health.available for engine in engines):
+            return None
+        return "; ".join(engine.health.error or f"{engine.url} is {engine.health.state}" for engine in engines)
+
+    async def models(self) -> JsonObject:
+        return await self._first().upstream.models()
+
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+        """Pass any other request to the first engine that is up: what it names may live there only."""
+        return await self._first().upstream.forward(method, path, headers, body)
+
+    async def send(self, request: ApiRequest) -> Relayed:
+        """Forward a request, to the next best engine where one cannot be reached; never after its answer has begun.
+
+        Raises:
+            Overloaded: no engine is up.
+            UpstreamError: the last engine that was tried gave no answer.
+        """
+        route = await self._route(request)
+        for engine in route.engines[:-1]:
+            try:
+                reply = await self._send(engine, request, route.work[engine.url])
+            except UpstreamError as error:
+                if not (error.unsent or _repeatable(request)):
+                    raise
+                _log.warning("%s: trying another engine", error.message)
+                continue
+            if reply.status != 503:
+                return reply
+            await reply.close()
+        last = route.engines[-1]
+        return await self._send(last, request, route.work[last.url])
+
+    def available(self) -> list[FleetEngine]:
+        """Engines that may be asked; rather one that failed a moment ago than none.
+
+        Raises:
+            Overloaded: all are draining.
+        """
+        up = [engine for engine in self.engines.values() if engine.health.available]
+        up = up or [engine for engine in self.engines.values() if not engine.health.draining]
+        if not up:
+            raise Overloaded("every upstream is draining: kvproxy upstreams undrain lets one back in")
+        return up
+
+    def upstreams(self) -> list[Upstream]:
+        """Upstreams that may be asked what tokens mean, those that are up first."""
+        engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
+        return [engine.upstream for engine in engines]
+
+    async def _route(self, request: ApiRequest) -> _Route:
+        available = self.available()
+        length = len(request.raw) // _BYTES_PER_TOKEN
+        if len(available) == 1:
+            return _Route(available, {available[0].url: length})
+        order = self._ring.order(beginning(request))
+        place = {name: index for index, name in enumerate(order)}
+        prompt = await self._prompt(request, sorted(available, key=lambda engine: place[engine.url]))
+        length = len(prompt.tokens) if prompt else length
+        candidates = [engine.candidate(prompt) for engine in available]
+        work = {candidate.name: length - (candidate.matched or 0) for candidate in candidates}
+        return _Route([self.engines[name] for name in choose(candidates, length, order)], work)
+
+    async def _prompt(self, request: ApiRequest, available: Sequence[FleetEngine]) -> Prompt | None:
+        """The request's tokens with their digests, where a mirror could know them."""
+        mirrors = [engine.mirror for engine in available if engine.mirror is not None]
+        if not mirrors:
+            return None
+        try:
+            # The engine that would serve it is asked, and no other: a second one would cost as much time again.
+            prompt = await self.tokenizer.prompt(request, [available[0].upstream], TOKENIZE_SECONDS)
+        except KvproxyError as error:
+            _log.debug("routed without tokens: %s", error.message)
+            return None
+        await asyncio.to_thread(prepare, prompt, mirrors)
+        return prompt
+
+    async def _send(self, engine: FleetEngine, request: ApiRequest, work: int) -> Relayed:
+        ticket = engine.load.add(work)
+        engine.sent += 1
+        try:
+            reply = await engine.upstream.send(request)
+        except BaseException as error:
+            ticket.ended()
+            if isinstance(error, UpstreamError):
+                engine.health.failed(error.message)
+            raise
+        if reply.status < 500:
+            engine.health.succeeded()
+        return _ticketed(reply, ticket)
+
+    def _first(self) -> FleetEngine:
+        engines = list(self.engines.values())
+        return next((engine for engine in engines if engine.health.available), engines[0])
+
+    def engine(self, name: str) -> FleetEngine:
+        """An engine by its URL, or its place in the list from 1.
+
+        Raises:
+            NotFound: there is none.
+        """
+        engines = list(self.engines.values())
+        if name.isdecimal() and len(name) < 5 and 0 < int(name) <= len(engines):
+            return engines[int(name) - 1]
+        found = self.engines.get(name.rstrip("/").removesuffix("/v1"))
+        if found is None:
+            raise NotFound(f"no upstream {name[:200]!r}: kvproxy upstreams lists them")
+        return found
+
+
+def beginning(request: ApiRequest) -> bytes:
+    """What a prompt begins with, for consistent hashing: the model, and its first bytes."""
+    body = request.body
+    prompt = [body.get(name) for name in ("system", "instructions", "tools", "messages", "prompt", "input")]
+    text = orjson.dumps([part for part in prompt if part is not None])
+    return hashlib.sha256(request.model.encode("utf-8", "replace") + text[:_BEGINNING]).digest()
+
+
+def _repeatable(request: ApiRequest) -> bool:
+    """Whether computing a request twice does nothing twice: it leaves nothing behind on the engine."""
+    return request.api.name != "responses" and not request.body.get("store")
+
+
+def _ticketed(reply: Relayed, ticket: Ticket) -> Relayed:
+    """The reply, its engine's load lowered when its answer begins and when it ends."""
+    chunks, close = reply.chunks, reply.close
+
+    async def counted() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                ticket.begun()
+                yield chunk
+        finally:
+            ticket.ended()
+
+    async def closed() -> None:
+        ticket.ended()
+        await close()
+
+    reply.chunks, reply.close = counted(), closed
+    return reply

@@ -1,0 +1,172 @@
+"""The prefix caches of upstreams, as their mirrors know them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvproxy.apis.json import field, loads
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.prefix import (
+    EngineReset,
+    NoPrefix,
+    PrefixFigures,
+    PrefixReport,
+    ResetReport,
+    SpelledDivergence,
+)
+from kvproxy.backends.protocol import Relayed
+from kvproxy.backends.upstreams.engine import FleetEngine
+from kvproxy.backends.upstreams.fleet import Fleet
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence
+from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache
+from kvproxy.mirror import view
+from kvproxy.mirror.match import MirrorMatch, Prompt, prepare
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
+
+_SPELLED = 50
+"""Chains whose beginning is turned into text, which may cost a request each."""
+_SECONDS = 5.0
+"""How long an engine may take to tell what tokens mean."""
+_RESETS = ("/reset_prefix_cache", "/flush_cache")
+"""vLLM's route (in its development mode), and SGLang's."""
+
+
+class MirroredPrefix(NoPrefix):
+    """All engines' mirrors; see `PrefixCache`. What an engine does not publish is refused, as where there is no mirror."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def _mirrors(self) -> "list[tuple[FleetEngine, Mirror]]":
+        return [(engine, engine.mirror) for engine in self._fleet.engines.values() if engine.mirror is not None]
+
+    async def blocks(self) -> list[BlockRow]:
+        return [row for engine, mirror in self._mirrors() for row in view.list_blocks(mirror.state(), engine.url)]
+
+    async def queue(self) -> list[BlockRow]:
+        raise NoPrefixCache(
+            "engines do not publish their order of eviction: blocks ls and blocks chains tell what they hold"
+        )
+
+    async def chains(self) -> list[ChainRow]:
+        found = [row for engine, mirror in self._mirrors() for row in view.chains(mirror.state(), engine.url)]
+        texts = await asyncio.gather(*(self._text(chain.first_tokens) for chain in found[:_SPELLED]))
+        spelled = [replace(chain, begins=text) for chain, text in zip(found, texts, strict=False)]
+        return spelled + found[_SPELLED:]
+
+    async def show(self, name: str) -> BlockContent | None:
+        found = [
+            content
+            for engine, mirror in self._mirrors()
+            for content in view.show_blocks(mirror.state(), name, engine.url)
+        ]
+        if len({content.block.hash for content in found}) > 1:
+            raise InvalidRequest(f"{len(found)} blocks' hashes begin with {name[:80]!r}: give more of the hash")
+        return replace(found[0], text=await self._text(found[0].tokens)) if found else None
+
+    async def figures(self) -> PrefixFigures:
+        pools = [mirror.figures() for _, mirror in self._mirrors()]
+        total = replace(
+            pools[0],
+            cached=sum(pool.cached for pool in pools),
+            distinct=sum(pool.distinct or 0 for pool in pools),
+            evictions=sum(pool.evictions for pool in pools),
+        )
+        mirrors = self._mirrors()
+        return PrefixFigures(
+            total,
+            complete=all(mirror.complete for _, mirror in mirrors),
+            streams=tuple(stream for _, mirror in mirrors for stream in mirror.streams()),
+            engines=tuple(engine.url for engine, _ in mirrors),
+        )
+
+    async def reset(self) -> ResetReport:
+        """Ask every engine. The mirror of one that confirms it is emptied at once: vLLM publishes it only with its next step.
+
+        Raises:
+            NoPrefixCache: an engine has no route for it.
+        """
+        done = tuple(await asyncio.gather(*map(self._reset, self._fleet.engines.values())))
+        return ResetReport(all(each.reset for each in done), engines=done)
+
+    async def _reset(self, engine: FleetEngine) -> EngineReset:
+        mark = engine.mirror.before_reset() if engine.mirror is not None else ()
+        for path in _RESETS:
+            try:
+                reply = await engine.upstream.forward("POST", path, {}, b"")
+                said = await reply.body()
+            except KvproxyError as error:
+                return EngineReset(engine.url, False, error.message)
+            if reply.status in (404, 405):
+                continue
+            refused = _refusal(reply, said)
+            if refused is None and engine.mirror is not None:
+                engine.mirror.cleared(mark)
+            return EngineReset(engine.url, refused is None, refused)
+        raise NoPrefixCache(f"{engine.url} has no {_RESETS[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1")
+
+    async def explain(self, request: ApiRequest) -> PrefixReport | None:
+        try:
+            prompt = await self._fleet.tokenizer.prompt(request, self._fleet.upstreams(), _SECONDS)
+        except KvproxyError as error:
+            return PrefixReport(reason=error.message)
+        mirrors = self._mirrors()
+        await asyncio.to_thread(prepare, prompt, [mirror for _, mirror in mirrors])
+        found = [(engine, mirror, *best) for engine, mirror in mirrors if (best := mirror.match(prompt)) is not None]
+        if not found:
+            return _nothing_known(prompt)
+        engine, mirror, rank, match = max(found, key=lambda item: item[3].matched_tokens)
+        return PrefixReport(
+            prompt_tokens=match.prompt_tokens,
+            matched_tokens=match.matched_tokens,
+            blocks=tuple(view.hex_of(block.hash) for block in match.blocks),
+            divergence=await self._spelled(match.divergence),
+            reason=_reason(match),
+            engine=engine.url,
+            rank=rank,
+            engines={one.url: held.matched_tokens for one, _, _, held in found},
+            complete=mirror.complete,
+            named_alike=match.named_alike,
+            digests=tuple(digest.hex() for digest in match.digests),
+        )
+
+    async def _spelled(self, divergence: Divergence | None) -> SpelledDivergence | None:
+        if divergence is None:
+            return None
+        parts = (divergence.cached, divergence.prompt, divergence.before)
+        cached, prompt, context = await asyncio.gather(*map(self._text, parts))
+        return SpelledDivergence(divergence.position, cached, prompt, context)
+
+    async def _text(self, tokens: Sequence[int] | None) -> str:
+        """The text of tokens; the tokens themselves where nobody can spell them."""
+        if not tokens:
+            return ""
+        try:
+            return await self._fleet.tokenizer.text(tokens, self._fleet.upstreams(), _SECONDS)
+        except KvproxyError:
+            return " ".join(map(str, tokens))
+
+
+def _refusal(reply: Relayed, said: bytes) -> str | None:
+    """Why an engine did not forget its prefix cache; None where it did. vLLM refuses with 200 and `"success": false`."""
+    if reply.status >= 400:
+        return f"it answered {reply.status}"
+    try:
+        success = field(loads(said), "success") if said.strip() else None
+    except ValueError:
+        return None
+    return "it says that it did not: requests are running there, try again" if success is False else None
+
+
+def _nothing_known(prompt: Prompt) -> PrefixReport:
+    reason = "the upstream has not told of any block yet"
+    return PrefixReport(prompt_tokens=len(prompt.tokens), matched_tokens=0, reason=reason)
+
+
+def _reason(match: MirrorMatch) -> str | None:
+    if match.named_alike is False:
+        return "matched by tokens: the engine names its blocks by another recipe or seed than hash_algorithm and hash_seed say"
+    return None

@@ -1,0 +1,193 @@
+"""The flow of a request: exact key, similar question, identical request under way, backend, store."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvproxy.apis.json import as_object, dumps, loads
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.protocol import Backend
+from kvproxy.errors import NotCached, UpstreamBroken
+from kvproxy.flow.flights import Flight, Flights
+from kvproxy.flow.keep import Asked, FlightKeeper, Shelf
+from kvproxy.flow.keys import CacheKey, cache_key
+from kvproxy.flow.learning.observer import Observer
+from kvproxy.flow.outcome import Answer, Forwarded, Match, Outcome
+from kvproxy.flow.source import EVENTS, JSON, Source, open_source
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError, EmbedderError
+from kvproxy.index.lookup import Candidate, Lookup
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Store
+from kvproxy.settings import CacheSettings
+
+HOLD_SECONDS = 1.0
+"""How long an answer that is no stream is held back after its head, so that Cache-Status can tell whether it is stored."""
+_SLOW_BYTES = 64 * 1024
+"""From here on a digest or a replay takes long enough to leave the event loop."""
+_log = logging.getLogger("kvproxy")
+
+
+class Answerer:
+    """Answers requests from the caches or the backend.
+
+    Args:
+        backend: computes what is not cached.
+        store: responses by exact key.
+        semantic: responses by similar question, None where that is off.
+        settings: what may be cached and for how long.
+        clock: seconds since the epoch.
+        observer: compares fresh answers with cached ones, None to learn nothing.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store,
+        semantic: SemanticCache | None,
+        settings: CacheSettings,
+        clock: Callable[[], float] = time.time,
+        observer: Observer | None = None,
+    ) -> None:
+        self.backend = backend
+        self.store = store
+        self.semantic = semantic
+        self.observer = observer
+        self.outcomes: Counter[str] = Counter()
+        """Semantic lookups by what came of them."""
+        self.cache = ResponseCache(store, semantic)
+        self.flights = Flights()
+        self.settings = settings
+        self._clock = clock
+        self._shelf = Shelf(self.cache, settings, backend.name, clock, observer)
+
+    async def answer(self, request: ApiRequest) -> Answer:
+        """The answer to a request.
+
+        Raises:
+            NotCached: the request accepts only a cached answer and there is none.
+            Unkeyable: the request cannot be compared with others.
+            KvproxyError: what the backend raised.
+        """
+        control = request.control
+        cacheable = self.settings.enabled and request.api.cacheable(request.body)
+        asked = Asked(request, await self.key(request), cacheable)
+        if cacheable and not control.no_cache:
+            hit, near = await self._cached(asked)
+            if hit is not None:
+                return hit
+            asked = replace(asked, near=near)
+        if control.only_if_cached:
+            raise NotCached(
+                "no stored answer, and the request said only-if-cached: send it without to have it computed"
+            )
+        return await self._forward(asked)
+
+    async def key(self, request: ApiRequest) -> CacheKey:
+        """The names of a request; raises Unkeyable."""
+        name, shared = self.backend.name, self.settings.shared
+        if len(request.raw) > _SLOW_BYTES:
+            return await asyncio.to_thread(cache_key, request, name, shared=shared)
+        return cache_key(request, name, shared=shared)
+
+    async def _cached(self, asked: Asked) -> tuple[Answer | None, Candidate | None]:
+        """An answer from the cache; without one, the similar entry that a fresh answer may be compared with."""
+        request, key = asked.request, asked.key
+        try:
+            entry = await self.cache.find(key.exact)
+            if entry is not None and self._young(entry, request):
+                return await self._hit(request, entry, None), None
+            if self.semantic is None or key.text is None:
+                return None, None
+            lookup = await self.semantic.lookup(key.namespace, key.text, limits=request.control.limits)
+            self.outcomes[lookup.outcome] += 1
+            if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, request):
+                return None, lookup.comparable
+            return await self._hit(request, lookup.entry, _match(lookup)), None
+        except (CacheStoreError, EmbedderError) as error:
+            # Without its cache a proxy is slower, not broken.
+            _log.error("lookup failed, the request is forwarded: %s", error)
+        except Exception:
+            # An imported answer that is none, a user's verifier that fails.
+            _log.exception("lookup failed, the request is forwarded")
+        return None, None
+
+    def _young(self, entry: Entry, request: ApiRequest) -> bool:
+        oldest = request.control.max_age
+        return oldest is None or self._clock() - entry.created <= oldest
+
+    async def _hit(self, request: ApiRequest, entry: Entry, match: Match | None) -> Answer:
+        headers, body = [JSON], entry.response
+        if request.stream:
+            headers = [EVENTS, ("cache-control", "no-cache")]
+            if len(body) > _SLOW_BYTES:
+                body = await asyncio.to_thread(_replayed, request, entry)
+            else:
+                body = _replayed(request, entry)
+        self.store.touch(entry.id)
+        now = self._clock()
+        outcome = Outcome(
+            "exact" if match is None else "semantic",
+            entry=entry.id,
+            age=max(0.0, now - entry.created),
+            ttl=max(0.0, entry.expires - now),
+            match=match,
+        )
+        return Answer(200, headers, body, outcome)
+
+    async def _forward(self, asked: Asked) -> Answer:
+        request, control = asked.request, asked.request.control
+        keep = asked.cacheable and not control.no_store and self._shelf.lifetime(request) > 0
+        # A request that wants a fresh or an unstored answer flies alone. One never joins another tenant's flight:
+        # errors and cookies belong to who asked, even where answers are shared.
+        alone = control.no_cache or not keep
+        form = (request.stream, dumps(request.body.get("stream_options")))
+        flight, collapsed = self.flights.board(
+            (asked.key.exact, request.tenant, form, object() if alone else None),
+            lambda: Flight(lambda: self._open(request), FlightKeeper(self._shelf, asked, keep=keep)),
+        )
+        try:
+            source = await flight.head()
+            whole = not source.streams and await flight.settle(HOLD_SECONDS)
+            if flight.error is not None and not isinstance(flight.error, UpstreamBroken):
+                raise flight.error
+            outcome = Outcome(
+                "forward",
+                entry=flight.entry,
+                forwarded=_why(asked, alone=alone),
+                stored=flight.entry is not None,
+                collapsed=collapsed,
+                status=source.status,
+                prefix=source.prefix,
+            )
+            if not whole:
+                return Answer(source.status, source.headers, flight.chunks(), outcome, flight.leave)
+            body = await flight.body()
+        except BaseException:
+            flight.leave()
+            raise
+        flight.leave()
+        return Answer(source.status, source.headers, body, outcome)
+
+    async def _open(self, request: ApiRequest) -> Source:
+        return open_source(request, await self.backend.send(request), self.settings.max_response_bytes)
+
+
+def _why(asked: Asked, *, alone: bool) -> Forwarded:
+    if not asked.cacheable:
+        return "bypass"
+    return "request" if alone else "uri-miss"
+
+
+def _match(lookup: Lookup) -> Match:
+    chosen = lookup.chosen
+    assert chosen is not None
+    return Match(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)
+
+
+def _replayed(request: ApiRequest, entry: Entry) -> bytes:
+    return b"".join(request.api.replay(as_object(loads(entry.response)), request.body))

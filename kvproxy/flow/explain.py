@@ -1,0 +1,147 @@
+"""What would happen to a request, without doing it."""
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.prefix import PrefixCache, PrefixReport
+from kvproxy.flow.answer import Answerer
+from kvproxy.flow.keys import CacheKey
+from kvproxy.index.policies.policy import Verdict
+from kvproxy.index.store import Filter
+
+_MOST_LIKE = 1000
+"""Entries with the same prompt that are looked through for another tenant's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactReport:
+    """Whether an equal request is stored, and under which id."""
+
+    hit: bool
+    id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourReport:
+    """A similar question that is stored, and what the policy decides of it; see `index.lookup.Candidate`."""
+
+    id: str
+    prompt: str
+    similarity: float
+    verdict: Verdict
+    guard: str | None
+    score: float | None
+    error: float | None
+    served: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticReport:
+    """What the search for similar questions finds; `reason` tells why it does not search at all."""
+
+    policy: str | None = None
+    threshold: float | None = None
+    level: float | None = None
+    max_error: float | None = None
+    shadow: bool = False
+    neighbours: tuple[NeighbourReport, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which layer would answer a request, and why not the ones before it.
+
+    Attributes:
+        layer: exact, semantic, prefix (the engine computes, and reuses a part of the prompt) or none.
+        key, namespace: the request's names.
+        tenant: who asks, as the headers say.
+        other_tenants: whether another tenant has an equal request stored.
+        prefix: what the engine would reuse; None where that cannot be known.
+    """
+
+    layer: Literal["exact", "semantic", "prefix", "none"]
+    api: str
+    tenant: str
+    other_tenants: bool
+    key: str
+    namespace: str
+    exact: ExactReport
+    semantic: SemanticReport
+    prefix: PrefixReport | None
+
+
+async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> Explanation:
+    """What would happen to a request; raises what reading it raises."""
+    key = await answerer.key(request)
+    exact = await answerer.cache.find(key.exact)
+    semantic = await _semantic(answerer, key)
+    prefix = await prefix_cache.explain(request)
+    layer: Literal["exact", "semantic", "prefix", "none"] = "none"
+    if exact is not None:
+        layer = "exact"
+    elif any(neighbour.served for neighbour in semantic.neighbours):
+        layer = "semantic"
+    elif prefix is not None and prefix.reusable:
+        layer = "prefix"
+    return Explanation(
+        layer,
+        request.api.name,
+        request.tenant,
+        exact is None and await _others_have_it(answerer, request, key),
+        key.exact,
+        key.namespace,
+        ExactReport(exact is not None, exact.id if exact else None),
+        semantic,
+        prefix,
+    )
+
+
+async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
+    """Whether an entry with this prompt has the key that the request would have if its tenant asked."""
+    alike = await asyncio.to_thread(answerer.store.ls, Filter(prompt=key.prompt), limit=_MOST_LIKE)
+    for entry in alike:
+        if entry.tenant != request.tenant and entry.endpoint == request.api.name:
+            theirs = await answerer.key(replace(request, tenant=entry.tenant))
+            if theirs.exact == entry.key:
+                return True
+    return False
+
+
+async def _semantic(answerer: Answerer, key: CacheKey) -> SemanticReport:
+    cache, settings = answerer.semantic, answerer.settings
+    if cache is None:
+        return SemanticReport(reason="semantic matching is off")
+    report = SemanticReport(
+        policy=cache.policy.name,
+        threshold=settings.least_similarity,
+        level=settings.level if cache.policy.name == "checked" else None,
+        max_error=settings.max_error if cache.policy.name == "verified" else None,
+        shadow=settings.shadow,
+    )
+    if key.text is None:
+        why = "this request is answered from an equal one only (tools, images, structured or long input)"
+        return replace(report, reason=why)
+    if not cache.reads(key.text):
+        return replace(report, reason="the embedder does not read all of this text (letters, length)")
+    lookup = await cache.lookup(key.namespace, key.text, explore=False)
+    neighbours = tuple(
+        NeighbourReport(
+            candidate.id,
+            candidate.prompt,
+            round(candidate.similarity, 4),
+            candidate.verdict,
+            candidate.guard,
+            _rounded(candidate.score),
+            _rounded(candidate.error),
+            served=candidate is lookup.chosen and not settings.shadow,
+        )
+        for candidate in lookup.candidates
+    )
+    return replace(report, neighbours=neighbours)
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 4)

@@ -1,0 +1,217 @@
+"""Identical requests under way share one answer: late ones get what has come so far, then the rest as it comes.
+
+The work goes on until its last client leaves; the first one leaving does not harm the others. The answer is read no faster
+than its fastest client takes it, and once it has grown too large to be kept, no faster than its slowest.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from typing import Protocol
+
+from kvproxy.flow.source import Source
+
+WINDOW = 256 * 1024
+"""Bytes that may wait for a client before the source has to."""
+
+
+class Keeper(Protocol):
+    """Keeps the answer of a flight."""
+
+    limit: int
+    """Bytes up to which all parts are held for clients that come later."""
+
+    def push(self, source: Source, chunk: bytes) -> bool:
+        """Take a part before it is handed on; True if the answer is complete with it."""
+
+    async def finish(self, source: Source) -> str | None:
+        """Called once, when the answer is complete or has ended; the id of the entry that keeps it now, if one does."""
+
+
+class Flight:
+    """One generation and those who wait for it.
+
+    Args:
+        open: begins the work.
+        keeper: keeps the answer.
+    """
+
+    def __init__(self, open: Callable[[], Awaitable[Source]], keeper: Keeper) -> None:
+        self._open = open
+        self._keeper = keeper
+        self._chunks: list[bytes] = []
+        self._dropped = 0
+        self._size = 0
+        self._read: dict[object, int] = {}
+        self._taken: dict[object, int] = {}
+        self._changed = asyncio.Event()
+        self._moved = asyncio.Event()
+        self.error: BaseException | None = None
+        self.source: Source | None = None
+        self.ended = False
+        self.entry: str | None = None
+        self.passengers = 0
+        self.task = asyncio.create_task(self._fly())
+
+    @property
+    def open_to_all(self) -> bool:
+        """Whether one more client would get everything from the start."""
+        return not (self.ended or self._dropped or self.task.cancelling())
+
+    async def _fly(self) -> None:
+        source: Source | None = None
+        try:
+            source = await self._open()
+            self.source = source
+            self._notify()
+            finished = False
+            async for chunk in source.chunks:
+                if not finished and self._keeper.push(source, chunk):
+                    finished = True
+                    self.entry = await self._keeper.finish(source)
+                self._chunks.append(chunk)
+                self._size += len(chunk)
+                self._notify()
+                if not source.at_once:
+                    await self._room()
+            if not finished:
+                self.entry = await self._keeper.finish(source)
+        except BaseException as error:
+            self.error = error
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self.ended = True
+            self._notify()
+            if source is not None:
+                await source.close()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _room(self) -> None:
+        """Wait for the clients, so that no more than a window of parts lies here unread."""
+        while self._size > WINDOW:
+            large = self._size > self._keeper.limit
+            if large:
+                self._drop()
+            if self._size - self._reached(min if large else max) <= WINDOW:
+                return
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _reached(self, which: Callable[[list[int]], int]) -> int:
+        """Bytes that the fastest or the slowest client has; one that has not begun to read has none."""
+        waiting = [0] * (self.passengers - len(self._read))
+        return which([*self._read.values(), *waiting] or [self._size])
+
+    def _drop(self) -> None:
+        """Let go of what every client has."""
+        if len(self._taken) < self.passengers:
+            return
+        taken = min(self._taken.values(), default=0) - self._dropped
+        if taken > 0:
+            del self._chunks[:taken]
+            self._dropped += taken
+
+    def leave(self) -> None:
+        """A client is done or gone; the last to go ends the work."""
+        self.passengers -= 1
+        self._moved.set()
+        if self.passengers == 0 and not self.ended:
+            self.task.cancel()
+
+    async def head(self) -> Source:
+        """The answer's head, once it is there; raises what the backend raised."""
+        while self.source is None and not self.ended:
+            await self._changed.wait()
+        if self.source is None:
+            assert self.error is not None
+            raise self.error
+        return self.source
+
+    async def settle(self, seconds: float) -> bool:
+        """Wait until the answer is whole, or has been under way too long or grown too large to be held back.
+
+        Args:
+            seconds: how long; what comes at once is waited for.
+
+        Returns:
+            Whether it is whole.
+        """
+        source = await self.head()
+        # One part that comes when all is done: there is nothing to hand on before, however large it is.
+        while source.at_once and not self.ended:
+            await self._changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.ended and self._size < WINDOW:
+                    await self._changed.wait()
+        return self.ended and self.error is None
+
+    async def body(self) -> bytes:
+        """The whole answer."""
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """All parts from the first one on; raises what broke the answer off."""
+        me = object()
+        sent = self._dropped
+        self._read[me], self._taken[me] = 0, sent
+        try:
+            while True:
+                changed = self._changed
+                while sent < self._dropped + len(self._chunks):
+                    chunk = self._chunks[sent - self._dropped]
+                    yield chunk
+                    sent += 1
+                    self._read[me] += len(chunk)
+                    self._taken[me] = sent
+                    self._moved.set()
+                if self.ended and sent == self._dropped + len(self._chunks):
+                    break
+                if sent == self._dropped + len(self._chunks) and changed is self._changed:
+                    await changed.wait()
+            if self.error is not None:
+                raise self.error
+        finally:
+            del self._read[me], self._taken[me]
+            self._moved.set()
+
+
+class Flights:
+    """Flights under way, by what makes requests identical."""
+
+    def __init__(self) -> None:
+        self._boarding: dict[Hashable, Flight] = {}
+        self._flying: set[Flight] = set()
+
+    def __len__(self) -> int:
+        return len(self._flying)
+
+    def board(self, key: Hashable, make: Callable[[], Flight]) -> tuple[Flight, bool]:
+        """Join a flight, or begin one; whether it was under way already."""
+        flight = self._boarding.get(key)
+        # One whose last client has just left is being cancelled: it is of no use to the next.
+        joined = flight is not None and flight.open_to_all
+        if flight is None or not joined:
+            flight = self._boarding[key] = make()
+            self._flying.add(flight)
+            flight.task.add_done_callback(lambda task: self._land(key, flight, task))
+        flight.passengers += 1
+        return flight, joined
+
+    def _land(self, key: Hashable, flight: Flight, task: "asyncio.Task[None]") -> None:
+        self._flying.discard(flight)
+        if self._boarding.get(key) is flight:
+            del self._boarding[key]
+        if not task.cancelled():
+            task.exception()
+
+    async def close(self) -> None:
+        """End everything under way."""
+        tasks = [flight.task for flight in self._flying]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,119 @@
+"""Keeps answers: only complete, successful ones, under the names of the request."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.keys import CacheKey
+from kvproxy.flow.learning.observer import Observer
+from kvproxy.flow.source import Source
+from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.lookup import Candidate
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.settings import CacheSettings
+
+_log = logging.getLogger("kvproxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with its names.
+
+    Attributes:
+        cacheable: whether an equal request may be given the same answer.
+        near: a similar entry that the fresh answer may be compared with.
+    """
+
+    request: ApiRequest
+    key: CacheKey
+    cacheable: bool
+    near: Candidate | None = None
+
+
+class Shelf:
+    """Where answers are kept.
+
+    Args:
+        cache: the stored responses.
+        settings: what may be kept and for how long.
+        backend: name of what computes the answers.
+        clock: seconds since the epoch.
+        observer: compares fresh answers with similar ones; None to learn nothing.
+    """
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        settings: CacheSettings,
+        backend: str,
+        clock: Callable[[], float],
+        observer: Observer | None,
+    ) -> None:
+        self._cache = cache
+        self.settings = settings
+        self._backend = backend
+        self._clock = clock
+        self._observer = observer
+
+    def lifetime(self, request: ApiRequest) -> float:
+        """Seconds that an answer is kept: those that the request asks for, as far as the settings let it."""
+        asked, usual = request.control.ttl, self.settings.ttl
+        longest = usual if self.settings.max_ttl is None else self.settings.max_ttl
+        return min(usual if asked is None else asked, longest)
+
+    async def put(self, asked: Asked, whole: JsonObject) -> str | None:
+        """Keep an answer, and have it compared with that of a similar question; the entry's id, None where it is not kept."""
+        request, key, now = asked.request, asked.key, self._clock()
+        if not request.api.keeps(whole, request.body):
+            return None
+        prompt_tokens, completion_tokens = request.api.usage(whole)
+        entry = Entry(
+            id=new_id(),
+            key=key.exact,
+            namespace=key.namespace,
+            tenant=request.tenant,
+            model=request.model,
+            endpoint=request.api.name,
+            prompt=key.text or key.prompt,
+            semantic=key.text is not None and self._cache.searches,
+            request=request.raw,
+            response=dumps(whole),
+            created=now,
+            expires=now + self.lifetime(request),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            tags=request.control.tags,
+            backend=self._backend,
+            request_id=request.request_id,
+        )
+        if not await self._cache.insert(entry):
+            return None
+        if self._observer is not None and asked.near is not None:
+            self._observer.compare(request, asked.near, entry)
+        return entry.id
+
+
+class FlightKeeper:
+    """Keeps the answer of one flight; see `flights.Keeper`."""
+
+    def __init__(self, shelf: Shelf, asked: Asked, *, keep: bool) -> None:
+        self.limit = shelf.settings.max_response_bytes
+        self._shelf = shelf
+        self._asked = asked
+        self._keep = keep
+
+    def push(self, source: Source, chunk: bytes) -> bool:
+        return self._keep and source.status == 200 and source.said.push(chunk)
+
+    async def finish(self, source: Source) -> str | None:
+        if not self._keep or source.status != 200:
+            return None
+        try:
+            whole = await source.said.whole()
+            return None if whole is None else await self._shelf.put(self._asked, whole)
+        except Exception as error:
+            # Whatever keeps an answer out of the cache must not keep it from the client.
+            _log.error("the answer was not stored: %s", error or type(error).__name__)
+            return None

@@ -1,0 +1,169 @@
+"""A backend's answer as bytes for the client, and what it says: typed pieces written once, or bytes read as they pass."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvproxy.apis.api import Api
+from kvproxy.apis.embedded import SPEAKERS
+from kvproxy.apis.embedded.speaker import Writer
+from kvproxy.apis.json import JsonObject, dumps, loads
+from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.sse import EventReader
+from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply
+from kvproxy.flow.outcome import PrefixUse
+
+JSON = ("content-type", "application/json")
+EVENTS = ("content-type", "text/event-stream; charset=utf-8")
+_SLOW_BYTES = 256 * 1024
+"""From here on parsing takes milliseconds, and leaves the event loop."""
+
+
+class Said(Protocol):
+    """What an answer says, known once all of it has passed."""
+
+    def push(self, chunk: bytes) -> bool:
+        """Take a part that passes; whether the answer is complete with it."""
+
+    async def whole(self) -> JsonObject | None:
+        """The answer as one object; None where it is broken, partial or too large."""
+
+
+@dataclass(slots=True)
+class Source:
+    """An answer on its way to those who wait for it.
+
+    Attributes:
+        chunks: the body's parts; raises a KvproxyError where it breaks off.
+        said: what it says.
+        at_once: the body comes as one part when all is done.
+        prefix: what was reused of the prompt, where the backend tells.
+    """
+
+    status: int
+    headers: Headers
+    chunks: AsyncIterator[bytes]
+    said: Said
+    close: Callable[[], Awaitable[None]]
+    at_once: bool = False
+    streams: bool = False
+    prefix: PrefixUse | None = None
+
+
+def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
+    """A reply to a request as bytes.
+
+    Args:
+        limit: bytes from which on what it says is not kept.
+    """
+    match reply:
+        case Generated():
+            return _generated(request, reply, limit)
+        case Relayed():
+            said = Recording(request.api, reply.streams, limit)
+            return Source(reply.status, reply.headers, reply.chunks, said, reply.close, streams=reply.streams)
+
+
+async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
+    """The whole answer of a backend to a request of our own; None where it gives none. Raises a KvproxyError."""
+    source = open_source(request, await backend.send(request), limit)
+    try:
+        async for chunk in source.chunks:
+            source.said.push(chunk)
+        return await source.said.whole() if source.status == 200 else None
+    finally:
+        await source.close()
+
+
+def _generated(request: ApiRequest, reply: Generated, limit: int) -> Source:
+    writer = SPEAKERS[request.api.name].writer(request, reply.model, reply.echo)
+    said = _Written(writer, limit)
+    usage = reply.usage
+    prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, usage.tier_tokens)
+    if request.stream:
+        headers = [EVENTS, ("cache-control", "no-cache")]
+        return Source(200, headers, said.events(reply), said, reply.close, streams=True, prefix=prefix)
+    return Source(200, [JSON], said.body(reply), said, reply.close, at_once=True, prefix=prefix)
+
+
+class _Written:
+    """An embedded answer: it is known in typed form, so nothing is parsed."""
+
+    def __init__(self, writer: Writer, limit: int) -> None:
+        self._writer = writer
+        self._limit = limit
+        self._size = 0
+        self._ended = False
+
+    async def events(self, reply: Generated) -> AsyncIterator[bytes]:
+        async for piece in reply.pieces:
+            if written := b"".join(self._writer.write(piece)):
+                yield written
+        self._ended = True
+        yield b"".join(self._writer.end())
+
+    async def body(self, reply: Generated) -> AsyncIterator[bytes]:
+        async for piece in reply.pieces:
+            for _ in self._writer.write(piece):
+                pass
+        self._ended = True
+        yield await asyncio.to_thread(lambda: dumps(self._writer.whole()))
+
+    def push(self, chunk: bytes) -> bool:
+        self._size += len(chunk)
+        return self._ended
+
+    async def whole(self) -> JsonObject | None:
+        return self._writer.whole() if self._ended and self._size <= self._limit else None
+
+
+class Recording:
+    """An upstream's answer, read while it passes by; see `Said`.
+
+    Args:
+        api: the API of the request.
+        stream: whether the parts are server-sent events.
+        limit: bytes from which on an answer is not kept.
+    """
+
+    def __init__(self, api: Api, stream: bool, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._body: list[bytes] = []
+        self._reader = EventReader()
+        self._assembler = api.assembler() if stream else None
+        self._lost = False
+
+    def push(self, chunk: bytes) -> bool:
+        self._size += len(chunk)
+        if self._lost or self._size > self._limit:
+            self._lose()
+            return False
+        if self._assembler is None:
+            self._body.append(chunk)
+            return False
+        try:
+            for event in self._reader.push(chunk):
+                self._assembler.push(event)
+        except Exception:
+            # Whatever a server sends is the client's to judge; here it only means that nothing is kept.
+            self._lose()
+            return False
+        return self._assembler.done
+
+    def _lose(self) -> None:
+        self._lost = True
+        self._body.clear()
+
+    async def whole(self) -> JsonObject | None:
+        if self._lost:
+            return None
+        try:
+            if self._assembler is not None:
+                return self._assembler.result()
+            data = b"".join(self._body)
+            body = await asyncio.to_thread(loads, data) if len(data) > _SLOW_BYTES else loads(data)
+        except (ValueError, KeyError, TypeError):
+            return None
+        return body if isinstance(body, dict) else None

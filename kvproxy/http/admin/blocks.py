@@ -1,0 +1,50 @@
+"""The prefix cache: its blocks, their order of eviction, its chains and figures."""
+
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvproxy.errors import NotFound
+from kvproxy.http.admin.replies import flat, flat_content, reply
+from kvproxy.http.services import services
+
+
+async def blocks(request: Request) -> Response:
+    return reply([flat(row) for row in await services(request).prefix.blocks()])
+
+
+async def queue(request: Request) -> Response:
+    return reply([flat(row) for row in await services(request).prefix.queue()])
+
+
+async def stats(request: Request) -> Response:
+    figures = asdict(await services(request).prefix.figures())
+    return reply({**figures.pop("pool"), **figures})
+
+
+async def chains(request: Request) -> Response:
+    return reply([flat(row) for row in await services(request).prefix.chains()])
+
+
+async def show(request: Request) -> Response:
+    name: str = request.path_params["id"]
+    content = await services(request).prefix.show(name)
+    if content is None:
+        raise NotFound(f"no block {name[:80]}: blocks ls lists them")
+    return reply(flat_content(content))
+
+
+async def reset(request: Request) -> Response:
+    return reply(await services(request).prefix.reset())
+
+
+ROUTES = [
+    Route("/blocks", blocks, methods=["GET"]),
+    Route("/blocks/queue", queue, methods=["GET"]),
+    Route("/blocks/chains", chains, methods=["GET"]),
+    Route("/blocks/stats", stats, methods=["GET"]),
+    Route("/blocks/reset", reset, methods=["POST"]),
+    Route("/blocks/{id}", show, methods=["GET"]),
+]

@@ -1,0 +1,156 @@
+"""The response cache: list, show, remove, export, import."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.apis.json import dumps
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.http.admin.replies import number, reply
+from kvproxy.http.bodies import whole_body
+from kvproxy.http.services import Services, services
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.store import EVERYTHING, Filter
+from kvproxy.index.transfer import IMPORT_BATCH, read_lines
+
+_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than")
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticFigures:
+    """The policy over similar questions, and what it decided and learned."""
+
+    policy: str | None
+    shadow: bool
+    lookups: dict[str, int]
+    compared: dict[str, int]
+    learned: dict[str, int]
+
+
+def _filter(query: QueryParams) -> Filter:
+    def text(name: str) -> str | None:
+        return query.get(name) or None
+
+    oldest = text("older_than")
+    return Filter(
+        text("namespace"),
+        text("key"),
+        text("model"),
+        text("tag"),
+        text("prompt"),
+        text("search"),
+        None if oldest is None else number(oldest, "older_than"),
+    )
+
+
+async def list_entries(request: Request) -> Response:
+    """`?limit=N` (100 by default, 0 for all) and filters; the header x-total-count tells how many there are in all."""
+    query, store = request.query_params, services(request).answerer.store
+    limit = int(number(query.get("limit", "100"), "limit"))
+    where = _filter(query)
+    entries = await asyncio.to_thread(store.ls, where, limit=limit or None)
+    total = len(entries)
+    if limit and total == limit:
+        total = await asyncio.to_thread(store.count if where == EVERYTHING else lambda: len(store.ids(where)))
+    return reply([entry.summary() for entry in entries], {"x-total-count": str(total)})
+
+
+async def stats(request: Request) -> Response:
+    app = services(request)
+    figures = await asyncio.to_thread(app.answerer.store.stats)
+    return reply({**figures, "semantic": await asyncio.to_thread(_semantic, app)})
+
+
+def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
+    answerer = app.answerer
+    if answerer.semantic is None:
+        return {"policy": None}
+    compared = dict(answerer.observer.counts) if answerer.observer is not None else {}
+    return SemanticFigures(
+        answerer.semantic.policy.name,
+        answerer.settings.shadow,
+        dict(answerer.outcomes),
+        compared,
+        app.observations.summary(),
+    )
+
+
+async def show(request: Request) -> Response:
+    return reply((await find_entry(services(request), request.path_params["id"])).document())
+
+
+async def find_entry(app: Services, prefix: str) -> Entry:
+    """The one entry whose id begins with a text.
+
+    Raises:
+        InvalidRequest: there are several.
+        NotFound: there is none.
+    """
+    store = app.answerer.store
+    await asyncio.to_thread(store.flush)
+    ids = await asyncio.to_thread(store.resolve, prefix)
+    if len(ids) > 1:
+        raise InvalidRequest(f"{len(ids)} entries begin with {prefix!r}: give more of the id", param="id")
+    entry = await asyncio.to_thread(store.get, ids[0]) if ids else None
+    if entry is None:
+        raise NotFound(f"no stored response {prefix[:80]!r}: cache ls lists them")
+    return entry
+
+
+async def delete(request: Request) -> Response:
+    app = services(request)
+    entry = await find_entry(app, request.path_params["id"])
+    return reply({"removed": await app.answerer.cache.remove([entry.id])})
+
+
+async def delete_many(request: Request) -> Response:
+    app, query = services(request), request.query_params
+    where = _filter(query)
+    if where == EVERYTHING and query.get("all") != "true":
+        raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
+    ids = await asyncio.to_thread(app.answerer.store.ids, where)
+    return reply({"removed": await app.answerer.cache.remove(ids)})
+
+
+async def export(request: Request) -> Response:
+    """Every entry, a line each."""
+    store = services(request).answerer.store
+
+    def lines() -> Iterator[bytes]:
+        yield from (dumps(document) + b"\n" for document in store.export())
+
+    return StreamingResponse(lines(), media_type="application/jsonl")
+
+
+async def import_(request: Request) -> Response:
+    """Take in the lines of an export; entries whose key is there already are skipped."""
+    app = services(request)
+    data = await whole_body(request, app.settings.limits.imports)
+    try:
+        entries = await asyncio.to_thread(read_lines, data)
+    except ImportFailed as error:
+        raise InvalidRequest(str(error)) from None
+    store, imported = app.answerer.store, 0
+    for start in range(0, len(entries), IMPORT_BATCH):
+        batch = entries[start : start + IMPORT_BATCH]
+        fresh = [entry for entry in batch if not await asyncio.to_thread(store.has_key, entry.key)]
+        await app.answerer.cache.insert_many(fresh)
+        imported += len(fresh)
+    return reply({"imported": imported, "skipped": len(entries) - imported})
+
+
+ROUTES = [
+    Route("/cache", list_entries, methods=["GET"]),
+    Route("/cache", delete_many, methods=["DELETE"]),
+    Route("/cache/stats", stats, methods=["GET"]),
+    Route("/cache/export", export, methods=["GET"]),
+    Route("/cache/import", import_, methods=["POST"]),
+    Route("/cache/{id}", show, methods=["GET"]),
+    Route("/cache/{id}", delete, methods=["DELETE"]),
+]

@@ -1,0 +1,26 @@
+"""What would happen to a request."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvproxy.apis import APIS, by_name
+from kvproxy.errors import InvalidRequest
+from kvproxy.flow.explain import explain
+from kvproxy.http.admin.replies import reply
+from kvproxy.http.bodies import api_request, whole_body
+from kvproxy.http.services import services
+
+
+async def explain_request(request: Request) -> Response:
+    """The body of a request to the API `?api=NAME` (chat by default), with the credentials that its client would send."""
+    app = services(request)
+    name = request.query_params.get("api", "chat")
+    api = by_name(name)
+    if api is None:
+        raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
+    raw = await whole_body(request, app.settings.limits.body)
+    return reply(await explain(app.answerer, app.prefix, await api_request(request, api, raw, check=True)))
+
+
+ROUTES = [Route("/explain", explain_request, methods=["POST"])]

@@ -1,0 +1,60 @@
+"""Pinned chains."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvproxy.apis import APIS
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.http.admin.replies import reply
+from kvproxy.http.bodies import api_request, whole_body
+from kvproxy.http.services import services
+
+
+async def pins(request: Request) -> Response:
+    """The pins with their blocks and the seconds that they have left."""
+    return reply(await services(request).prefix.pins())
+
+
+async def pin(request: Request) -> Response:
+    """`?name=NAME&ttl=SECONDS`: hold what is cached of a prompt (the body: a chat request), or of the chain `&leaf=HASH`."""
+    app, query = services(request), request.query_params
+    name, leaf = query.get("name"), query.get("leaf")
+    if not name:
+        raise InvalidRequest("a pin needs a name to take it back by: give name=", param="name")
+    ttl = _seconds(query.get("ttl"))
+    asked = None
+    if not leaf:
+        raw = await whole_body(request, app.settings.limits.body)
+        asked = await api_request(request, APIS["chat"], raw, check=True)
+    tokens = await app.prefix.pin(name, ttl, asked, leaf)
+    if tokens == 0:
+        raise NotFound("nothing of this prompt is cached: send it once, then pin it")
+    return reply({"name": name, "tokens": tokens, "ttl": ttl})
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise InvalidRequest(f"ttl is a number of seconds above 0, not {text[:40]!r}", param="ttl")
+    return value
+
+
+async def unpin(request: Request) -> Response:
+    """Let a pin's blocks go."""
+    name: str = request.path_params["name"]
+    if not await services(request).prefix.unpin(name):
+        raise NotFound(f"no pin {name[:80]!r}: blocks pins lists them")
+    return reply({"unpinned": name})
+
+
+ROUTES = [
+    Route("/blocks/pins", pins, methods=["GET"]),
+    Route("/blocks/pins", pin, methods=["POST"]),
+    Route("/blocks/pins/{name}", unpin, methods=["DELETE"]),
+]

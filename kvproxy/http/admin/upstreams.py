@@ -1,0 +1,44 @@
+"""Upstreams: how they fare, and which of them get no new requests."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvproxy.backends.upstreams.fleet import Fleet
+from kvproxy.errors import NotFound
+from kvproxy.http.admin.replies import reply
+from kvproxy.http.services import services
+
+
+async def upstreams(request: Request) -> Response:
+    return reply([engine.status() for engine in _fleet(request).engines.values()])
+
+
+async def drain(request: Request) -> Response:
+    """`?name=URL`: it finishes what it has and gets nothing new."""
+    return _set_draining(request, True)
+
+
+async def undrain(request: Request) -> Response:
+    """`?name=URL`: it gets requests again."""
+    return _set_draining(request, False)
+
+
+def _set_draining(request: Request, draining: bool) -> Response:
+    engine = _fleet(request).engine(request.query_params.get("name", ""))
+    engine.health.draining = draining
+    return reply(engine.status())
+
+
+def _fleet(request: Request) -> Fleet:
+    fleet = services(request).built.fleet
+    if fleet is None:
+        raise NotFound("the embedded engine answers here: start with --upstream to forward to a server")
+    return fleet
+
+
+ROUTES = [
+    Route("/upstreams", upstreams, methods=["GET"]),
+    Route("/upstreams/drain", drain, methods=["POST"]),
+    Route("/upstreams/undrain", undrain, methods=["POST"]),
+]

@@ -1,0 +1,82 @@
+"""The ASGI app: all routes, and an answer for every error."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount
+
+from kvproxy.apis.api import openai_error
+from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
+from kvproxy.http import admin, routes
+from kvproxy.http.cache_status import BYPASS
+from kvproxy.http.guard import Guard
+from kvproxy.http.labels import Labels
+from kvproxy.http.services import Services
+from kvproxy.index.errors import CacheStoreError, EmbedderError
+
+_log = logging.getLogger("kvproxy")
+
+
+def create_app(services: Services) -> Starlette:
+    """The app over parts that are built; its lifespan starts and closes them."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await services.start()
+        try:
+            yield
+        finally:
+            await services.close()
+
+    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[Middleware(Guard, settings=services.settings)])
+    app = Starlette(
+        routes=[*routes.ROUTES, guarded, routes.OTHER],
+        lifespan=lifespan,
+        middleware=[Middleware(Labels)],
+        exception_handlers={
+            KvproxyError: _known,
+            CacheStoreError: _store,
+            EmbedderError: _embedder,
+            HTTPException: _refused,
+            ClientDisconnect: _gone,
+            Exception: _unknown,
+        },
+    )
+    app.state.services = services
+    return app
+
+
+async def _known(request: Request, error: Exception) -> Response:
+    assert isinstance(error, KvproxyError)
+    return JSONResponse(openai_error(error), error.status)
+
+
+async def _store(request: Request, error: Exception) -> Response:
+    return await _known(request, StoreUnavailable(str(error)))
+
+
+async def _embedder(request: Request, error: Exception) -> Response:
+    return await _known(request, KvproxyError(str(error)))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = InvalidRequest(f"{request.method} {request.url.path}: {error.detail}; see docs/http.md")
+    return JSONResponse(openai_error(known), error.status_code, headers=error.headers)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    # Nobody reads this; 499 is the customary status in logs.
+    return Response(status_code=499)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    _log.error("unexpected error", exc_info=error)
+    known = KvproxyError("an unexpected error: see the server's log")
+    return JSONResponse(openai_error(known), known.status, headers=dict([BYPASS]))

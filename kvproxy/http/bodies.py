@@ -1,0 +1,84 @@
+"""Request bodies: read up to a limit, and turned into requests off the event loop where they are large."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+
+from kvproxy.apis.api import Api
+from kvproxy.apis.control import read_control
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.request import ApiRequest, read_body
+from kvproxy.errors import TooLarge
+from kvproxy.flow.keys import tenant_of
+
+_SLOW_BYTES = 64 * 1024
+"""From here on parsing takes long enough to leave the event loop."""
+
+
+async def whole_body(request: Request, limit: int) -> bytes:
+    """The body of a request.
+
+    Raises:
+        TooLarge: it has more bytes than the limit; no more of them is read.
+    """
+    parts, size = [], 0
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:
+        raise _too_large(limit)
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body")
+
+
+async def parsed(raw: bytes) -> JsonObject:
+    """A body as an object; raises InvalidRequest where it is none."""
+    return await asyncio.to_thread(read_body, raw) if len(raw) > _SLOW_BYTES else read_body(raw)
+
+
+async def api_request(request: Request, api: Api, raw: bytes, *, check: bool) -> ApiRequest:
+    """A request to one of the cached APIs.
+
+    Args:
+        check: whether to refuse what no server could answer; else that is left to the upstream.
+
+    Raises:
+        InvalidRequest: the body is no JSON object, does not pass the check, or a header's value is not of its form.
+    """
+    body = await parsed(raw)
+    if check:
+        api.check(body)
+    headers = joined_headers(request)
+    request_id: str = request.scope["state"]["request_id"]
+    return ApiRequest(api, body, raw, headers, tenant_of(headers), request_id, query_of(request), read_control(headers))
+
+
+def joined_headers(request: Request) -> dict[str, str]:
+    """The request's headers, names in lower case, repeated ones joined by commas."""
+    headers: dict[str, str] = {}
+    for name, value in request.headers.items():
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def query_of(request: Request) -> str:
+    """The query as it was sent, without its question mark."""
+    query: bytes = request.scope["query_string"]
+    return query.decode("latin-1")
+
+
+async def upload(request: Request, uploaded: asyncio.Event) -> AsyncIterator[bytes]:
+    """The body's parts as they come; `uploaded` is set at their end."""
+    try:
+        async for chunk in request.stream():
+            if chunk:
+                yield chunk
+    finally:
+        uploaded.set()

@@ -1,0 +1,45 @@
+"""Cache-Status (RFC 9211): what became of a request, for the client."""
+
+from kvproxy.flow.outcome import Match, Outcome, PrefixUse
+
+CACHE = "kvproxy"
+BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
+
+
+def cache_headers(outcome: Outcome) -> list[tuple[str, str]]:
+    """The headers that tell what became of a request."""
+    if outcome.forwarded is None:
+        return [("cache-status", _hit(outcome)), ("age", str(int(outcome.age)))]
+    return [("cache-status", _forwarded(outcome))]
+
+
+def _hit(outcome: Outcome) -> str:
+    detail = "exact" if outcome.match is None else _semantic(outcome.match)
+    return f'{CACHE}; hit; ttl={int(outcome.ttl)}; detail="{detail}"'
+
+
+def _semantic(match: Match) -> str:
+    parts = [f"semantic similarity={match.similarity:.3f}"]
+    if match.score is not None:
+        parts.append(f"verifier={match.score:.3f}")
+    if match.error is not None:
+        parts.append(f"error={match.error:.4f}")
+    return " ".join(parts)
+
+
+def _forwarded(outcome: Outcome) -> str:
+    parts = [CACHE, f"fwd={outcome.forwarded}"]
+    if outcome.status != 200:
+        parts.append(f"fwd-status={outcome.status}")
+    if outcome.stored:
+        parts.append("stored")
+    if outcome.collapsed:
+        parts.append("collapsed")
+    if outcome.prefix is not None:
+        parts.append(f'detail="{_prefix(outcome.prefix)}"')
+    return "; ".join(parts)
+
+
+def _prefix(prefix: PrefixUse) -> str:
+    tiers = f" tiers={prefix.tier_tokens}" if prefix.tier_tokens else ""
+    return f"prefix {prefix.cached_tokens}/{prefix.prompt_tokens}{tiers}"

@@ -1,0 +1,127 @@
+"""Figures in Prometheus' text format, in a registry of the app's own."""
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvproxy.backends.upstreams.engine import EngineStatus
+from kvproxy.blocks.stats import PoolStats
+from kvproxy.flow.outcome import Outcome
+from kvproxy.generation import Delta
+from kvproxy.tiers.figures import TierFigures
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """What a proxy counts."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
+        self._seconds = self._histogram("first_byte", "Time until an answer begins.", "layer")
+        self._blocks = self._gauge("blocks", "Blocks of the pool by state.", "state")
+        self._totals = self._gauge(
+            "prefix_cache", "Totals of the prefix cache: prompt tokens looked up and found, blocks evicted.", "of"
+        )
+        self._queue = self._histogram("queue", "Time until a request gets blocks.")
+        self._first_token = self._histogram("ttft", "Time to first token of the embedded engine.")
+        self._per_token = self._histogram("tpot", "Time per output token after the first.")
+        self._tokens = self._counter("tokens", "Tokens: prompt (pool, tier, computed) and generated.", "kind")
+        self._tiers = self._gauge(
+            "tier",
+            "Figures of each tier: chunks and bytes kept; chunks found, missed, damaged, failed, dropped.",
+            "tier",
+            "of",
+        )
+        self._lookups = self._gauge("semantic_lookups", "Lookups of similar questions by what came of them.", "outcome")
+        self._compared = self._gauge("compared_answers", "Fresh answers compared with cached ones by result.", "result")
+        self._upstreams = self._gauge(
+            "upstream",
+            "Upstreams: up (1 or 0), requests under way, load in tokens, requests sent, ejections.",
+            "upstream",
+            "of",
+        )
+        self._entries = self._gauge("cache_entries", "Stored responses.")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"kvproxy_{name}", text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
+
+    def answered(self, endpoint: str, outcome: Outcome, status: int, seconds: float) -> None:
+        """Count one answer."""
+        self._requests.labels(endpoint, outcome.layer, str(status)).inc()
+        self._seconds.labels(outcome.layer).observe(seconds)
+
+    def generated(self, last: Delta) -> None:
+        """Count one answer of the embedded engine by its last piece."""
+        usage, timing = last.usage, last.timing
+        self._tokens.labels("generated").inc(usage.completion_tokens)
+        if timing is not None and usage.completion_tokens > 1:
+            self._per_token.observe((timing.total - timing.first_token) / (usage.completion_tokens - 1))
+        if last.index:
+            return
+        self._tokens.labels("pool").inc(usage.cached_tokens - usage.tier_tokens)
+        self._tokens.labels("tier").inc(usage.tier_tokens)
+        self._tokens.labels("computed").inc(usage.prompt_tokens - usage.cached_tokens)
+        if timing is not None:
+            self._queue.observe(timing.queue)
+            self._first_token.observe(timing.first_token)
+
+    def pool(self, stats: PoolStats) -> None:
+        """Take over the pool's figures."""
+        for state, count in (("free", stats.free), ("cached", stats.cached), ("used", stats.used)):
+            self._blocks.labels(state).set(count)
+        for name, total in (("queries", stats.queries), ("hits", stats.hits), ("evictions", stats.evictions)):
+            self._totals.labels(name).set(total)
+
+    def tiers(self, rows: Sequence[TierFigures]) -> None:
+        """Take over each tier's figures."""
+        for row in rows:
+            figures = {
+                "chunks": row.chunks,
+                "bytes": row.bytes,
+                "hits": row.hits,
+                "misses": row.misses,
+                "damaged": row.damaged,
+                "errors": row.errors,
+                "dropped": row.dropped,
+                "evictions": row.evictions,
+                "available": row.available,
+            }
+            for name, value in figures.items():
+                self._tiers.labels(row.name, name).set(value)
+
+    def upstream(self, status: EngineStatus) -> None:
+        """Take over one upstream's figures."""
+        figures = {
+            "up": status.state == "up",
+            "requests": status.requests,
+            "load": status.load,
+            "sent": status.sent,
+            "ejections": status.ejections,
+            "cached_blocks": status.cached_blocks,
+        }
+        for name, value in figures.items():
+            if value is not None:
+                self._upstreams.labels(status.url, name).set(value)
+
+    def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int]) -> None:
+        """Take over the counts of semantic decisions."""
+        for outcome, count in lookups.items():
+            self._lookups.labels(outcome).set(count)
+        for result, count in compared.items():
+            self._compared.labels(result).set(count)
+
+    def entries(self, count: int) -> None:
+        """Take over the number of stored responses."""
+        self._entries.set(count)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self._registry)

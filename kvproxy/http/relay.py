@@ -1,0 +1,129 @@
+"""ASGI responses that notice at once when their client has gone."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvproxy.apis.api import openai_error
+from kvproxy.apis.sse import event
+from kvproxy.errors import KvproxyError, UpstreamBroken
+
+T = TypeVar("T")
+Headers = list[tuple[str, str]]
+_BODILESS = (204, 304)
+_log = logging.getLogger("kvproxy")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T], uploaded: asyncio.Event | None = None) -> T:
+    """The result of some work, which is cancelled when the client disconnects before it is done.
+
+    Args:
+        request: the client's.
+        work: what to do for it.
+        uploaded: see `RelayResponse`.
+
+    Raises:
+        ClientDisconnect: the client has gone.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive, uploaded))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        for each in (gone, task):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive, uploaded: asyncio.Event | None = None) -> None:
+    if uploaded is not None:
+        await uploaded.wait()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class RelayResponse(Response):
+    """Sends parts as they come.
+
+    Where an upstream breaks off, so does this answer: its connection is closed in the middle. An error of our own becomes the
+    last event of a stream.
+
+    Args:
+        chunks: the parts.
+        status: HTTP status.
+        headers: names and values, repeated ones included.
+        close: called once, whatever happens.
+        tell: the last event of a stream that failed.
+        uploaded: set when the request's body has been read; until then nobody else may read from the client.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        status: int,
+        headers: Headers,
+        close: Callable[[], Any],
+        tell: Callable[[KvproxyError], bytes] = lambda error: event(openai_error(error)),
+        uploaded: asyncio.Event | None = None,
+    ) -> None:
+        self.status_code = status
+        self.background = None
+        self.raw_headers = encode(headers)
+        self._chunks = chunks
+        self._close = close
+        self._tell = tell
+        self._uploaded = uploaded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_disconnected(receive, self._uploaded))
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+            closing = self._close()
+            if closing is not None:
+                await closing
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for chunk in self._chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except UpstreamBroken as error:
+            # Without its last part the answer is incomplete, and the server closes the connection.
+            _log.warning("%s", error)
+            return
+        except KvproxyError as error:
+            await send({"type": "http.response.body", "body": self._tell(error), "more_body": True})
+        finally:
+            close = getattr(self._chunks, "aclose", None)
+            if close is not None:
+                await close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def whole_response(body: bytes, status: int, headers: Headers) -> Response:
+    """A response with a body that is all there."""
+    response = Response(body, status)
+    response.raw_headers = encode(headers)
+    if status not in _BODILESS and not any(name == "content-length" for name, _ in headers):
+        response.raw_headers.append((b"content-length", str(len(body)).encode()))
+    return response
+
+
+def encode(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Headers as ASGI takes them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

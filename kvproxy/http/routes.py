@@ -1,0 +1,155 @@
+"""The public HTTP routes."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy import __version__
+from kvproxy.apis import APIS
+from kvproxy.apis.api import Api
+from kvproxy.apis.sse import event
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
+from kvproxy.flow.outcome import Outcome
+from kvproxy.http.bodies import api_request, query_of, upload, whole_body
+from kvproxy.http.cache_status import BYPASS, cache_headers
+from kvproxy.http.relay import RelayResponse, unless_gone, whole_response
+from kvproxy.http.services import services
+from kvproxy.index.errors import CacheStoreError
+
+_OURS = ("/health", "/metrics", "/ready")
+_GONE = 499
+
+
+def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of an API whose answers are cached."""
+
+    async def answer(request: Request) -> Response:
+        began = time.perf_counter()
+        outcome, status = Outcome("error"), 500
+        try:
+            response, outcome = await _answer(request, api)
+            status = response.status_code
+        except KvproxyError as error:
+            status = error.status
+            return JSONResponse(api.error(error), status)
+        except ClientDisconnect:
+            outcome, status = Outcome("gone"), _GONE
+            raise
+        finally:
+            services(request).metrics.answered(api.name, outcome, status, time.perf_counter() - began)
+        return response
+
+    return answer
+
+
+async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
+    app = services(request)
+    forwarder = app.answerer.backend.forwarder
+    raw = await whole_body(request, app.settings.limits.body)
+    try:
+        asked = await api_request(request, api, raw, check=forwarder is None)
+        given = await unless_gone(request, app.answerer.answer(asked))
+    except Unkeyable:
+        if forwarder is None:
+            raise
+        return await _pass_on(request, raw), Outcome("bypass")
+    except InvalidRequest as error:
+        # What cannot be read here is the upstream's to judge; what our own headers ask for is not.
+        if forwarder is None or error.param is not None:
+            raise
+        return await _pass_on(request, raw), Outcome("bypass")
+    headers = [*given.headers, *cache_headers(given.outcome)]
+    if isinstance(given.body, bytes):
+        return whole_response(given.body, given.status, headers), given.outcome
+
+    def tell(error: KvproxyError) -> bytes:
+        return event(api.error(error), "error")
+
+    return RelayResponse(given.body, given.status, headers, given.close, tell), given.outcome
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models: the upstream's own answer where there is one."""
+    backend = services(request).answerer.backend
+    if backend.forwarder is not None:
+        return await other(request)
+    return JSONResponse(await backend.models())
+
+
+async def health(request: Request) -> Response:
+    """GET /health: the process answers, and its engine is not broken."""
+    app = services(request)
+    broken = app.built.worker.failure if app.built.worker is not None else None
+    told = {
+        "status": "ok" if broken is None else "failed",
+        "version": __version__,
+        "backend": app.answerer.backend.name,
+        "data": str(app.settings.data),
+    }
+    return JSONResponse(told if broken is None else {**told, "error": broken}, 200 if broken is None else 503)
+
+
+async def ready(request: Request) -> Response:
+    """GET /ready: a request would be answered now; 503 with the cause where it would not."""
+    failure = services(request).answerer.backend.failure()
+    if failure is None:
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "not ready", "error": failure}, 503)
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics: Prometheus' text format."""
+    app = services(request)
+    if app.built.worker is not None:
+        app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
+        app.metrics.tiers(app.built.worker.tier_figures())
+    if app.built.fleet is not None:
+        for engine in app.built.fleet.engines.values():
+            app.metrics.upstream(engine.status())
+    observer = app.answerer.observer
+    app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {})
+    try:
+        app.metrics.entries(await asyncio.to_thread(app.answerer.store.count))
+    except CacheStoreError:
+        app.metrics.entries(0)
+    return Response(app.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def other(request: Request) -> Response:
+    """Anything else under the upstream passes through untouched; without one it does not exist."""
+    has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+    return await _pass_on(request, None if has_body else b"")
+
+
+async def _pass_on(request: Request, body: bytes | None) -> Response:
+    """Pass a request on; one whose body has not been read yet is passed on as it comes."""
+    forwarder = services(request).answerer.backend.forwarder
+    # What looks like ours and is not must not carry the admin token elsewhere.
+    ours = request.url.path.startswith("/admin") or request.url.path in _OURS
+    if ours or forwarder is None:
+        raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
+    query = query_of(request)
+    raw_path: bytes = request.scope["raw_path"]
+    path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
+    uploaded = asyncio.Event()
+    if body is not None:
+        uploaded.set()
+    # Only the upload reads from the client until it is done; it notices by itself when the client goes.
+    sent = upload(request, uploaded) if body is None else body
+    reply = await unless_gone(request, forwarder.forward(request.method, path, request.headers, sent), uploaded)
+    return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, uploaded=uploaded)
+
+
+ROUTES = [
+    *(Route(api.path, cached(api), methods=["POST"]) for api in APIS.values()),
+    Route("/v1/models", models, methods=["GET"]),
+    Route("/health", health, methods=["GET"]),
+    Route("/ready", ready, methods=["GET"]),
+    Route("/metrics", metrics, methods=["GET"]),
+]
+EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+OTHER = Route("/{path:path}", other, methods=EVERY_METHOD)

@@ -1,0 +1,60 @@
+"""The server around the app: its socket, and its life."""
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+from kvproxy.errors import SettingsError
+from kvproxy.http.app import create_app
+from kvproxy.http.services import Services, build
+from kvproxy.settings import Settings
+
+
+def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda services, url: None) -> None:
+    """Run the proxy until it is interrupted.
+
+    Args:
+        settings: everything.
+        on_ready: called with the parts and the URL once the port is open.
+
+    Raises:
+        SettingsError: the port is taken, or the store cannot be used.
+        ModelUnsupported: the model cannot be served.
+    """
+    import uvicorn
+
+    listener = _listen(settings.host, settings.port)
+    with listener:
+        services = build(settings)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        on_ready(services, f"http://{host}:{listener.getsockname()[1]}")
+        config = uvicorn.Config(
+            create_app(services),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            # Labels adds one where the upstream has not.
+            date_header=False,
+            timeout_graceful_shutdown=5,
+        )
+        # Relaying an upstream that breaks off closes the connection on purpose, and says so itself.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.msg)
+        # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The listening socket, opened before anything slow is loaded, so that a taken port is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --port") from None
+    return listener

@@ -1,0 +1,197 @@
+"""Streams and objects are two forms of one thing, in every API; what is incomplete is nothing."""
+
+import asyncio
+from itertools import cycle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import JsonObject
+from kvproxy.flow.source import Recording
+
+TEXTS = st.text(max_size=30)
+LIMITED: JsonObject = {"max_tokens": 5, "max_output_tokens": 5}
+ARGUMENTS = st.dictionaries(st.sampled_from("abc"), st.one_of(st.integers(-(2**63), 2**63), TEXTS), max_size=2)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> dict[str, Any]:
+    whole: dict[str, Any] = {"id": "i", "object": "chat.completion", "model": "m", "choices": []}
+    for index in range(draw(st.integers(1, 3))):
+        message: dict[str, Any] = {"role": "assistant", "content": draw(TEXTS)}
+        if draw(st.booleans()):
+            function = {"name": "f", "arguments": '{"a": 1}'}
+            message["tool_calls"] = [{"id": str(n), "type": "function", "function": function} for n in range(2)]
+        reason = draw(st.sampled_from(["stop", "length"]))
+        whole["choices"].append({"index": index, "message": message, "finish_reason": reason})
+    return whole | {"usage": {"prompt_tokens": 3}}
+
+
+completions = st.builds(
+    lambda text: {"object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": "stop"}]}, TEXTS
+)
+
+BLOCKS = st.one_of(
+    st.builds(lambda text: {"type": "text", "text": text}, TEXTS),
+    st.builds(lambda text: {"type": "text", "text": text, "citations": [{"cited_text": text}]}, TEXTS),
+    st.builds(lambda text: {"type": "thinking", "thinking": text, "signature": "s"}, TEXTS),
+    st.builds(lambda given: {"type": "tool_use", "id": "t", "name": "f", "input": given}, ARGUMENTS),
+    st.just({"type": "redacted_thinking", "data": "x"}),
+)
+messages = st.builds(
+    lambda content, reason: {
+        "id": "msg",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 3, "output_tokens": 5},
+    },
+    st.lists(BLOCKS, max_size=4),
+    st.sampled_from(["end_turn", "max_tokens", "tool_use"]),
+)
+
+PARTS = st.one_of(
+    st.builds(lambda text: {"type": "output_text", "text": text, "annotations": [], "logprobs": []}, TEXTS),
+    st.builds(lambda text: {"type": "refusal", "refusal": text}, TEXTS),
+)
+ITEMS = st.one_of(
+    st.builds(
+        lambda parts: {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": parts},
+        st.lists(PARTS, max_size=2),
+    ),
+    st.just({"type": "function_call", "id": "f", "call_id": "c", "name": "n", "arguments": "{}"}),
+    st.just({"type": "reasoning", "id": "r", "summary": []}),
+)
+responses = st.builds(
+    lambda output: {"id": "resp", "object": "response", "status": "completed", "model": "m", "output": output},
+    st.lists(ITEMS, max_size=3),
+)
+WHOLES = st.one_of(
+    st.tuples(st.just("chat"), chats()),
+    st.tuples(st.just("completions"), completions),
+    st.tuples(st.just("messages"), messages),
+    st.tuples(st.just("responses"), responses),
+)
+
+
+def assembled(name: ApiName, parts: list[bytes]) -> JsonObject | None:
+    """What is kept of a stream."""
+    recording = Recording(APIS[name], stream=True, limit=1_000_000)
+    for part in parts:
+        recording.push(part)
+    whole = asyncio.run(recording.whole())
+    return whole if whole is not None and APIS[name].keeps(whole, LIMITED) else None
+
+
+@settings(deadline=None)
+@given(WHOLES, st.lists(st.integers(1, 200), min_size=1, max_size=5))
+def test_replay_and_assembly_are_inverse(given_whole: tuple[ApiName, JsonObject], sizes: list[int]) -> None:
+    name, whole = given_whole
+    api = APIS[name]
+    stream = b"".join(api.replay(whole, {"stream_options": {"include_usage": True}}))
+    recording, start, cuts = Recording(api, stream=True, limit=1_000_000), 0, cycle(sizes)
+    while start < len(stream):
+        end = start + next(cuts)
+        assert recording.push(stream[start:end]) == (end >= len(stream))
+        start = end
+    assert asyncio.run(recording.whole()) == whole
+
+
+@settings(deadline=None)
+@given(WHOLES)
+def test_a_stream_without_its_end_or_with_an_error_is_nothing(given_whole: tuple[ApiName, JsonObject]) -> None:
+    name, whole = given_whole
+    parts = list(APIS[name].replay(whole, {}))
+    assert assembled(name, parts[:-1]) is None
+    for bad in (b"data: {no json\n\n", b"data: 5\n\n", b'data: {"type": "error", "error": {}}\n\n'):
+        assert assembled(name, [parts[0], bad, *parts[1:]]) is None
+        assert assembled(name, [bad, *parts]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("chat", {"choices": []}),
+        ("chat", {"choices": [{"index": 0, "message": {}, "finish_reason": None}]}),
+        ("chat", {"choices": [{"finish_reason": "stop"}], "error": {"message": "x"}}),
+        ("embeddings", {"data": [{"embedding": []}]}),
+        ("embeddings", {"data": []}),
+        ("messages", {"type": "message", "content": [], "stop_reason": None}),
+        ("messages", {"type": "message", "content": [], "stop_reason": "pause_turn"}),
+        ("messages", {"type": "error", "error": {}}),
+        ("responses", {"object": "response", "output": [], "status": "in_progress"}),
+        ("responses", {"object": "response", "output": [], "status": "failed", "error": {"code": "x"}}),
+        ("responses", {"object": "response", "output": [], "status": "incomplete"}),
+    ],
+)
+def test_what_is_no_finished_answer(name: ApiName, whole: JsonObject) -> None:
+    assert not APIS[name].keeps(whole, LIMITED)
+
+
+@given(TEXTS)
+def test_what_an_answer_says(text: str) -> None:
+    message = {"type": "message", "content": [{"type": "output_text", "text": text}]}
+    wholes: dict[str, dict[str, Any]] = {
+        "chat": {"choices": [{"message": {"content": text}}]},
+        "completions": {"choices": [{"text": text}]},
+        "messages": {"content": [{"type": "text", "text": text}]},
+        "responses": {"output": [message]},
+    }
+    for name, whole in wholes.items():
+        assert APIS[name].said(whole) == text
+    calls: dict[str, dict[str, Any]] = {
+        "chat": {"choices": [{"message": {"content": None, "tool_calls": [{}]}}]},
+        "messages": {"content": [{"type": "tool_use", "name": "f"}]},
+        "responses": {"output": [{"type": "function_call", "content": None}]},
+    }
+    for name, whole in calls.items():
+        assert APIS[name].said(whole) is None
+
+
+ASKED = {
+    "chat": ({"messages": [{"role": "user", "content": "why"}]}, {"tools": [{}]}),
+    "messages": (
+        {"system": "s", "messages": [{"role": "user", "content": [{"type": "text", "text": "why"}]}]},
+        {"tools": [{}]},
+    ),
+    "responses": ({"instructions": "s", "input": "why"}, {"text": {"format": {"type": "json_schema"}}}),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_question_is_the_last_turn_and_nothing_else_of_the_request(name: str) -> None:
+    body, exact = ASKED[name]
+    question = APIS[name].question(body)
+    assert question is not None
+    assert (question.text, question.similar) == ("why", True)
+    assert "why" not in str(question.rest)
+    other = APIS[name].question(body | {"system": "other", "instructions": "other"})
+    assert other is not None
+    assert other.rest != question.rest
+    bound = APIS[name].question(body | exact)
+    assert bound is not None
+    assert not bound.similar
+
+
+FIELDS = ["role", "content", "type", "text", "messages", "input", "prompt", "format", "tools"]
+ODD = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(list(APIS)), st.dictionaries(st.sampled_from(FIELDS), ODD))
+def test_no_request_is_too_odd_to_be_keyed(name: str, body: dict[str, Any]) -> None:
+    dialect = APIS[name]
+    dialect.question(body)
+    assert isinstance(dialect.shown(body), str)
+    dialect.cacheable(body)

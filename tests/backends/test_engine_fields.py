@@ -1,0 +1,182 @@
+"""Fields that only the embedded engine takes: the prompt echoed with its log-probabilities, and priorities."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from kvproxy.apis.embedded import SPEAKERS
+from kvproxy.backends.embedded import sampling_params
+from kvproxy.engine.models import prepare
+from kvproxy.http.services import Services
+from tests.engine.models import LetterTokenizer, random_model
+
+PROMPT = "What is a block? A block is a run of tokens. What is a block?"
+
+
+def complete(demo: tuple[str, Services], **fields: Any) -> httpx.Response:
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 3, "temperature": 0} | fields
+    return httpx.post(f"{demo[0]}/v1/completions", json=body, headers={"cache-control": "no-cache"}, timeout=60)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(demo: tuple[str, Services], n: int) -> None:
+    plain = complete(demo, logprobs=1).json()["choices"][0]
+    answer = complete(demo, echo=True, logprobs=1, n=n).json()
+    assert answer["usage"]["completion_tokens"] == 3 * n
+    for choice in answer["choices"]:
+        assert choice["text"] == PROMPT + plain["text"]
+        logprobs = choice["logprobs"]
+        assert {len(values) for values in logprobs.values()} == {answer["usage"]["prompt_tokens"] + 3}
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+        assert logprobs["token_logprobs"][-3:] == pytest.approx(plain["logprobs"]["token_logprobs"], abs=1e-3)
+        assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+
+
+def test_an_echoed_prompt_scores_what_generating_it_scored(demo: tuple[str, Services]) -> None:
+    """The log-probability of a token is the same whether it is generated or given."""
+    generated = complete(demo, max_tokens=6, logprobs=0, ignore_eos=True).json()["choices"][0]
+    given = complete(demo, prompt=PROMPT + generated["text"], echo=True, logprobs=0).json()["choices"][0]
+    tokens = generated["logprobs"]["tokens"]
+    at = next(
+        start
+        for start in range(len(given["logprobs"]["tokens"]))
+        if given["logprobs"]["tokens"][start : start + len(tokens)] == tokens
+        and given["logprobs"]["text_offset"][start] >= len(PROMPT) - 1
+    )
+    found = given["logprobs"]["token_logprobs"][at : at + len(tokens)]
+    assert found == pytest.approx(generated["logprobs"]["token_logprobs"], abs=1e-3)
+
+
+def test_an_echo_without_log_probabilities_still_uses_the_cache(demo: tuple[str, Services]) -> None:
+    long = PROMPT * 4
+    complete(demo, prompt=long)
+    answer = complete(demo, prompt=long, echo=True)
+    assert answer.json()["choices"][0]["text"].startswith(long)
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_prompt_is_scored_without_an_answer(demo: tuple[str, Services]) -> None:
+    scored = complete(demo, echo=True, logprobs=2, max_tokens=0, n=2).json()
+    answered = complete(demo, echo=True, logprobs=2, max_tokens=3).json()["choices"][0]["logprobs"]
+    assert scored["usage"]["completion_tokens"] == 0
+    count = scored["usage"]["prompt_tokens"]
+    for choice in scored["choices"]:
+        assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+        assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(answered["token_logprobs"][1:count], abs=1e-4)
+        assert choice["logprobs"]["tokens"] == answered["tokens"][:count]
+        assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} == {2}
+    plain = complete(demo, max_tokens=0).json()
+    assert (plain["choices"][0]["text"], plain["choices"][0].get("logprobs")) == ("", None)
+    assert plain["choices"][0]["finish_reason"] == "length"
+    one = complete(demo, prompt=[7], echo=True, logprobs=1, max_tokens=0).json()["choices"][0]["logprobs"]
+    assert one["token_logprobs"] == one["top_logprobs"] == [None]
+
+
+def test_a_scored_prompt_streams_and_is_answered_from_the_cache(demo: tuple[str, Services]) -> None:
+    body = {"model": "demo", "prompt": "A scored prompt of the cache.", "max_tokens": 0, "echo": True, "logprobs": 1}
+    url = f"{demo[0]}/v1/completions"
+    first = httpx.post(url, json=body, timeout=60)
+    again = httpx.post(url, json=body, timeout=60)
+    assert "hit" in again.headers["cache-status"]
+    assert again.json()["choices"] == first.json()["choices"]
+    assert "hit" not in httpx.post(url, json=body | {"logprobs": 0}, timeout=60).headers["cache-status"]
+    assert "hit" not in httpx.post(url, json=body | {"max_tokens": 1}, timeout=60).headers["cache-status"]
+    streamed = httpx.post(url, json=body | {"stream": True}, timeout=60)
+    chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == body["prompt"]
+    fresh = httpx.post(url, json=body | {"stream": True}, headers={"cache-control": "no-cache"}, timeout=60)
+    chunks = [json.loads(line[6:]) for line in fresh.text.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == body["prompt"]
+    assert chunks[0]["choices"][0]["logprobs"]["tokens"] == first.json()["choices"][0]["logprobs"]["tokens"]
+
+
+def test_a_chat_of_no_tokens_is_refused(demo: tuple[str, Services]) -> None:
+    refused = chat(demo, "What is a block?", max_tokens=0)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def chat(demo: tuple[str, Services], question: str, **fields: Any) -> httpx.Response:
+    body = {"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 4, "temperature": 0}
+    return httpx.post(f"{demo[0]}/v1/chat/completions", json=body | fields, timeout=60)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_prompt_log_probabilities_have_the_form_of_vllm(demo: tuple[str, Services], count: int) -> None:
+    answer = complete(demo, prompt_logprobs=count, echo=True, logprobs=1, n=2).json()
+    echoed = answer["choices"][0]["logprobs"]
+    for choice in answer["choices"]:
+        first, *rest = choice["prompt_logprobs"]
+        assert first is None
+        assert len(rest) == answer["usage"]["prompt_tokens"] - 1
+        assert {len(top) for top in echoed["top_logprobs"][1:]} == {1}
+        for at, scores in enumerate(rest, 1):
+            # The token itself comes first; the others are the likeliest ones, from rank 1 on.
+            chosen, *others = scores.values()
+            assert (chosen["logprob"], chosen["decoded_token"]) == (echoed["token_logprobs"][at], echoed["tokens"][at])
+            ranks = sorted(score["rank"] for score in scores.values())
+            assert ranks == sorted({*range(1, count + 1), chosen["rank"]})
+            assert all((other["rank"] < chosen["rank"]) == (other["logprob"] > chosen["logprob"]) for other in others)
+
+
+def test_prompt_log_probabilities_of_a_chat_are_cached_for_equal_requests_only(demo: tuple[str, Services]) -> None:
+    question = "What is a block, and what is it for?"
+    chat(demo, question)
+    first = chat(demo, question, prompt_logprobs=1)
+    assert "hit" not in first.headers["cache-status"]
+    scores = first.json()["prompt_logprobs"]
+    assert len(scores) == first.json()["usage"]["prompt_tokens"]
+    assert (scores[0], set(next(iter(scores[1].values())))) == (None, {"logprob", "rank", "decoded_token"})
+    again = chat(demo, question, prompt_logprobs=1)
+    assert "hit" in again.headers["cache-status"]
+    assert again.json()["prompt_logprobs"] == scores
+    # A similar question has another prompt.
+    for count in (0, 1):
+        chat(demo, question, prompt_logprobs=count)
+        other = chat(demo, f"{question[:-1]} ?", prompt_logprobs=count)
+        assert "hit" not in other.headers["cache-status"]
+    streamed = chat(demo, question, prompt_logprobs=1, stream=True)
+    assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "prompt_logprobs")
+    assert chat(demo, question, prompt_logprobs=21).status_code == 400
+
+
+def test_a_request_that_draws_from_almost_nothing_harms_nobody(demo: tuple[str, Services]) -> None:
+    greedy = complete(demo, max_tokens=8).json()["choices"][0]["text"]
+    assert complete(demo, max_tokens=8, temperature=1, top_p=0).json()["choices"][0]["text"] == greedy
+
+
+def test_answers_to_one_prompt_are_limited(demo: tuple[str, Services]) -> None:
+    assert complete(demo, n=129).json()["error"]["param"] == "n"
+
+
+def test_priorities_are_whole_numbers(demo: tuple[str, Services]) -> None:
+    assert complete(demo, priority=-3).status_code == 200
+    refused = complete(demo, priority="high")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "priority"
+
+
+@pytest.mark.parametrize(
+    ("said", "temperature", "top_p", "top_k"),
+    [({}, 0.6, 0.9, 20), ({"temperature": 0, "top_p": 1, "top_k": 0}, 0, 1, 0), ({"temperature": 1.5}, 1.5, 0.9, 20)],
+)
+def test_a_request_that_does_not_say_is_sampled_as_the_model_recommends(
+    said: dict[str, Any], temperature: float, top_p: float, top_k: int
+) -> None:
+    model = random_model("llama")
+    model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
+    recommended = prepare("m", model, LetterTokenizer(), torch.device("cpu")).sampling
+    found = sampling_params(SPEAKERS["chat"].wanted({"messages": []} | said), recommended)
+    assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
+
+
+def test_the_demo_recommends_its_likeliest_answer(demo: tuple[str, Services]) -> None:
+    """At a temperature of 1, one answer in twenty to this question is another."""
+    answers = {
+        choice["message"]["content"]
+        for choice in chat(demo, "What is a block?", n=64, temperature=None, max_tokens=None).json()["choices"]
+    }
+    assert len(answers) == 1

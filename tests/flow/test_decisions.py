@@ -1,0 +1,238 @@
+"""Similar questions over HTTP: what is served, what is compared off the request path, and what people's verdicts change."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.backends.build import build_backend
+from kvproxy.errors import SettingsError
+from kvproxy.flow.answer import Answerer
+from kvproxy.flow.learning.judges import answer_text, normalise
+from kvproxy.flow.learning.observer import make_observer
+from kvproxy.flow.similar import build_policy
+from kvproxy.http.app import create_app
+from kvproxy.http.metrics import Metrics
+from kvproxy.http.services import Services
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.observations import Observation, SqliteObservations
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.verified import VerifiedPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore
+from kvproxy.index.verifier.overlap import OverlapVerifier
+from kvproxy.settings import CacheSettings, load_settings
+from tests.servers import run_app
+
+QUESTION = "please tell me what the free queue of blocks is"
+CLOSE = "please do tell me what the free queue of blocks is"
+NEAR = "please tell me what the free queue of the blocks is"
+FAR = "please tell me what the free list of blocks might be"
+
+
+class Model:
+    """An upstream whose answer to a question is set by the test; it also judges."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, str] = {}
+        self.judged: list[str] = []
+        self.verdict = "They are the SAME."
+
+    async def chat(self, request: Request) -> Response:
+        body = orjson.loads(await request.body())
+        asked = body["messages"][-1]["content"]
+        text = self.answers.get(asked, "An answer.")
+        if "First answer:" in asked:
+            self.judged.append(asked)
+            text = self.verdict
+        message = {"role": "assistant", "content": text}
+        return JSONResponse({"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+
+@contextlib.contextmanager
+def proxy(path: Path, policy: Policy, **cache: Any) -> Iterator[tuple[str, Services, Model]]:
+    """A proxy with a given policy in front of a model."""
+    model = Model()
+    with run_app(Starlette(routes=[Route("/v1/chat/completions", model.chat, methods=["POST"])])) as upstream:
+        settings = load_settings(data=path, upstream=upstream, cache={"judge": "equality"} | cache)
+        store, observations = ResponseStore(settings.store_path), SqliteObservations(settings.store_path)
+        # Never below the bound: nothing is explored by chance.
+        semantic = SemanticCache(store, HashEmbedder(), policy, observations, chance=lambda: 0.999)
+        semantic.rebuild()
+        policy.learn(observations, 0)
+        built = build_backend(settings)
+        observer = make_observer(semantic, built.backend, settings.cache)
+        answerer = Answerer(built.backend, store, semantic, settings.cache, observer=observer)
+        services = Services(settings, answerer, observations, Metrics(), built)
+        with run_app(create_app(services)) as url:
+            yield url, services, model
+
+
+def checked(level: float = 0.8) -> CheckedPolicy:
+    return CheckedPolicy(OverlapVerifier(), level, 0.6)
+
+
+def ask(url: str, question: str, control: str = "") -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": control}, timeout=30)
+
+
+def stats(url: str) -> dict[str, Any]:
+    figures: dict[str, Any] = httpx.get(f"{url}/admin/cache/stats").json()["semantic"]
+    return figures
+
+
+def compared(services: Services, count: int) -> None:
+    """Wait until so many answers were compared."""
+    observer = services.answerer.observer
+    assert observer is not None
+
+    for _ in range(2000):
+        if observer.counts.total() >= count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"only {observer.counts} after 20 s")
+
+
+def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked()) as (url, _, _):
+        ask(url, QUESTION)
+        assert "fwd=" in ask(url, CLOSE, "level=0.99, no-store").headers["cache-status"]
+        assert "fwd=" in ask(url, CLOSE, "similarity=0.9999, no-store").headers["cache-status"]
+        assert "semantic similarity=" in ask(url, CLOSE, "level=0.1").headers["cache-status"]
+        assert "fwd=" in ask(url, FAR, "level=0.1, similarity=0.1, no-store").headers["cache-status"]
+        assert " verifier=0.909" in ask(url, CLOSE).headers["cache-status"]
+        assert ask(url, NEAR, "level=nan").status_code == 400
+        lookups = stats(url)["lookups"]
+        assert (lookups["no neighbour"], lookups["accepted"], lookups["below level"]) == (1, 2, 2)
+        metrics = httpx.get(f"{url}/metrics").text
+        assert 'kvproxy_semantic_lookups{outcome="accepted"} 2.0' in metrics
+
+
+def test_explain_shows_similarity_score_and_decision(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked()) as (url, _, _):
+        ask(url, QUESTION)
+
+        def explained(question: str) -> dict[str, Any]:
+            body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+            found: dict[str, Any] = httpx.post(f"{url}/admin/explain", json=body).json()
+            return found
+
+        near = explained(NEAR)
+        assert near["layer"] == "semantic"
+        assert near["semantic"]["policy"] == "checked"
+        (neighbour,) = near["semantic"]["neighbours"]
+        assert (neighbour["verdict"], neighbour["score"], neighbour["served"]) == ("accepted", 1.0, True)
+        assert explained(FAR)["semantic"]["neighbours"][0]["verdict"] == "below level"
+        vetoed = explained(f"{QUESTION} not")["semantic"]["neighbours"][0]
+        assert (vetoed["verdict"], vetoed["guard"], vetoed["score"]) == ("vetoed", "negation", None)
+
+
+def test_forwarded_answers_are_compared_with_cached_ones(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked(0.99)) as (url, services, model):
+        model.answers = {QUESTION: "A list of free blocks.", FAR: "a list of FREE blocks"}
+        ask(url, QUESTION)
+        ask(url, FAR)
+        compared(services, 1)
+        model.answers["please tell me what the busy queue of blocks is"] = "No idea."
+        ask(url, "please tell me what the busy queue of blocks is")
+        compared(services, 2)
+        assert stats(url)["compared"] == {"right": 1, "wrong": 1}
+        assert stats(url)["learned"] | {"rejected": 0} == stats(url)["learned"]
+        assert services.observations.summary()["observed"] == 2
+        # Only a policy that learns folds what is the same into its neighbour.
+        assert len(httpx.get(f"{url}/admin/cache").json()) == 3
+        assert all(entry["semantic"] for entry in httpx.get(f"{url}/admin/cache").json())
+
+
+def test_shadow_mode_serves_nothing_and_reports(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked(), shadow=True) as (url, services, model):
+        model.answers = {QUESTION: "One thing.", NEAR: "Another thing."}
+        ask(url, QUESTION)
+        answer = ask(url, NEAR)
+        assert answer.json()["choices"][0]["message"]["content"] == "Another thing."
+        compared(services, 1)
+        figures = stats(url)
+        assert figures["shadow"] is True
+        assert figures["lookups"]["accepted"] == 1
+        assert figures["learned"]["accepted_wrong"] == 1
+        assert "hit" in ask(url, NEAR).headers["cache-status"]
+
+
+def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+        ask(url, QUESTION)
+        (entry,) = httpx.get(f"{url}/admin/cache").json()
+        route = f"{url}/admin/cache/{entry['id'][:8]}/feedback"
+        assert httpx.post(route, json={"right": False, "question": NEAR}).json() == {"id": entry["id"], "right": False}
+        assert "fwd=" in ask(url, NEAR, "no-store").headers["cache-status"]
+        assert 'detail="exact"' in ask(url, QUESTION).headers["cache-status"]
+        assert services.observations.histories([entry["id"]], "overlap")[entry["id"]].rights == (False,)
+        assert httpx.post(route, json={"right": True}).status_code == 200
+        assert "semantic" in ask(url, NEAR).headers["cache-status"]
+        for bad in (b"", b"[]", b'{"right": 1}', b'{"right": true, "question": 3}'):
+            assert httpx.post(route, content=bad).status_code == 400
+        assert httpx.post(f"{url}/admin/cache/nope/feedback", json={"right": True}).status_code == 404
+
+
+def test_the_verified_policy_learns_from_traffic_and_remembers(tmp_path: Path) -> None:
+    def policy() -> VerifiedPolicy:
+        return VerifiedPolicy(OverlapVerifier(), 0.05, 0.6)
+
+    with proxy(tmp_path, policy()) as (url, services, _):
+        ask(url, QUESTION)
+        assert "fwd=uri-miss" in ask(url, NEAR).headers["cache-status"]
+        compared(services, 1)
+        assert stats(url)["lookups"]["uncertain"] == 1
+        entries = {entry["prompt"]: entry for entry in httpx.get(f"{url}/admin/cache").json()}
+        assert not entries[NEAR]["semantic"]  # Its neighbour answers for it from now on.
+        many = [Observation(f"{number}", 1.0, True, "overlap", "answer", False, 0.0) for number in range(1500)]
+        services.observations.add(many)
+    with proxy(tmp_path, policy()) as (url, _, _):
+        ask(url, QUESTION)
+        hit = ask(url, "please tell me what is the free queue of the blocks").headers["cache-status"]
+        assert "semantic similarity=" in hit
+        assert " error=0.0" in hit
+        stricter = ask(url, "tell me please what the free queue of blocks is", "max-error=0.000001")
+        assert "fwd=uri-miss" in stricter.headers["cache-status"]
+
+
+def test_the_model_may_judge(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked(0.99), judge="model") as (url, services, model):
+        model.answers = {QUESTION: "One wording.", FAR: "Another wording."}
+        ask(url, QUESTION)
+        ask(url, FAR)
+        compared(services, 1)
+        assert QUESTION not in model.judged[0]
+        assert all(text in model.judged[0] for text in (FAR, "One wording.", "Another wording."))
+        assert stats(url)["compared"] == {"right": 1}
+        model.verdict = "I cannot tell."
+        ask(url, "please tell me what the busy list of blocks might be")
+        compared(services, 2)
+        assert stats(url)["compared"] == {"right": 1, "undecided": 1}
+
+
+def test_normalised_equality() -> None:
+    assert normalise("  It's **so**.\n") == normalise("it s SO")
+    assert normalise("2 apples") != normalise("3 apples")
+    said = b'{"choices": [{"message": {"content": "x"}}]}'
+    assert answer_text(said) == "x"
+    for nothing in (b"", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}'):
+        assert answer_text(nothing) is None
+
+
+def test_checked_needs_a_verifier() -> None:
+    with pytest.raises(SettingsError, match=r"cache\.verifier"):
+        build_policy(CacheSettings(policy="checked", verifier="none"))
+    assert build_policy(CacheSettings(policy="verified", verifier="none")).scorer == "cosine"
+    assert build_policy(CacheSettings(policy="threshold")).name == "threshold"

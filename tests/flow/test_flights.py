@@ -1,0 +1,152 @@
+"""Flights share one generation, and end it when nobody waits for it any more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvproxy.apis.json import JsonObject
+from kvproxy.errors import UpstreamUnreachable
+from kvproxy.flow.flights import Flight, Flights
+from kvproxy.flow.source import Source as Answer
+
+PARTS = [b"a", b"b", b"c"]
+
+
+class Keeper:
+    """Keeps what passes of a source."""
+
+    limit = 1_000_000
+
+    def __init__(self, source: "Source") -> None:
+        self._source = source
+
+    def push(self, source: Answer, chunk: bytes) -> bool:
+        return source.said.push(chunk)
+
+    async def finish(self, source: Answer) -> str | None:
+        assert self._source.kept == PARTS
+        self._source.finished += 1
+        return "an entry"
+
+
+class Source:
+    """Work that waits at a gate before each part, and counts how often it was begun, finished and closed."""
+
+    def __init__(self, error_at: int | None = None) -> None:
+        self.begun = self.finished = self.closed = 0
+        self.error_at = error_at
+        self.kept: list[bytes] = []
+        self.gate = asyncio.Semaphore(0)
+
+    def flight(self) -> Flight:
+        return Flight(self._open, Keeper(self))
+
+    def release(self, parts: int) -> None:
+        for _ in range(parts):
+            self.gate.release()
+
+    async def _open(self) -> Answer:
+        self.begun += 1
+        return Answer(200, [], self._parts(), self, self._close)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        for number, part in enumerate(PARTS):
+            await self.gate.acquire()
+            if number == self.error_at:
+                raise UpstreamUnreachable("cut")
+            yield part
+
+    def push(self, chunk: bytes) -> bool:
+        self.kept.append(chunk)
+        return chunk == PARTS[-1]
+
+    async def whole(self) -> JsonObject | None:
+        return {}
+
+    async def _close(self) -> None:
+        self.closed += 1
+
+
+async def until_landed(flights: Flights) -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(flights) == 0
+
+
+async def test_a_late_client_gets_everything_from_the_start() -> None:
+    source, flights = Source(), Flights()
+    first, joined = flights.board("k", source.flight)
+    assert not joined
+    source.release(2)
+    seen = first.chunks()
+    assert [await anext(seen), await anext(seen)] == PARTS[:2]
+    second, joined = flights.board("k", source.flight)
+    assert joined
+    assert second is first
+    source.release(1)
+    assert await second.body() == b"abc"
+    assert [part async for part in seen] == PARTS[2:]
+    assert (source.begun, source.finished) == (1, 1)
+    await until_landed(flights)
+    assert source.closed == 1
+
+
+async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:
+    source, flights = Source(), Flights()
+    first, _ = flights.board("k", source.flight)
+    second, _ = flights.board("k", source.flight)
+    source.release(1)
+    assert await anext(second.chunks()) == b"a"
+    first.leave()
+    await asyncio.sleep(0)
+    assert not second.task.done()
+    second.leave()
+    await until_landed(flights)
+    assert second.task.cancelled()
+    assert (source.finished, source.closed) == (0, 1)
+
+
+async def test_nobody_boards_a_flight_that_is_being_cancelled() -> None:
+    source, flights = Source(), Flights()
+    first, _ = flights.board("k", source.flight)
+    await first.head()
+    first.leave()
+    second, joined = flights.board("k", source.flight)
+    assert not joined
+    source.release(3)
+    assert await second.body() == b"abc"
+    second.leave()
+    await until_landed(flights)
+    assert source.begun == source.closed == 2
+
+
+async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
+    source, flights = Source(error_at=1), Flights()
+    boarded = [flights.board("k", source.flight)[0] for _ in range(3)]
+    source.release(2)
+    results = await asyncio.gather(*(flight.body() for flight in boarded), return_exceptions=True)
+    assert [type(result) for result in results] == [UpstreamUnreachable] * 3
+    await until_landed(flights)
+    assert (source.finished, source.closed) == (0, 1)
+
+
+async def test_an_error_before_the_head_is_raised_there() -> None:
+    async def refuse() -> Answer:
+        raise UpstreamUnreachable("refused")
+
+    source, flights = Source(), Flights()
+    flight, _ = flights.board("k", lambda: Flight(refuse, Keeper(source)))
+    with pytest.raises(UpstreamUnreachable, match="refused"):
+        await flight.head()
+    await until_landed(flights)
+    assert source.finished == 0
+
+
+async def test_close_ends_everything() -> None:
+    source, flights = Source(), Flights()
+    for key in "ab":
+        await flights.board(key, source.flight)[0].head()
+    await flights.close()
+    await until_landed(flights)
+    assert source.closed == 2

@@ -1,0 +1,164 @@
+"""No two requests that could be answered differently share a key, and namespaces keep everything but the question apart."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.request import ApiRequest
+from kvproxy.errors import Unkeyable
+from kvproxy.flow.keys import cache_key, tenant_of
+from tests.requests import api_request
+
+VALUES = st.one_of(st.integers(0, 3), st.booleans(), st.text("ab", max_size=2))
+BODIES = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["a", "b"]),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["user", "system", "assistant"]), "content": st.text("xy", max_size=2)}
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    },
+    optional={
+        "temperature": st.one_of(st.integers(0, 2), st.sampled_from([0.0, 1.0, 0.5])),
+        "seed": VALUES,
+        "vendor": VALUES,
+        "stream": st.booleans(),
+        "n": st.just(1),
+    },
+)
+TENANTS = st.sampled_from([None, "Bearer a", "Bearer b"])
+
+
+def call(body: dict[str, Any], tenant: str | None = None, query: str = "") -> ApiRequest:
+    return api_request(body, headers={"authorization": tenant} if tenant else {}, query=query)
+
+
+def relevant(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "stream"}
+
+
+def typed(value: Any) -> Any:
+    """A form in which 1 and True differ, as they do in JSON; 1 and 1.0 do not."""
+    if isinstance(value, dict):
+        return tuple(sorted((name, typed(each)) for name, each in value.items()))
+    if isinstance(value, list):
+        return tuple(map(typed, value))
+    return ("number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__, value)
+
+
+@given(BODIES, BODIES, TENANTS, TENANTS)
+def test_keys_are_equal_exactly_for_equal_requests(one: dict, other: dict, a: str | None, b: str | None) -> None:  # type: ignore[type-arg]
+    first, second = cache_key(call(one, a), "x"), cache_key(call(other, b), "x")
+    same = typed(relevant(one)) == typed(relevant(other)) and a == b
+    assert (first.exact == second.exact) == same
+    if first.namespace == second.namespace and first.text is not None and second.text is not None:
+        assert a == b
+        assert typed(relevant(one) | {"messages": one["messages"][:-1]}) == typed(
+            relevant(other) | {"messages": other["messages"][:-1]}
+        )
+
+
+def test_the_order_of_fields_is_irrelevant_and_the_backend_is_not() -> None:
+    body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+    turned = {"messages": [{"content": "x", "role": "user"}], "model": "a"}
+    assert cache_key(call(body), "x") == cache_key(call(turned), "x")
+    assert cache_key(call(body), "x").namespace != cache_key(call(body), "y").namespace
+
+
+def test_every_header_with_credentials_makes_a_tenant() -> None:
+    names = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "cookie")
+    tenants = {tenant_of({name: value}) for name in names for value in ("a", "b")}
+    assert len(tenants) == 2 * len(names)
+    assert tenant_of({}) == tenant_of({"user-agent": "a"}) == "public"
+
+
+def test_the_query_is_part_of_the_key_and_depth_is_bounded() -> None:
+    body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+    assert cache_key(call(body, query="v=1"), "x").exact != cache_key(call(body, query="v=2"), "x").exact
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    for vendor in (deep, 2**64):
+        with pytest.raises(Unkeyable, match="nested"):
+            cache_key(call(body | {"vendor": vendor}), "x")
+
+
+def test_what_is_never_matched_by_similarity() -> None:
+    plain = {"model": "a", "messages": [{"role": "user", "content": "a question"}]}
+    assert cache_key(call(plain), "x").text == "a question"
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]
+    for change in (
+        {"tools": [{}]},
+        {"logprobs": True},
+        {"prompt_logprobs": 0},
+        {"return_token_ids": True},
+        {"n": 2},
+        {"response_format": {"type": "json_object"}},
+        {"messages": image},
+        {"messages": [*image, *plain["messages"]]},
+        {"messages": [{"role": "assistant", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "word " * 400}]},
+    ):
+        assert cache_key(call(plain | change), "x").text is None
+
+
+@pytest.mark.parametrize("name", ["chat", "completions"])
+def test_log_probabilities_of_prompts_are_kept_as_whole_answers_only(name: ApiName) -> None:
+    """A stored answer is replayed as a stream too, where servers refuse them: an upstream must be asked."""
+    api = APIS[name]
+    for body, cacheable in (
+        ({"prompt_logprobs": 1}, True),
+        ({"prompt_logprobs": 0, "stream": True}, False),
+        ({"prompt_logprobs": None, "stream": True}, True),
+        ({"stream": True}, True),
+    ):
+        assert api.cacheable(body) == cacheable  # type: ignore[arg-type]
+
+
+def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:
+    """They say where a prefix is to be kept, wherever they stand; a tool's parameter may have the same name."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    block = {"type": "text", "text": "a question"}
+    plain = {
+        "model": "a",
+        "system": [{"type": "text", "text": "s"}],
+        "tools": [{"name": "f", "input_schema": {"properties": {"cache_control": {"type": "string"}}}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [block]}]},
+            {"role": "user", "content": [block]},
+        ],
+    }
+    marked: dict[str, Any] = {
+        **plain,
+        **mark,
+        "prompt_cache_options": {},
+        "prompt_cache_retention": "24h",
+        "diagnostics": {"on": True},
+        "system": [plain["system"][0] | mark],  # type: ignore[index]
+        "tools": [plain["tools"][0] | mark],  # type: ignore[index]
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": [block | mark]} | mark],
+            },
+            {"role": "user", "content": [block | mark]} | mark,
+        ],
+    }
+    assert cache_key(call(marked), "x") == cache_key(call(plain), "x")
+    other = {**plain, "tools": [{"name": "f", "input_schema": {"properties": {}}}]}
+    assert cache_key(call(other), "x").exact != cache_key(call(plain), "x").exact
+
+
+def test_the_readmes_two_ways_to_say_zero_are_one() -> None:
+    body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+    for one, other in ((0, 0.0), (1, 1.0), (0.0, -0.0)):
+        assert cache_key(call(body | {"temperature": one}), "x") == cache_key(call(body | {"temperature": other}), "x")
+    assert cache_key(call(body | {"n": True}), "x") != cache_key(call(body | {"n": 1}), "x")
+    assert cache_key(call(body | {"seed": 2**53}), "x") != cache_key(call(body | {"seed": 2.0**53}), "x")

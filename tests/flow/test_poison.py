@@ -1,0 +1,97 @@
+"""Entries, texts and models that are broken cost the cache, never the request."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from kvproxy.http.services import Services
+from kvproxy.index.embedder import HashEmbedder
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour
+from tests.flow.test_decisions import CLOSE, QUESTION, ask, checked, proxy
+
+
+def poison(services: Services, **fields: Any) -> None:
+    """Change every stored entry behind the proxy's back."""
+    writer = services.answerer.store._writer  # type: ignore[attr-defined]
+    for name, value in fields.items():
+        writer.execute(f"update responses set {name} = ?", [value])
+    writer.commit()
+
+
+@pytest.mark.parametrize("response", [b"", b"not JSON", b"[]", b'{"choices": 3}'])
+def test_a_stored_answer_that_is_none_is_computed_again(tmp_path: Path, response: bytes) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+        ask(url, QUESTION)
+        for question in (QUESTION, CLOSE):
+            poison(services, response=response)
+            body = {"model": "m", "messages": [{"role": "user", "content": question}], "stream": True}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            assert "fwd=uri-miss" in answer.headers["cache-status"]
+
+
+@pytest.mark.parametrize("model", ["raises", "nan", "shape"])
+def test_an_embedder_that_fails_costs_similar_questions_only(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+        ask(url, QUESTION)
+
+        def embed(self: HashEmbedder, texts: Sequence[str]) -> np.ndarray:
+            if model == "raises":
+                raise RuntimeError("CUDA out of memory")
+            return np.full((len(texts), 64 if model == "nan" else 3), np.nan, np.float32)
+
+        monkeypatch.setattr(HashEmbedder, "embed", embed)
+        assert "hit" in ask(url, QUESTION).headers["cache-status"]
+        assert "fwd=uri-miss; stored" in ask(url, CLOSE).headers["cache-status"]
+        assert "exact" in ask(url, CLOSE).headers["cache-status"]
+        body = {"model": "m", "messages": [{"role": "user", "content": "another question"}]}
+        told = httpx.post(f"{url}/admin/explain", json=body)
+        assert (told.status_code, "embedder" in told.json()["error"]["message"]) == (500, True)
+        monkeypatch.undo()
+        assert services.answerer.store.count() == 2
+        assert "semantic" in ask(url, "do please tell me what the free queue of blocks is").headers["cache-status"]
+
+
+def test_a_policy_that_fails_costs_similar_questions_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = checked()
+
+    def decide(question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits()) -> list[Decision]:
+        raise ValueError("a user's verifier")
+
+    with proxy(tmp_path, policy) as (url, _, _):
+        ask(url, QUESTION)
+        monkeypatch.setattr(policy, "decide", decide)
+        answer = ask(url, CLOSE)
+        assert (answer.status_code, "fwd=uri-miss" in answer.headers["cache-status"]) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("created", "now"),
+        ("expires", float("nan")),
+        ("expires", None),
+        ("hits", "x"),
+        ("prompt", 3),
+        ("id", ""),
+        ("id", 7),
+    ],
+)
+def test_an_import_with_a_field_of_another_kind_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+        ask(url, QUESTION)
+        line = json.loads(httpx.get(f"{url}/admin/cache/export").text)
+        httpx.delete(f"{url}/admin/cache?all=true")
+        answer = httpx.post(f"{url}/admin/cache/import", content=json.dumps(line | {field: value}))
+        assert answer.status_code == 400
+        assert "line 1 is no exported response" in answer.json()["error"]["message"]
+        assert services.answerer.store.count() == 0
+        assert httpx.post(f"{url}/admin/cache/import", content=json.dumps(line)).json()["imported"] == 1
+        assert "semantic" in ask(url, CLOSE).headers["cache-status"]

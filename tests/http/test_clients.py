@@ -1,0 +1,220 @@
+"""The clients that people use, unchanged, against the embedded engine and against a proxy in front of another server."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.servers import run_proxy
+
+QUESTION = "What is a block?"
+ANSWER = "A block is a fixed number of tokens"
+REWORDED = "Can you tell me what a block is?"
+Ask = Callable[[str], str]
+GREEDY = {"temperature": 0}
+"""The client has no argument for it any more."""
+
+
+@pytest.fixture(scope="module")
+def front(demo: tuple[str, Services], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A second proxy, with the first one as its upstream."""
+    data: Path = tmp_path_factory.mktemp("front")
+    with run_proxy(load_settings(data=data, upstream=demo[0])) as (url, _):
+        yield url
+
+
+@pytest.fixture(params=["engine", "upstream"])
+def url(request: pytest.FixtureRequest, demo: tuple[str, Services], front: str) -> str:
+    return demo[0] if request.param == "engine" else front
+
+
+def last_status(response: Any) -> str:
+    """What the proxy that was asked says; one behind it comes before."""
+    return str(response.headers["cache-status"]).rsplit(", ", 1)[-1]
+
+
+def test_anthropic_messages(url: str) -> None:
+    client = anthropic.Anthropic(base_url=url, api_key="a", max_retries=0)
+
+    def ask(question: str) -> Any:
+        return client.messages.with_raw_response.create(
+            model="demo",
+            max_tokens=80,
+            extra_body=GREEDY,
+            system="You know kvproxy.",
+            messages=[{"role": "user", "content": question}],
+        )
+
+    miss = ask(QUESTION)
+    assert "fwd=uri-miss; stored" in last_status(miss)
+    message = miss.parse()
+    assert message.content[0].text.startswith(ANSWER)
+    assert message.stop_reason == "end_turn"
+    assert message.usage.output_tokens > 3
+    exact = ask(QUESTION)
+    assert 'detail="exact"' in last_status(exact)
+    assert exact.parse() == message
+    similar = ask(REWORDED)
+    assert "semantic similarity" in last_status(similar)
+    assert similar.parse().content == message.content
+
+
+def test_anthropic_streams_live_and_replayed(url: str) -> None:
+    client = anthropic.Anthropic(base_url=url, api_key="s", max_retries=0)
+
+    def stream() -> tuple[str, Any]:
+        with client.messages.stream(
+            model="demo", max_tokens=80, extra_body=GREEDY, messages=[{"role": "user", "content": QUESTION}]
+        ) as events:
+            text = "".join(events.text_stream)
+            return text, events.get_final_message()
+
+    live, whole = stream()
+    again, same = stream()
+    assert live == again == whole.content[0].text
+    assert live.startswith(ANSWER)
+    assert whole == same
+    got = client.messages.create(
+        model="demo", max_tokens=80, extra_body=GREEDY, messages=[{"role": "user", "content": QUESTION}]
+    )
+    assert got.content[0].text == live
+
+
+def test_anthropic_conversations_tools_and_errors(url: str) -> None:
+    client = anthropic.Anthropic(base_url=url, api_key="t", max_retries=0)
+    turns: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "Look it up."}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "u", "name": "look", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u", "content": "found"}]},
+    ]
+    tools: list[Any] = [{"name": "look", "input_schema": {"type": "object"}}]
+    statuses = [
+        last_status(client.messages.with_raw_response.create(model="demo", max_tokens=5, messages=turns, tools=tools))
+        for _ in range(2)
+    ]
+    assert "stored" in statuses[0]
+    assert 'detail="exact"' in statuses[1]
+    cut = client.messages.create(model="demo", max_tokens=2, messages=[{"role": "user", "content": QUESTION}])
+    assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
+    with pytest.raises(anthropic.NotFoundError, match="not served here"):
+        client.messages.create(model="other", max_tokens=2, messages=turns)
+    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    with pytest.raises(anthropic.BadRequestError, match="text only"):
+        client.messages.create(model="demo", max_tokens=2, messages=[{"role": "user", "content": [image]}])
+
+
+def test_openai_responses(url: str) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="r", max_retries=0)
+
+    def ask(question: Any) -> Any:
+        return client.responses.with_raw_response.create(
+            model="demo", instructions="You know kvproxy.", input=question, temperature=0, max_output_tokens=80
+        )
+
+    miss = ask(QUESTION)
+    assert "fwd=uri-miss; stored" in last_status(miss)
+    assert miss.parse().output_text.startswith(ANSWER)
+    exact = ask(QUESTION)
+    assert 'detail="exact"' in last_status(exact)
+    assert exact.parse() == miss.parse()
+    assert "semantic similarity" in last_status(ask(REWORDED))
+    listed = ask([{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}])
+    assert listed.parse().output_text == miss.parse().output_text
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(model="demo", input="x", previous_response_id="resp_1")
+
+
+def test_openai_responses_stream_live_and_replayed(url: str) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="rs", max_retries=0)
+
+    def stream() -> tuple[str, list[str], Any]:
+        with client.responses.stream(model="demo", input=QUESTION, temperature=0) as events:
+            seen = list(events)
+        text = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+        kinds = [event.type for event in seen if event.type != "response.output_text.delta"]
+        return text, kinds, seen[-1].response  # type: ignore[union-attr]
+
+    live, kinds, whole = stream()
+    again, same_kinds, same = stream()
+    assert live == again == whole.output_text
+    assert live.startswith(ANSWER)
+    assert kinds == same_kinds
+    assert whole == same
+
+
+def test_openai_chat_and_completions_stream(url: str) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="o", max_retries=0)
+    texts = []
+    for _ in range(2):
+        with client.chat.completions.stream(
+            model="demo", temperature=0, messages=[{"role": "user", "content": QUESTION}]
+        ) as events:
+            texts.append(events.get_final_completion().choices[0].message.content)
+    assert texts[0] == texts[1]
+    assert str(texts[0]).startswith(ANSWER)
+    raw = [
+        "".join(
+            chunk.choices[0].text
+            for chunk in client.completions.create(
+                model="demo",
+                prompt=f"<|user|>{QUESTION}<|end|><|assistant|>",
+                temperature=0,
+                max_tokens=20,
+                stream=True,
+            )
+        )
+        for _ in range(2)
+    ]
+    assert raw[0] == raw[1]
+    assert raw[0].startswith(ANSWER)
+
+
+def langchain(url: str) -> tuple[Ask, Ask]:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="lc", temperature=0, max_retries=0)  # type: ignore[arg-type]
+    return lambda question: str(model.invoke(question).content), lambda question: "".join(
+        str(chunk.content) for chunk in model.stream(question)
+    )
+
+
+def llama_index(url: str) -> tuple[Ask, Ask]:
+    from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
+    from llama_index.llms.openai import OpenAI
+
+    class Demo(OpenAI):
+        """The class refuses models whose size it does not know, so it is told."""
+
+        @property
+        def metadata(self) -> LLMMetadata:
+            return LLMMetadata(context_window=1024, is_chat_model=True, model_name="demo")
+
+    model = Demo(model="demo", api_base=f"{url}/v1", api_key="li", temperature=0, max_retries=0, max_tokens=80)
+    return lambda question: str(model.chat([ChatMessage(content=question)]).message.content), lambda question: "".join(
+        part.delta or "" for part in model.stream_chat([ChatMessage(content=question)])
+    )
+
+
+def llm_command(url: str) -> tuple[Ask, Ask]:
+    from llm.default_plugins.openai_models import Chat
+
+    def ask(question: str, *, stream: bool) -> str:
+        model = Chat("demo", key="k", model_name="demo", api_base=f"{url}/v1")
+        return "".join(model.prompt(question, stream=stream, temperature=0, key="llm"))
+
+    return lambda question: ask(question, stream=False), lambda question: ask(question, stream=True)
+
+
+@pytest.mark.parametrize("make", [langchain, llama_index, llm_command])
+def test_frameworks(url: str, make: Callable[[str], tuple[Ask, Ask]]) -> None:
+    whole, stream = make(url)
+    first = whole(QUESTION)
+    assert first.startswith(ANSWER)
+    assert stream(QUESTION) == whole(QUESTION) == first
+    other = "What is eviction?"
+    assert stream(other) == stream(other) == whole(other) != first

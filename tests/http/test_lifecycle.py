@@ -1,0 +1,89 @@
+"""Tags, provenance, limits and invalidation as a client and an administrator see them."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.servers import run_proxy
+
+Demo = tuple[str, Services]
+
+
+def ask(url: str, question: str, tags: str = "", **headers: str) -> httpx.Response:
+    body = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": question}]}
+    given = headers | ({"x-kvproxy-tags": tags} if tags else {})
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=given, timeout=60)
+
+
+def test_an_entry_says_where_it_came_from(demo: Demo) -> None:
+    url, services = demo
+    answer = ask(url, "Where do entries come from?", "docs, v1 ,docs", **{"x-request-id": "request-7"})
+    assert "stored" in answer.headers["cache-status"]
+    (listed,) = httpx.get(f"{url}/admin/cache", params={"search": "entries come from"}).json()
+    shown = httpx.get(f"{url}/admin/cache/{listed['id'][:10]}").json()
+    assert shown["tags"] == ["docs", "v1"]
+    assert (shown["tenant"], shown["backend"]) == ("public", services.answerer.backend.name)
+    assert shown["request_id"] == "request-7"
+    assert shown["created"] > 1e9
+
+
+def test_what_shares_a_tag_goes_together(demo: Demo) -> None:
+    url, _ = demo
+    for number in range(4):
+        ask(url, f"Which tag has number {number}?", "even,x" if number % 2 == 0 else "odd")
+    assert len(httpx.get(f"{url}/admin/cache", params={"tag": "even"}).json()) == 2
+    stats = httpx.get(f"{url}/admin/cache/stats").json()
+    assert stats["tags"]["even"] == 2
+    assert httpx.delete(f"{url}/admin/cache", params={"tag": "even"}).json() == {"removed": 2}
+    assert httpx.delete(f"{url}/admin/cache", params={"tag": "even"}).json() == {"removed": 0}
+    assert "hit" not in ask(url, "Which tag has number 2?").headers["cache-status"]
+    assert "hit" in ask(url, "Which tag has number 1?").headers["cache-status"]
+    removed = httpx.delete(f"{url}/admin/cache", params={"prompt": "Which tag has"}).json()
+    assert removed == {"removed": 3}
+
+
+@pytest.mark.parametrize("tags", [",".join(map(str, range(17))), "x" * 129])
+def test_wrong_tags_are_refused_before_anything_is_computed(demo: Demo, tags: str) -> None:
+    answer = ask(demo[0], "Is this computed?", tags)
+    assert answer.status_code == 400
+    assert "x-kvproxy-tags takes up to 16 tags" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("query", ["", "all=yes", "older_than=x", "older_than=-1", "older_than=nan"])
+def test_removal_of_nothing_in_particular_is_refused(demo: Demo, query: str) -> None:
+    assert httpx.delete(f"{demo[0]}/admin/cache?{query}").status_code == 400
+
+
+def test_limits_hold_and_imports_come_back(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, cache={"max_entries": 3})
+    with run_proxy(settings) as (url, services):
+        for question in ("What is a block?", "Why is there a free queue?", "Who evicts?", "How long is a hash?"):
+            ask(url, question, "t")
+        stats = httpx.get(f"{url}/admin/cache/stats").json()
+        assert (stats["entries"], stats["max_entries"]) == (3, 3)
+        lines = httpx.get(f"{url}/admin/cache/export").text
+        assert len(lines.splitlines()) == 3
+        assert httpx.delete(f"{url}/admin/cache?all=true").json() == {"removed": 3}
+        done = httpx.post(f"{url}/admin/cache/import", content=lines).json()
+        assert done == {"imported": 3, "skipped": 0}
+        question = json.loads(lines.splitlines()[0])["prompt"]
+        assert 'detail="exact"' in ask(url, question).headers["cache-status"]
+        assert "semantic" in ask(url, question + "  ").headers["cache-status"]
+        assert services.answerer.store.count() == 3
+
+
+def test_tenants_share_responses_only_on_purpose(demo: Demo, tmp_path: Path) -> None:
+    def second(url: str) -> str:
+        ask(url, "Is this answer shared?", authorization="Bearer one")
+        return ask(url, "Is this answer shared?", authorization="Bearer two").headers["cache-status"]
+
+    assert "hit" not in second(demo[0])
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, cache={"shared": True, "semantic": False})
+    with run_proxy(settings) as (url, services):
+        assert 'hit; ttl=86400; detail="exact"' in second(url).replace("ttl=86399", "ttl=86400")
+        (entry,) = services.answerer.store.ls()
+        assert entry.tenant != "public"

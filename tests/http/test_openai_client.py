@@ -1,0 +1,257 @@
+"""The real `openai` client against a running proxy with the demo model."""
+
+import asyncio
+import time
+
+import httpx
+import openai
+import pytest
+
+from kvproxy.http.services import Services
+
+Demo = tuple[str, Services]
+LONG = "You are the support agent of a company. " * 40
+
+
+@pytest.fixture(scope="module")
+def client(demo: Demo) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{demo[0]}/v1", api_key="k", max_retries=0)
+
+
+def ask(client: openai.OpenAI, question: str, **options: object):  # type: ignore[no-untyped-def]
+    messages = [{"role": "user", "content": question}]
+    return client.chat.completions.with_raw_response.create(model="demo", messages=messages, **options)  # type: ignore[call-overload]
+
+
+def test_miss_exact_semantic_and_prefix(client: openai.OpenAI) -> None:
+    miss = ask(client, "What is a block?")
+    assert "fwd=uri-miss; stored" in miss.headers["cache-status"]
+    answer = miss.parse().choices[0].message.content
+    assert answer.startswith("A block is a fixed number of tokens")
+    exact = ask(client, "What is a block?")
+    assert 'detail="exact"' in exact.headers["cache-status"]
+    assert exact.parse() == miss.parse()
+    reworded = ask(client, "Can you tell me what a block is?")
+    assert "semantic similarity=0.9" in reworded.headers["cache-status"]
+    assert reworded.parse().choices[0].message.content == answer
+    before = [{"role": "system", "content": LONG}]
+    first, second = (
+        client.chat.completions.create(
+            model="demo",
+            temperature=0,
+            messages=[*before, {"role": "user", "content": question}],  # type: ignore[list-item]
+        )
+        for question in ("What is TTFT?", "What is LRU?")
+    )
+    assert first.usage is not None
+    assert second.usage is not None
+    assert first.usage.prompt_tokens_details.cached_tokens == 0  # type: ignore[union-attr]
+    assert second.usage.prompt_tokens_details.cached_tokens > 100  # type: ignore[union-attr]
+    assert "least recently used" in (second.choices[0].message.content or "")
+
+
+def test_streams_carry_the_same_answer_live_and_replayed(client: openai.OpenAI) -> None:
+    def stream(**options: object) -> tuple[str, list[object], object]:
+        chunks = list(
+            client.chat.completions.create(
+                model="demo",
+                temperature=0,
+                messages=[{"role": "user", "content": "What is eviction?"}],
+                stream=True,
+                **options,  # type: ignore[call-overload]
+            )
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+        return text, reasons, chunks[-1].usage
+
+    live, live_reasons, usage = stream(stream_options={"include_usage": True})
+    again, again_reasons, same = stream(stream_options={"include_usage": True})
+    bare, _, none = stream()
+    assert live == again == bare
+    assert live.startswith("Eviction gives")
+    assert live_reasons[-1] == again_reasons[-1] == "stop"
+    assert usage == same
+    assert none is None
+    whole = client.chat.completions.create(
+        model="demo", temperature=0, messages=[{"role": "user", "content": "What is eviction?"}]
+    )
+    assert whole.choices[0].message.content == live
+    assert whole.usage == usage
+
+
+def test_completions_logprobs_n_and_stop(client: openai.OpenAI) -> None:
+    raw = "<|user|>What is LRU?<|end|><|assistant|>"
+    text = client.completions.create(model="demo", prompt=raw, max_tokens=40, temperature=0).choices[0].text
+    assert text.startswith("LRU means least recently used")
+    cut = client.completions.create(model="demo", prompt=raw, max_tokens=40, temperature=0, stop=" recently")
+    assert cut.choices[0].text == "LRU means least"
+    short = client.completions.create(model="demo", prompt=raw, max_tokens=3, temperature=0, logprobs=2)
+    assert short.choices[0].finish_reason == "length"
+    assert short.choices[0].logprobs is not None
+    assert len(short.choices[0].logprobs.token_logprobs or []) == 3
+    several = client.chat.completions.create(
+        model="demo", n=3, logprobs=True, top_logprobs=2, messages=[{"role": "user", "content": "What is LRU?"}]
+    )
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    first = several.choices[0].logprobs
+    assert first is not None
+    assert len((first.content or [])[0].top_logprobs) == 2
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "names"),
+    [
+        ({"model": "gpt-9"}, openai.NotFoundError, "model"),
+        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
+        ({"temperature": 7}, openai.BadRequestError, "temperature"),
+        ({"messages": []}, openai.BadRequestError, "messages"),
+        ({"max_tokens": 100_000}, openai.BadRequestError, "fit"),
+        ({"frequency_penalty": 1}, openai.BadRequestError, "frequency_penalty"),
+        ({"messages": [{"role": "user", "content": "word " * 20_000}]}, openai.BadRequestError, "fit"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, "text"),
+    ],
+)
+def test_errors_name_the_fix(
+    client: openai.OpenAI, options: dict, error: type[openai.APIStatusError], names: str
+) -> None:  # type: ignore[type-arg]
+    body = {"model": "demo", "messages": [{"role": "user", "content": "What is LRU?"}]} | options
+    with pytest.raises(error) as caught:
+        client.chat.completions.create(**body)
+    assert names in caught.value.message
+    assert caught.value.body["type"] == "invalid_request_error"  # type: ignore[index]
+    assert client.models.list().data
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": "x"}, "logprobs"),
+        ({"top_k": "abc"}, "top_k"),
+        ({"prompt": [999_999_999]}, "ids"),
+        ({"prompt": [True]}, "ids"),
+        ({"temperature": 1e-320}, None),
+    ],
+)
+def test_no_request_takes_others_or_the_prefix_cache_down(demo: Demo, options: dict, names: str | None) -> None:  # type: ignore[type-arg]
+    with httpx.Client(base_url=demo[0], timeout=60) as client:
+        client.post("/v1/completions", json={"model": "demo", "prompt": LONG, "max_tokens": 1})
+        before = client.get("/admin/blocks/stats").json()["cached"]
+        assert before > 0
+        answer = client.post("/v1/completions", json={"model": "demo", "prompt": "hi", "max_tokens": 2} | options)
+        assert answer.status_code == (200 if names is None else 400)
+        if names is not None:
+            assert names in answer.json()["error"]["message"]
+        assert client.get("/admin/blocks/stats").json()["cached"] >= before
+
+
+def test_malformed_json_and_unknown_routes(demo: Demo) -> None:
+    bad = httpx.post(f"{demo[0]}/v1/chat/completions", content=b"{nonsense")
+    assert bad.status_code == 400
+    assert "not valid JSON" in bad.json()["error"]["message"]
+    assert httpx.get(f"{demo[0]}/v1/nothing").json()["error"]["code"] == "not_found"
+
+
+def test_tools_reach_the_engine_and_are_cached_exactly_only(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert "stored" in ask(client, "What is a hash chain?", tools=tools).headers["cache-status"]
+    assert 'detail="exact"' in ask(client, "What is a hash chain?", tools=tools).headers["cache-status"]
+    assert "fwd" in ask(client, "What is the hash chain?", tools=tools).headers["cache-status"]
+    assert "fwd" in ask(client, "What is a hash chain?").headers["cache-status"]
+
+
+def test_cache_control_steers(client: openai.OpenAI) -> None:
+    def status(question: str, directive: str) -> str:
+        return str(ask(client, question, extra_headers={"Cache-Control": directive}).headers["cache-status"])
+
+    question = "What is copy on write?"
+    assert "stored" not in status(question, "no-store")
+    with pytest.raises(openai.APIStatusError) as caught:
+        status(question, "only-if-cached")
+    assert caught.value.status_code == 504
+    assert "stored" in status(question, "max-age=100")
+    assert "hit" in status(question, "only-if-cached")
+    assert "fwd=request; stored" in status(question, "no-cache")
+    time.sleep(1.1)
+    assert "fwd=uri-miss" in status(question, "max-age=1")
+    with pytest.raises(openai.BadRequestError, match="max-age"):
+        status(question, "max-age=soon")
+
+
+def test_tenants_do_not_share(demo: Demo) -> None:
+    question = "What is a tenant?"
+    for key in ("one", "two"):
+        client = openai.OpenAI(base_url=f"{demo[0]}/v1", api_key=key, max_retries=0)
+        assert "fwd=uri-miss" in ask(client, question).headers["cache-status"]
+        assert "hit" in ask(client, question).headers["cache-status"]
+
+
+async def test_identical_requests_in_flight_share_one_generation(demo: Demo) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{demo[0]}/v1", api_key="f", max_retries=0) as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.with_raw_response.create(
+                    model="demo", messages=[{"role": "user", "content": "Write about the hash chain."}], max_tokens=60
+                )
+                for _ in range(5)
+            )
+        )
+    statuses = [answer.headers["cache-status"] for answer in answers]
+    assert len({answer.parse().id for answer in answers}) == 1
+    assert sum("collapsed" in status or "hit" in status for status in statuses) == 4
+
+
+async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: Demo) -> None:
+    url, services = demo
+    entries = services.answerer.store.stats()["entries"]
+    assert services.built.worker is not None
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="c", max_retries=0) as client:
+        stream = await client.completions.create(
+            model="demo", prompt="leave me", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+        )
+        await anext(aiter(stream))
+        assert httpx.get(f"{url}/admin/blocks/stats").json()["used"] > 0
+        await stream.close()
+        with pytest.raises(openai.APITimeoutError):
+            await client.completions.create(
+                model="demo", prompt="leave me too", max_tokens=3000, timeout=0.3, extra_body={"ignore_eos": True}
+            )
+    for _ in range(200):
+        if httpx.get(f"{url}/admin/blocks/stats").json()["used"] == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert httpx.get(f"{url}/admin/blocks/stats").json()["used"] == 0
+    assert len(services.answerer.flights) == 0
+    assert services.answerer.store.stats()["entries"] == entries
+
+
+async def test_equal_request_ids_do_not_meet_in_the_engine(demo: Demo) -> None:
+    async with httpx.AsyncClient(base_url=demo[0], timeout=60) as client:
+
+        async def one(question: str) -> str:
+            body = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": question}]}
+            answer = await client.post("/v1/chat/completions", json=body, headers={"x-request-id": "same"})
+            assert answer.headers["x-request-id"] == "same"
+            return str(answer.json()["choices"][0]["message"]["content"])
+
+        first, second = await asyncio.gather(one("What is prefill?"), one("What is decode?"))
+    assert first.startswith("Prefill computes")
+    assert second.startswith("Decode produces")
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"host": "evil.example"}])
+def test_web_pages_cannot_steer_a_local_proxy(demo: Demo, headers: dict[str, str]) -> None:
+    answer = httpx.post(f"{demo[0]}/admin/blocks/reset", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_metrics_and_health(demo: Demo) -> None:
+    assert httpx.get(f"{demo[0]}/health").json()["status"] == "ok"
+    text = httpx.get(f"{demo[0]}/metrics").text
+    assert 'kvproxy_requests_total{endpoint="chat",layer="exact",status="200"}' in text
+    assert 'kvproxy_blocks{state="free"}' in text

@@ -1,0 +1,208 @@
+"""In front of another server: bytes pass through, and what it breaks is never stored."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+
+WHOLE = {
+    "id": "x",
+    "object": "chat.completion",
+    "model": "m",
+    "vendor": {"kept": True},
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello there"}, "finish_reason": "stop"}],
+}
+PARTS = [
+    {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"role": "assistant"}}]},
+    {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "Hello there"}}]},
+    {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+]
+
+
+class Fake:
+    """A server that misbehaves as its model's name says."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[dict[str, str], bytes]] = []
+
+    async def chat(self, request: Request) -> Response:
+        raw = await request.body()
+        self.seen.append((dict(request.headers), raw))
+        body = orjson.loads(raw)
+        if body["model"] == "error":
+            return JSONResponse({"error": {"message": "broken", "type": "server_error"}}, 500, {"x-vendor": "1"})
+        if body["model"] == "garbage":
+            return Response(b"<html>oops", media_type="text/html")
+        if body["model"] == "slow":
+            await asyncio.sleep(0.5)
+        if body.get("stream"):
+            return StreamingResponse(self.events(body["model"]), media_type="text/event-stream")
+        return JSONResponse(WHOLE)
+
+    async def events(self, model: str) -> AsyncIterator[bytes]:
+        for number, part in enumerate(PARTS):
+            data = b"data: " + orjson.dumps(part) + b"\n\n"
+            if model == "cut" and number == 2:
+                raise RuntimeError("cut")
+            if model == "early" and number == 2:
+                return
+            if model == "dribble":
+                for index in range(0, len(data), 7):
+                    yield data[index : index + 7]
+                    await asyncio.sleep(0)
+            else:
+                yield data
+        if model == "unfinished":
+            return
+        yield b"data: [DONE]\n\n"
+
+    async def echo(self, request: Request) -> Response:
+        body = await request.body()
+        return Response(body + request.url.query.encode(), 207, {"x-echo": request.method}, "application/x-any")
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services, Fake]]:
+    fake = Fake()
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", fake.chat, methods=["POST"]),
+            Route("/v1/models", lambda request: JSONResponse({"object": "list", "data": [{"id": "m"}]})),
+            Route("/v1/anything", fake.echo, methods=["POST", "PUT"]),
+        ]
+    )
+    with run_app(app) as url:
+        data: Path = tmp_path_factory.mktemp("upstream")
+        settings = load_settings(data=data, upstream=f"{url}/v1", cache={"semantic": False})
+        with run_proxy(settings) as (proxy, services):
+            yield proxy, services, fake
+
+
+def post(url: str, model: str, question: str = "hi", **options: Any) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": question}], "vendor_option": [1, {"a": None}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=body | options, headers={"authorization": "Bearer secret"})
+
+
+def test_bytes_pass_untouched_and_come_back_from_the_cache(upstream: tuple[str, Services, Fake]) -> None:
+    url, _, fake = upstream
+    first = post(url, "m")
+    headers, raw = fake.seen[-1]
+    assert headers["authorization"] == "Bearer secret"
+    assert raw == first.request.content
+    assert first.json() == WHOLE
+    count = len(fake.seen)
+    again = post(url, "m")
+    assert "hit" in again.headers["cache-status"]
+    assert again.json() == WHOLE
+    streamed = post(url, "m", stream=True)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert len(fake.seen) == count
+
+
+def test_a_stream_is_kept_whole_however_it_is_cut(upstream: tuple[str, Services, Fake]) -> None:
+    url, _, _ = upstream
+    live = post(url, "dribble", stream=True)
+    assert live.content == b"".join(b"data: " + orjson.dumps(part) + b"\n\n" for part in PARTS) + b"data: [DONE]\n\n"
+    stored = post(url, "dribble")
+    assert "hit" in stored.headers["cache-status"]
+    assert stored.json()["choices"][0]["message"] == {"role": "assistant", "content": "Hello there"}
+
+
+@pytest.mark.parametrize("model", ["error", "garbage"])
+def test_failures_are_passed_on_and_never_stored(upstream: tuple[str, Services, Fake], model: str) -> None:
+    url, services, fake = upstream
+    before, count = services.answerer.store.stats()["entries"], len(fake.seen)
+    answers = [post(url, model) for _ in range(2)]
+    assert len(fake.seen) == count + 2
+    assert services.answerer.store.stats()["entries"] == before
+    if model == "error":
+        assert answers[0].status_code == 500
+        assert answers[0].headers["x-vendor"] == "1"
+        assert "fwd-status=500" in answers[0].headers["cache-status"]
+    else:
+        assert answers[0].content == b"<html>oops"
+
+
+@pytest.mark.parametrize("model", ["cut", "early", "unfinished"])
+@pytest.mark.filterwarnings("default::pytest.PytestUnhandledThreadExceptionWarning")
+def test_streams_without_their_end_are_never_stored(upstream: tuple[str, Services, Fake], model: str) -> None:
+    url, services, _ = upstream
+    before = services.answerer.store.stats()["entries"]
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    received = b""
+    broken = pytest.raises(httpx.RemoteProtocolError) if model == "cut" else contextlib.nullcontext()
+    with broken, httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+        for chunk in response.iter_raw():
+            received += chunk
+    assert b"Hello there" in received
+    assert b"[DONE]" not in received
+    assert services.answerer.store.stats()["entries"] == before
+    assert len(services.answerer.flights) == 0
+
+
+async def test_one_client_leaving_does_not_harm_the_other(upstream: tuple[str, Services, Fake]) -> None:
+    url, _, fake = upstream
+    count = len(fake.seen)
+    body = {"model": "slow", "messages": [{"role": "user", "content": "both"}]}
+    async with httpx.AsyncClient(base_url=url) as client:
+        first = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        answer = await second
+    assert answer.json() == WHOLE
+    assert "collapsed" in answer.headers["cache-status"]
+    assert len(fake.seen) == count + 1
+
+
+def test_a_store_that_fails_costs_the_cache_and_nothing_else(
+    upstream: tuple[str, Services, Fake], tmp_path: Path
+) -> None:
+    target = upstream[1].settings.upstream
+    with run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, services):
+        assert "stored" in post(url, "m").headers["cache-status"]
+        with sqlite3.connect(services.settings.store_path) as other:
+            other.execute("alter table responses rename to hidden")
+        other.close()
+        answer = post(url, "m")
+        assert answer.json() == WHOLE
+        assert "stored" not in answer.headers["cache-status"]
+        with sqlite3.connect(services.settings.store_path) as other:
+            other.execute("alter table hidden rename to responses")
+        other.close()
+        assert "hit" in post(url, "m").headers["cache-status"]
+
+
+def test_other_routes_pass_through(upstream: tuple[str, Services, Fake]) -> None:
+    url = upstream[0]
+    answer = httpx.put(f"{url}/v1/anything?a=1", content=b"\x00raw")
+    assert (answer.status_code, answer.content) == (207, b"\x00rawa=1")
+    assert answer.headers["x-echo"] == "PUT"
+    assert answer.headers["content-type"] == "application/x-any"
+    assert httpx.get(f"{url}/v1/models").json()["data"] == [{"id": "m"}]
+    assert httpx.get(f"{url}/admin/blocks").status_code == 409
+
+
+def test_an_unreachable_upstream_is_told(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False})
+    with run_proxy(settings) as (url, services):
+        answer = post(url, "m")
+        assert answer.status_code == 502
+        assert "cannot reach the upstream" in answer.json()["error"]["message"]
+        assert services.answerer.store.stats()["entries"] == 0
+        assert httpx.get(f"{url}/health").json()["status"] == "ok"

@@ -1,0 +1,24 @@
+"""Requests as the edge makes them."""
+
+from collections.abc import Mapping
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.control import read_control
+from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.keys import tenant_of
+
+
+def api_request(
+    body: JsonObject,
+    name: ApiName = "chat",
+    headers: Mapping[str, str] | None = None,
+    *,
+    tenant: str | None = None,
+    query: str = "",
+) -> ApiRequest:
+    """A request to an API, with its headers read."""
+    given = headers or {}
+    who = tenant_of(given) if tenant is None else tenant
+    return ApiRequest(APIS[name], body, dumps(body), given, who, "id", query, read_control(given))

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import orjson
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-JsonObject: TypeAlias = "dict[str, Json]"
-JsonMap: TypeAlias = "Mapping[str, Json]"
+JsonObject: TypeAlias = dict[str, "Json"]
+JsonMap: TypeAlias = Mapping[str, "Json"]
 """An object that is only read."""
 
 # An integer that may not fit into 64 bits; digits of a fraction are none.

@@ -1,28 +1,31 @@
 """The engine: plan a step, compute it, hand out the new tokens."""
 
+import logging
 from dataclasses import replace
-
-import torch
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.residency import Residency
+from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
+from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
 from kvproxy.engine.graphs import Capture, CudaCapture
+from kvproxy.engine.limits import Limits
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pieces import make_pieces
 from kvproxy.engine.pool import KVPool, count_blocks
 from kvproxy.engine.runner import Output, Runner
-from kvproxy.engine.sampler import Sample, sample
 from kvproxy.engine.scheduler import Plan, Scheduler
-from kvproxy.engine.sequence import Emit, RunningSequence
+from kvproxy.engine.sequence import Emit, Fail, RunningSequence, ignore
+from kvproxy.engine.span import Span
 from kvproxy.engine.tiering import make_tiering
-from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.generation import GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
 
 _NO_TIERS = TierSettings()
+_log = logging.getLogger("kvproxy")
 
 
 class Engine:
@@ -53,8 +56,11 @@ class Engine:
         )
         blocks = settings.num_blocks or count_blocks(shape, size, loaded.dtype, loaded.device, settings.kv_memory)
         self.tokenizer = loaded.tokenizer
-        self.vocab_size: int = loaded.model.get_input_embeddings().num_embeddings
-        self.max_model_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
+        self.limits = Limits(
+            loaded.model.get_input_embeddings().num_embeddings,
+            min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len),
+            (blocks - 1) * size,
+        )
         self.manager = KVCacheManager(
             blocks,
             size,
@@ -66,13 +72,13 @@ class Engine:
             record_events=settings.kv_events is not None,
         )
         # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
-        self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.capacity // size))
+        self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.limits.capacity // size))
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
         self._runner = Runner(loaded, pool, backends)
         if capture is None and settings.cuda_graphs and loaded.device.type == "cuda" and backends.decode.capturable:
             capture = CudaCapture(loaded.device)
         if capture is not None:
-            self._runner.capture(capture, most=settings.max_sequences, longest=self.capacity)
+            self._runner.capture(capture, most=settings.max_sequences, longest=self.limits.capacity)
         self._strict = settings.strict
         pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
         self.tiers = make_tiering(loaded, pool, self.manager, pieces, settings, tiers)
@@ -86,11 +92,10 @@ class Engine:
             speculate=0 if settings.strict else settings.speculate,
             tiers=self.tiers,
         )
+        self._answers = Answers(self._scheduler, self._finished, self._drop_row)
 
-    @property
-    def capacity(self) -> int:
-        """Longest sequence that the model and the pool can hold, in tokens."""
-        return min(self.max_model_len, (self.manager.pool.num_blocks - 1) * self.manager.block_size)
+    def _finished(self, sequence: RunningSequence) -> None:
+        """Nothing is due; tiers have what they took."""
 
     @property
     def has_work(self) -> bool:
@@ -102,30 +107,20 @@ class Engine:
         """Whether there is nothing to do before a load from a tier makes progress."""
         return self._stalled and self.tiers is not None and self.tiers.idle
 
-    def check(self, request: GenerationRequest) -> int:
-        """Most tokens that may be generated for a request.
+    def submit(self, request: GenerationRequest, emit: Emit, fail: Fail = ignore) -> RunningSequence:
+        """Queue a request.
+
+        Args:
+            request: what is asked; its id is that of no other request under way.
+            emit: receives the pieces of all its answers.
+            fail: told if the request ends without an answer.
 
         Raises:
-            InvalidRequest: the prompt is empty, or has tokens that the model does not know.
-            ContextTooLong: prompt and answer can never fit.
+            InvalidRequest: see `Limits.check`; or its id is that of another one.
         """
-        prompt, asked = len(request.tokens), request.sampling.max_tokens
-        if prompt == 0:
-            raise InvalidRequest("the prompt has no tokens: send some text")
-        if not 0 <= min(request.tokens) <= max(request.tokens) < self.vocab_size:
-            raise InvalidRequest(f"the prompt has ids beyond the model's {self.vocab_size} tokens")
-        room = self.capacity - prompt
-        if room < (1 if asked is None else asked):
-            limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
-            answer = f" and max_tokens {asked}" if asked is not None else ""
-            raise ContextTooLong(
-                f"a prompt of {prompt} tokens{answer} does not fit {limit}: {self.capacity} tokens in all"
-            )
-        return room if asked is None else asked
-
-    def submit(self, request: GenerationRequest, emit: Emit) -> RunningSequence:
-        """Queue a checked request; `emit` receives the pieces of all its answers."""
-        sequence = RunningSequence(request, 0, self.check(request), self.tokenizer, emit)
+        if any(sequence.source.id == request.id for sequence in self._under_way()):
+            raise InvalidRequest(f"a request {request.id!r} is under way: give each request an id of its own")
+        sequence = RunningSequence(request, 0, self.limits.check(request), self.tokenizer, emit, fail)
         self._scheduler.add(sequence)
         self._stalled = False
         return sequence
@@ -141,82 +136,92 @@ class Engine:
         scheduler = self._scheduler
         return [*scheduler.running, *scheduler.loading, *scheduler.waiting]
 
-    def step(self) -> None:
-        """Compute one step and hand out its tokens; does nothing where `is_stalled`."""
+    def step(self) -> bool:
+        """Compute one step and hand out its tokens; does nothing where `is_stalled`.
+
+        Returns:
+            Whether there was anything to compute.
+
+        Raises:
+            StepFailed: the forward pass failed. Its requests are told and dropped, with the blocks that it was to fill.
+            Exception: the engine is in no state to go on before `fail`.
+        """
         self.pins.expire()
         plan = self._scheduler.plan()
-        self._runner.pool.copy_blocks(self.manager.take_copies())
+        copies = self.manager.take_copies()
         self._stalled = not plan and bool(self._scheduler.loading)
-        if plan:
+        if not plan:
+            self._runner.pool.copy_blocks(copies)
+            return False
+        try:
+            self._runner.pool.copy_blocks(copies)
             outputs = self._forward_alone(plan) if self._strict else self._runner.forward(plan)
-            if self.tiers is not None:
-                self.tiers.save(sequence for sequence, _ in plan.prefills + plan.decodes)
-            self._advance(outputs)
+        except Exception as error:
+            if is_device_error(error):
+                raise
+            self._drop_step(plan, error)
+            raise StepFailed(f"{type(error).__name__}: {error}") from error
+        if self.tiers is not None:
+            self.tiers.save(sequence for sequence, _ in plan.prefills + plan.decodes)
+        self._answers.advance(outputs)
+        return True
 
     def _forward_alone(self, plan: Plan) -> list[Output]:
         outputs = (output for part in plan.alone() for output in self._runner.forward(part))
         # A step that is replayed overwrites the logits of the one before.
         return [replace(output, logits=output.logits.clone()) for output in outputs]
 
-    def fail(self) -> list[str]:
-        """Drop everything after a failed step, cached blocks too: they may name content that was never written.
+    def _drop_step(self, plan: Plan, error: Exception) -> None:
+        """Drop the requests of a step whose forward pass failed, and whoever holds a block that it was to fill."""
+        work = plan.prefills + plan.decodes
+        doubtful = {block for _, span in work for block in self._named(span)}
+        lost = {sequence.source.id for sequence, _ in work}
+        lost |= {
+            sequence.source.id
+            for sequence in self._under_way()
+            if doubtful.intersection(self.manager.block_ids(sequence.cache.id))
+        }
+        self._drop(lost, doubtful, request_failed(error))
 
-        Returns:
-            Ids of the requests that were under way.
-        """
+    def _drop_row(self, output: Output, error: Exception) -> None:
+        """Drop the request of one sequence that failed after the forward pass, with what the step had cached for it."""
+        request_id = output.sequence.source.id
+        _log.error("request %s failed and is dropped", request_id, exc_info=error)
+        self._drop({request_id}, self._named(output.span), request_failed(error))
+
+    def _named(self, span: Span) -> set[int]:
+        """The blocks that a span writes to."""
+        return set(span.blocks[span.start // self.manager.block_size :])
+
+    def _drop(self, request_ids: set[str], doubtful: set[int], error: KvproxyError) -> None:
+        pool = self.manager.pool
+        pool.forget([pool.blocks[block] for block in sorted(doubtful) if pool.blocks[block].hash is not None])
+        for sequence in self._under_way():
+            if sequence.source.id in request_ids:
+                self._scheduler.remove(sequence)
+                _tell(sequence, error)
+
+    def fail(self, error: KvproxyError) -> None:
+        """Drop everything under way, cached blocks too: after an unknown error they may name content that was never written."""
         lost = self._under_way()
         for sequence in lost:
             self._scheduler.remove(sequence)
         self.manager.take_copies()
         self.pins.clear()
         self.manager.reset_prefix_cache()
-        return list(dict.fromkeys(sequence.source.id for sequence in lost))
+        for sequence in lost:
+            _tell(sequence, error)
 
     def close(self) -> None:
         """Let the tiers put away what waits; the engine is not used afterwards."""
         if self.tiers is not None:
             self.tiers.close()
 
-    def _advance(self, outputs: list[Output]) -> None:
-        """Draw the next tokens, and send them."""
-        for output in outputs:
-            if output.sequence.wants_prompt_logprobs:
-                output.sequence.take_prompt_logprobs(output.span.start, output.logits)
-        ready = [(output.sequence, output) for output in outputs if output.sequence.num_remaining == 0]
-        ready += [(child, output) for sequence, output in ready for child in self._fork(sequence)]
-        for sequence in [sequence for sequence, _ in ready if sequence.max_tokens == 0]:
-            sequence.conclude()
-            self._scheduler.remove(sequence)
-        ready = [(sequence, output) for sequence, output in ready if sequence.max_tokens]
-        if not ready:
-            return
-        samples = sample(
-            torch.stack([output.logits[-1 - output.span.drafts] for _, output in ready]),
-            [sequence.sampling for sequence, _ in ready],
-            [sequence.generator for sequence, _ in ready],
-        )
-        for (sequence, output), drawn in zip(ready, samples, strict=True):
-            self._accept(sequence, output, drawn)
 
-    def _fork(self, sequence: RunningSequence) -> list[RunningSequence]:
-        """The other answers to a request whose prompt is computed now."""
-        if sequence.num_generated or sequence.index:
-            return []
-        children = [sequence.sibling(index) for index in range(1, sequence.sampling.n)]
-        for child in children:
-            self._scheduler.fork(sequence, child)
-        return children
-
-    def _accept(self, sequence: RunningSequence, output: Output, drawn: Sample) -> None:
-        """Take a drawn token over, and as many guesses behind it as are drawn too."""
-        drafts = output.span.drafts
-        sequence.accept(drawn)
-        for row, guess in enumerate(output.span.tokens[len(output.span.tokens) - drafts :], -drafts):
-            if sequence.finish_reason or drawn.token != guess:
-                break
-            # This step computed the guess, so what follows it can be drawn at once.
-            sequence.cache.num_computed_tokens += 1
-            (drawn,) = sample(output.logits[row][None], [sequence.sampling], [sequence.generator])
-            sequence.accept(drawn)
-        if sequence.finish_reason:
-            self._scheduler.remove(sequence)
+def _tell(sequence: RunningSequence, error: KvproxyError) -> None:
+    """Tell a request's client; whoever cannot be told is gone."""
+    sequence.is_dropped = True
+    try:
+        sequence.fail(error)
+    except Exception:
+        _log.exception("request %s could not be told that it failed", sequence.source.id)

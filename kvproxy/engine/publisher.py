@@ -19,9 +19,23 @@ import zmq
 
 from kvproxy.blocks.events import AllBlocksCleared, KVEvent
 from kvproxy.errors import SettingsError
+from kvproxy.settings import EngineSettings
 
 _END = b"\xff" * 8
 _LOCAL = ("*", "0.0.0.0", "[::]", "127.", "localhost", "[::1]")
+
+
+def make_publisher(settings: EngineSettings, on_short: Callable[[], None]) -> "KVEventPublisher | None":
+    """The publisher that the settings ask for; None where they ask for none."""
+    if settings.kv_events is None:
+        return None
+    return KVEventPublisher(
+        settings.kv_events,
+        settings.kv_replay,
+        topic=settings.kv_topic,
+        buffer=settings.kv_buffer,
+        on_short=on_short,
+    )
 
 
 class KVEventPublisher:

@@ -1,7 +1,9 @@
 """Choosing the next token of each sequence from its logits."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -22,42 +24,77 @@ class Sample:
     rank: int | None = None
 
 
-def make_generator(params: SamplingParams, index: int) -> torch.Generator:
-    """A source of random numbers for one answer: repeatable with a seed, and different for each of `n` answers."""
-    generator = torch.Generator(device="cpu")
-    if params.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed((params.seed + index * 0x9E3779B9) % 2**63)
-    return generator
+class Draws:
+    """The random numbers of one answer, in order. Looking at some does not use them up, so that a draw can be repeated.
+
+    Args:
+        params: with a seed the numbers are repeatable.
+        index: which of the request's `n` answers; each has numbers of its own.
+    """
+
+    def __init__(self, params: SamplingParams, index: int) -> None:
+        self._generator = torch.Generator(device="cpu")
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed((params.seed + index * 0x9E3779B9) % 2**63)
+        self._ahead: deque[float] = deque()
+
+    def peek(self, count: int) -> list[float]:
+        """The next numbers, from 0 to below 1."""
+        while len(self._ahead) < count:
+            self._ahead.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
+        return list(islice(self._ahead, count))
+
+    def use(self) -> None:
+        """The next number is used up."""
+        self.peek(1)
+        self._ahead.popleft()
 
 
-def sample(
-    logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator]
-) -> list[Sample]:
-    """One token for each row.
+def sample(logits: torch.Tensor, params: Sequence[SamplingParams], points: Sequence[float]) -> list[Sample]:
+    """One token for each row. The device is waited for once, whatever the rows ask for.
 
     Args:
         logits: `[rows, vocabulary]`.
         params: settings of each row.
-        generators: each row's own, so that a draw never depends on what else is in the batch.
+        points: each row's random number, from 0 to below 1, so that a draw never depends on what else is in the batch.
     """
     tokens = logits.argmax(dim=-1)
-    drawing = [row for row, settings in enumerate(params) if settings.temperature > 0]
+    drawing = [row for row, settings in enumerate(params) if not settings.is_greedy]
     vocabulary = logits.shape[-1]
     # In two parts, because a filtered row is drawn from in another order.
     filtered = {row for row in drawing if params[row].top_p < 1.0 or 0 < params[row].top_k < vocabulary}
     for rows in (sorted(filtered), [row for row in drawing if row not in filtered]):
         if rows:
             at = upload(rows, logits.device)
-            tokens[at] = _draw(logits[at].float(), [params[row] for row in rows], [generators[row] for row in rows])
-    # The only place where the device is waited for.
-    return [with_logprobs(logits[row], token, params[row]) for row, token in enumerate(tokens.tolist())]
+            tokens[at] = _draw(logits[at].float(), [params[row] for row in rows], [points[row] for row in rows])
+    return _with_logprobs(logits, tokens, [each.logprobs for each in params])
 
 
-def _draw(
-    logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator]
-) -> torch.Tensor:
+def _with_logprobs(logits: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int | None]) -> list[Sample]:
+    """The tokens with the log-probabilities that their rows ask for."""
+    rows = [row for row, count in enumerate(asked) if count is not None]
+    if not rows:
+        return [Sample(token) for token in tokens.tolist()]
+    most = min(max(count or 0 for count in asked), logits.shape[-1])
+    at = upload(rows, logits.device)
+    logprobs = logits[at].float().log_softmax(dim=-1)
+    values, ids = logprobs.topk(most)
+    chosen = logprobs.gather(1, tokens[at][:, None])
+    # One copy brings all of it: doubles hold token ids and float32 exactly.
+    found = torch.cat([part.double().flatten() for part in (tokens, chosen, values, ids)]).tolist()
+    count, start = len(asked), len(asked) + len(rows)
+    samples = [Sample(int(token)) for token in found[:count]]
+    for place, row in enumerate(rows):
+        first, wanted = start + place * most, min(asked[row] or 0, most)
+        best = found[first : first + wanted]
+        names = map(int, found[first + len(rows) * most :][:wanted])
+        samples[row] = Sample(int(found[row]), found[count + place], tuple(zip(names, best, strict=True)))
+    return samples
+
+
+def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], points: Sequence[float]) -> torch.Tensor:
     """A token for each row, where the device is, from one random number each; all rows are filtered, or none."""
     logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
     order = None
@@ -68,7 +105,6 @@ def _draw(
         probabilities = logits.softmax(dim=-1)
     cumulative = probabilities.double().cumsum(dim=-1)
     total = cumulative[:, -1:]
-    points = [torch.rand((), generator=each, dtype=torch.float64).item() for each in generators]
     point = total * upload(points, logits.device, np.float64)[:, None]
     # Below the total in spite of rounding: beyond it there are only tokens without a probability.
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
@@ -88,18 +124,6 @@ def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
     return probabilities.masked_fill((before >= top_p) & (places > 0), 0.0)
 
 
-def with_logprobs(logits: torch.Tensor, token: int, params: SamplingParams) -> Sample:
-    """A token that was chosen from a row's logits, with what its request wants to know of it."""
-    if params.logprobs is None:
-        return Sample(token)
-    logprobs = logits.float().log_softmax(dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
-    if params.logprobs:
-        values, ids = logprobs.topk(min(params.logprobs, logprobs.shape[-1]))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Sample(token, float(logprobs[token]), top)
-
-
 def score(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Sample]:
     """How likely given tokens were.
 
@@ -109,15 +133,18 @@ def score(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Sample]
         top: most likely alternatives to report.
     """
     samples: list[Sample] = []
+    most = min(top, logits.shape[-1])
     # The probabilities of a long prompt over a large vocabulary would take gigabytes.
     for start in range(0, len(tokens), _ROWS):
         given = tokens[start : start + _ROWS]
         logprobs = logits[start : start + len(given)].float().log_softmax(dim=-1)
-        chosen = logprobs.gather(1, torch.tensor(given, device=logits.device)[:, None])
-        ranks = ((logprobs > chosen).sum(dim=1) + 1).tolist()
-        values, ids = (best.tolist() for best in logprobs.topk(min(top, logprobs.shape[-1])))
+        chosen = logprobs.gather(1, upload(given, logits.device)[:, None])
+        ranks = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
+        values, ids = logprobs.topk(most)
+        # One copy for all of these rows, as in `_with_logprobs`.
+        found = torch.cat([part.double() for part in (chosen, ranks, values, ids)], dim=1).tolist()
         samples += [
-            Sample(token, value, tuple(zip(ids[row], values[row], strict=True)), ranks[row])
-            for row, (token, value) in enumerate(zip(given, chosen[:, 0].tolist(), strict=True))
+            Sample(token, value, tuple(zip(map(int, rest[most:]), rest[:most], strict=True)), int(rank))
+            for token, (value, rank, *rest) in zip(given, found, strict=True)
         ]
     return samples

@@ -8,11 +8,17 @@ import torch
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.draft import PromptLookup
-from kvproxy.engine.sampler import Sample, make_generator, score
+from kvproxy.engine.sampler import Draws, Sample, score
 from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.errors import KvproxyError
 from kvproxy.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
 
 Emit = Callable[[Delta], None]
+Fail = Callable[[KvproxyError], None]
+
+
+def ignore(error: KvproxyError) -> None:
+    """Nobody is told of a failure."""
 
 
 class RunningSequence:
@@ -24,10 +30,20 @@ class RunningSequence:
         max_tokens: most tokens to generate.
         tokenizer: for text and end tokens.
         emit: receives each piece, on the engine's thread.
+        fail: told, there too, why the request ends without an answer.
+
+    Attributes:
+        is_dropped: the request failed; nothing more of it is to be drawn or sent.
     """
 
     def __init__(
-        self, request: GenerationRequest, index: int, max_tokens: int, tokenizer: ChatTokenizer, emit: Emit
+        self,
+        request: GenerationRequest,
+        index: int,
+        max_tokens: int,
+        tokenizer: ChatTokenizer,
+        emit: Emit,
+        fail: Fail = ignore,
     ) -> None:
         self.source = request
         self.index = index
@@ -50,7 +66,9 @@ class RunningSequence:
         self._lookup = PromptLookup()
         self._prompt_logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
-        self.generator: torch.Generator = make_generator(request.sampling, index)
+        self.draws = Draws(request.sampling, index)
+        self.is_dropped = False
+        self.fail = fail
         self._tokenizer = tokenizer
         self._emit = emit
         self._detokenizer = Detokenizer(tokenizer.decode, request.sampling.stop)
@@ -75,7 +93,7 @@ class RunningSequence:
 
     def sibling(self, index: int) -> "RunningSequence":
         """Another answer to the same request, to be forked from this one after the prompt is computed."""
-        other = RunningSequence(self.source, index, self.max_tokens, self._tokenizer, self._emit)
+        other = RunningSequence(self.source, index, self.max_tokens, self._tokenizer, self._emit, self.fail)
         other.arrived, other.admitted = self.arrived, self.admitted
         other.cached_tokens, other.tier_tokens = self.cached_tokens, self.tier_tokens
         other.saved_chunks = self.saved_chunks

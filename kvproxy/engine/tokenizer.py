@@ -1,13 +1,23 @@
 """Text and chats to token ids and back, through the model's own tokenizer and chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
+from kvproxy.engine.token_length import longest_token
 from kvproxy.errors import InvalidRequest
+
+CheckLength = Callable[[int], None]
+"""Raises an error for a prompt that has at least so many tokens."""
+
+
+def _any_length(at_least: int) -> None:
+    """Every prompt is welcome."""
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer.
+    """A Hugging Face tokenizer, to be used from several threads.
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`.
@@ -17,30 +27,56 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_ids = eos_ids
+        self._longest = longest_token(tokenizer)
+        # Fast tokenizers are safe across threads as long as nobody changes how they cut and pad, which the first call may do
+        # (a tokenizer.json can say so). The slow ones are Python, and promise nothing.
+        self._turn = nullcontext() if tokenizer.is_fast else Lock()
+        self._ids("")
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a raw prompt, with the special tokens that the model expects around it."""
-        ids: list[int] = self._tokenizer.encode(text)
-        return ids
+    def encode(self, text: str, param: str = "prompt", check: CheckLength = _any_length) -> list[int]:
+        """Ids of a raw prompt, with the special tokens that the model expects around it.
 
-    def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+        Args:
+            text: the prompt.
+            param: the request's field, for errors.
+            check: told how many tokens the text has at least, before it is tokenised.
+
+        Raises:
+            InvalidRequest: the text is not valid Unicode.
+            KvproxyError: `check` raised it.
+        """
+        self._check_text(text, param, check)
+        return self._ids(text)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        check: CheckLength = _any_length,
+    ) -> list[int]:
         """Ids of a conversation up to where the assistant speaks.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template refuses the messages.
+            KvproxyError: `check` raised it, see `encode`.
         """
+        text = self._render(messages, tools)
+        # The template may drop text, so what it wrote is what counts.
+        self._check_text(text, "messages", check)
+        return self._ids(text, add_special_tokens=False)
+
+    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
         if self._tokenizer.chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template: send the prompt to /v1/completions, or serve an instruct model",
                 param="messages",
             )
         try:
-            ids: list[int] = self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 [_flat(message) for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
+                tokenize=False,
             )
         except InvalidRequest:
             raise
@@ -48,6 +84,21 @@ class ChatTokenizer:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from None
+        return text
+
+    def _check_text(self, text: str, param: str, check: CheckLength) -> None:
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                f"{param} holds half of a character (a lone surrogate): send whole ones", param=param
+            ) from None
+        if self._longest is not None:
+            check(-(-size // self._longest))
+
+    def _ids(self, text: str, **options: Any) -> list[int]:
+        with self._turn:
+            ids: list[int] = self._tokenizer.encode(text, **options)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from kvproxy.tiers.store import ChunkStore, Data, TierError
+from kvproxy.tiers.figures import TierFigures
+from kvproxy.tiers.store import ChunkStore, Data, StoreStats, TierError
 from kvproxy.tiers.writer import Writer
 
 T = TypeVar("T")
@@ -154,12 +155,26 @@ class TierChain:
         """Wait until everything offered is put away; False when the seconds did not suffice."""
         return self._writer.flush(timeout)
 
-    def stats(self) -> list[dict[str, Any]]:
-        """Figures of each tier: what it holds, and chunks found, missed, damaged, failed, and dropped unwritten."""
-        names = ("hits", "misses", "damaged", "errors", "dropped", "bytes_loaded")
-        return [
-            store.stats().as_dict() | {name: self._counts[store.name][name] for name in names} for store in self.stores
-        ]
+    def figures(self) -> list[TierFigures]:
+        """Figures of each tier, the fastest first."""
+        return [self._figures(store.stats(), self._counts[store.name]) for store in self.stores]
+
+    @staticmethod
+    def _figures(now: StoreStats, counts: Counter[str]) -> TierFigures:
+        return TierFigures(
+            name=now.name,
+            chunks=now.chunks,
+            bytes=now.bytes,
+            limit=now.limit,
+            evictions=now.evictions,
+            available=now.available,
+            hits=counts["hits"],
+            misses=counts["misses"],
+            damaged=counts["damaged"],
+            errors=counts["errors"],
+            dropped=counts["dropped"],
+            bytes_loaded=counts["bytes_loaded"],
+        )
 
     def close(self) -> None:
         """Put away what waits and release the stores."""

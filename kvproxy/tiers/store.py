@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 Data = bytes | bytearray | memoryview
 """A chunk as `codec` writes it. What a store hands out must be writable (`bytearray`), for torch reads it in place."""
@@ -31,9 +31,6 @@ class StoreStats:
     limit: int | None
     evictions: int
     available: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class ChunkStore(Protocol):

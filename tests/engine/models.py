@@ -43,6 +43,7 @@ class LetterTokenizer:
 
     eos_token_id = None
     chat_template = None
+    is_fast = False
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return "".join(chr(ord("a") + id % 26) for id in ids)

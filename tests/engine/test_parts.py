@@ -14,9 +14,9 @@ from kvproxy.engine import attention
 from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import load_model, prepare
-from kvproxy.engine.sampler import make_generator, sample
+from kvproxy.engine.sampler import Draws, sample
 from kvproxy.engine.worker import EngineWorker
-from kvproxy.errors import ContextTooLong, InvalidRequest, ModelUnsupported, Overloaded
+from kvproxy.errors import ContextTooLong, InvalidRequest, ModelUnsupported
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
@@ -53,16 +53,16 @@ def test_top_k_and_top_p_keep_to_the_likely() -> None:
         SamplingParams(temperature=0.0),
     )
     for params in likeliest:
-        assert {sample(logits, [params], [make_generator(params, 0)])[0].token for _ in range(20)} == {3}
+        assert {sample(logits, [params], Draws(params, 0).peek(1))[0].token for _ in range(20)} == {3}
     params = SamplingParams(top_k=2, seed=1)
-    generator = make_generator(params, 0)
-    assert {sample(logits, [params], [generator])[0].token for _ in range(100)} == {2, 3}
+    points = Draws(params, 0).peek(100)
+    assert {sample(logits, [params], [point])[0].token for point in points} == {2, 3}
 
 
 def test_logprobs_are_those_of_the_model() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     params = SamplingParams(temperature=0.0, logprobs=2)
-    (drawn,) = sample(logits, [params], [make_generator(params, 0)])
+    (drawn,) = sample(logits, [params], Draws(params, 0).peek(1))
     expected = logits.log_softmax(-1)[0]
     assert drawn.logprob == pytest.approx(float(expected[3]))
     assert [token for token, _ in drawn.top] == [3, 2]
@@ -87,13 +87,13 @@ def tiny(**settings: Any) -> Engine:
 def test_what_can_never_fit_is_refused(prompt: int, answer: int | None, complaint: str) -> None:
     request = GenerationRequest("r", (1,) * prompt, SamplingParams(max_tokens=answer))
     with pytest.raises((ContextTooLong, InvalidRequest), match=complaint):
-        tiny().check(request)
+        tiny().limits.check(request)
 
 
 def test_tokens_that_the_model_does_not_know_are_refused() -> None:
     for tokens in ((1, VOCABULARY), (-1, 1)):
         with pytest.raises(InvalidRequest, match="300 tokens"):
-            tiny().check(GenerationRequest("r", tokens, SamplingParams(max_tokens=1)))
+            tiny().limits.check(GenerationRequest("r", tokens, SamplingParams(max_tokens=1)))
 
 
 def test_a_prompt_alone_may_fill_the_pool() -> None:
@@ -126,28 +126,6 @@ def test_models_that_cannot_share_blocks_are_refused_with_the_reason() -> None:
             prepare("m", model, LetterTokenizer(), torch.device("cpu"))
     with pytest.raises(ModelUnsupported, match="no such folder"):
         load_model("nobody/no-such-model")
-
-
-async def test_a_failed_step_ends_its_requests_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention.register()
-    loaded = prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
-    worker = EngineWorker(loaded, EngineSettings(num_blocks=50, block_size=4))
-    await worker.start()
-    request = GenerationRequest("a", tuple(range(10)), SamplingParams(max_tokens=4, temperature=0.0))
-    good = [delta.tokens async for delta in worker.generate(request)]
-    step = Engine.step
-
-    def broken(engine: Engine) -> None:
-        engine._scheduler.plan()
-        raise RuntimeError("out of luck")
-
-    monkeypatch.setattr(Engine, "step", broken)
-    with pytest.raises(Overloaded, match="failed"):
-        [delta async for delta in worker.generate(request)]
-    monkeypatch.setattr(Engine, "step", step)
-    assert [delta.tokens async for delta in worker.generate(request)] == good
-    assert (await worker.inspect(lambda manager: manager.stats())).used == 0
-    await worker.stop()
 
 
 async def test_closing_the_iterator_frees_the_blocks() -> None:

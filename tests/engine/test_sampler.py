@@ -1,11 +1,14 @@
 """Drawing tokens: the distribution, and that a row's draw is its own affair."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
-from kvproxy.engine.sampler import make_generator, sample
+from kvproxy.engine.sampler import Draws, sample, score
 from kvproxy.generation import SamplingParams
 
 DRAWS = 4000
@@ -38,8 +41,7 @@ def plain(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 )
 def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     logits = torch.tensor([0.1, 2.0, -1.0, 1.5, 0.7, -3.0])
-    generator = make_generator(params, 0)
-    drawn = sample(logits.expand(DRAWS, -1), [params] * DRAWS, [generator] * DRAWS)
+    drawn = sample(logits.expand(DRAWS, -1), [params] * DRAWS, Draws(params, 0).peek(DRAWS))
     counts = torch.bincount(torch.tensor([each.token for each in drawn]), minlength=len(logits))
     expected = plain(logits, params)
     assert counts[expected == 0].sum() == 0
@@ -59,8 +61,8 @@ _PARAMS = st.builds(
 @given(st.lists(_PARAMS, min_size=1, max_size=5), st.integers(0, 1000))
 def test_a_draw_does_not_depend_on_the_others(params: list[SamplingParams], seed: int) -> None:
     logits = torch.randn(len(params), 20, generator=torch.Generator().manual_seed(seed)) * 3
-    together = sample(logits, params, [make_generator(each, 0) for each in params])
-    alone = [sample(logits[row][None], [each], [make_generator(each, 0)])[0] for row, each in enumerate(params)]
+    together = sample(logits, params, [Draws(each, 0).peek(1)[0] for each in params])
+    alone = [sample(logits[row][None], [each], Draws(each, 0).peek(1))[0] for row, each in enumerate(params)]
     assert together == alone
     for row, each in enumerate(params):
         if each.temperature == 0 or each.top_k == 1 or each.top_p == 0:
@@ -71,5 +73,92 @@ def test_no_token_without_a_probability_is_drawn() -> None:
     logits = torch.full((2, 1000), float("-inf"))
     logits[0, 3] = logits[1, 999] = 0.0
     params = SamplingParams(seed=0)
-    for _ in range(50):
-        assert [each.token for each in sample(logits, [params] * 2, [make_generator(params, 0)] * 2)] == [3, 999]
+    for point in (0.0, 0.3, 1 - 2**-53):
+        assert [each.token for each in sample(logits, [params] * 2, [point] * 2)] == [3, 999]
+
+
+def walk(logits: torch.Tensor, params: SamplingParams, point: float) -> tuple[int, float]:
+    """The token that a random number points at, found by walking over all; and how near a border it is."""
+    probabilities = plain(logits, params).double()
+    vocabulary = range(len(logits))
+    filters = params.top_p < 1 or 0 < params.top_k < len(logits)
+    order = sorted(vocabulary, key=lambda token: -float(logits[token])) if filters else list(vocabulary)
+    passed, distance, chosen = 0.0, 1.0, -1
+    for token in order:
+        passed += float(probabilities[token])
+        distance = min(distance, abs(passed - point))
+        if chosen < 0 and passed > point:
+            chosen = token
+    return chosen, distance
+
+
+def test_every_row_is_drawn_as_a_walk_over_the_tokens_would() -> None:
+    """Rows of all kinds in one batch, so that one kind's filter or order cannot be taken for another's."""
+    kinds = [
+        SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
+        for temperature in (0.7, 1.5)
+        for top_p in (0.6, 1.0)
+        for top_k in (0, -1, 3, 8, 100)
+    ]
+    logits = torch.randn(len(kinds), 8, generator=torch.Generator().manual_seed(5)) * 2
+    checked = 0
+    for point in (0.02, 0.23, 0.41, 0.66, 0.87, 0.98):
+        drawn = sample(logits, kinds, [point] * len(kinds))
+        for row, params in enumerate(kinds):
+            token, distance = walk(logits[row], replace(params, top_k=max(0, params.top_k)), point)
+            if distance > 1e-5:
+                assert drawn[row].token == token, (params, point)
+                checked += 1
+    assert checked > 100
+
+
+class Waits(TorchFunctionMode):
+    """Counts what would make the host wait for a device: reading a tensor's values."""
+
+    READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "numpy", "cpu", "nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += getattr(func, "__name__", "") in self.READS
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batch_waits_for_the_device_once_whatever_its_rows_ask_for() -> None:
+    kinds = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, logprobs=0),
+        SamplingParams(logprobs=5),
+        SamplingParams(top_k=3, logprobs=2),
+    ] * 3
+    with Waits() as waits:
+        drawn = sample(torch.randn(len(kinds), 50), kinds, [0.5] * len(kinds))
+    assert waits.count == 1
+    assert [len(each.top) for each in drawn[:4]] == [0, 0, 5, 2]
+    with Waits() as waits:
+        score(torch.randn(300, 50), [7] * 300, 3)
+    assert waits.count == 2, "one wait for 256 tokens of a prompt"
+
+
+def test_logprobs_of_each_row_are_those_that_it_asked_for() -> None:
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(2))
+    asked = [2, None, 0, 30]
+    params = [SamplingParams(temperature=0.0, logprobs=count) for count in asked]
+    for row, each in enumerate(sample(logits, params, [0.0] * 4)):
+        expected = logits[row].log_softmax(-1)
+        best = expected.argsort(descending=True)[: asked[row] or 0].tolist()
+        assert each.token == int(logits[row].argmax())
+        assert each.logprob == (None if asked[row] is None else float(expected[each.token]))
+        assert each.top == tuple((token, float(expected[token])) for token in best)
+
+
+def test_a_random_number_that_was_only_looked_at_comes_again() -> None:
+    params = SamplingParams(seed=3)
+    draws = Draws(params, 1)
+    five = draws.peek(5)
+    assert draws.peek(2) == five[:2]
+    draws.use()
+    assert draws.peek(3) == five[1:4]
+    assert Draws(params, 0).peek(1) != Draws(params, 1).peek(1)

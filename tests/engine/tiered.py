@@ -1,5 +1,6 @@
 """Engines with tiers, run by hand."""
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,11 @@ from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.engine.tiering import Tiering
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
-from tests.engine.models import LetterTokenizer, random_model
+from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.store import DictStore
+from tests.engine.models import VOCABULARY, LetterTokenizer, random_model, reference
+
+ANSWER = 12
 
 
 class Driven:
@@ -67,10 +72,35 @@ class Driven:
         assert self.engine.manager.reset_prefix_cache()
 
     def hits(self) -> dict[str, int]:
-        return {row["name"]: row["hits"] for row in self.tiers.chain.stats()}
+        return {row.name: row.hits for row in self.tiers.chain.figures()}
 
 
 def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
     """A random model, loaded."""
     attention.register()
     return prepare(architecture, random_model(architecture, seed), LetterTokenizer(), torch.device("cpu"))
+
+
+def prompts_of(name: str, count: int = 8) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts that share beginnings, and what the model answers."""
+    chance = random.Random(name)
+    shared = [chance.randrange(VOCABULARY) for _ in range(80)]
+    prompts = [
+        shared[: chance.randrange(20, 80)] + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
+        for _ in range(count)
+    ]
+    model = random_model(name)
+    return prompts, [reference(model, prompt, ANSWER) for prompt in prompts]
+
+
+def answers(driven: Driven, prompts: list[list[int]], round: str) -> list[list[int]]:
+    for number, prompt in enumerate(prompts):
+        driven.submit(f"{round}{number}", prompt, ANSWER)
+    driven.run()
+    return [driven.tokens[f"{round}{number}#0"] for number in range(len(prompts))]
+
+
+def replace_store(driven: Driven, *stores: DictStore) -> None:
+    """Put test doubles in the place of the tiers that the settings made."""
+    driven.tiers.chain.close()
+    driven.tiers.chain = TierChain(stores)

@@ -139,7 +139,7 @@ def bfloat16_logits(device: torch.device) -> Figures:
 
 def draws_equal_the_cpus(device: torch.device) -> Figures:
     """Tokens drawn on the device from float32 logits, against those drawn on the CPU with the same seeds."""
-    from kvproxy.engine.sampler import make_generator, sample
+    from kvproxy.engine.sampler import Draws, sample
     from kvproxy.generation import SamplingParams
 
     logits = torch.randn(400, 32_000, generator=torch.Generator().manual_seed(0)) * 3
@@ -150,7 +150,7 @@ def draws_equal_the_cpus(device: torch.device) -> Figures:
         for row in range(len(logits))
     ]
     cpu, ours = (
-        [each.token for each in sample(place, params, [make_generator(each, 0) for each in params])]
+        [each.token for each in sample(place, params, [Draws(each, 0).peek(1)[0] for each in params])]
         for place in (logits, logits.to(device))
     )
     same = sum(one == other for one, other in zip(cpu, ours, strict=True))

@@ -36,7 +36,7 @@ def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...]) -> None
     assert chain.flush(5)
     assert chain.where("k") == "fast"
     assert stores[2].calls["put"] == 1
-    assert [row["hits"] for row in chain.stats()] == [0, 0, 1]
+    assert [row.hits for row in chain.figures()] == [0, 0, 1]
     chain.close()
 
 
@@ -47,7 +47,7 @@ def test_a_damaged_chunk_is_deleted_and_the_next_tier_asked(stores: tuple[DictSt
     assert chain.load("k", whole) == b"data"
     assert chain.flush(5)
     assert stores[0].chunks == {"k": b"data"}
-    assert chain.stats()[0]["damaged"] == 1
+    assert chain.figures()[0].damaged == 1
     chain.close()
 
 
@@ -57,7 +57,7 @@ def test_a_failing_tier_is_passed_over(stores: tuple[DictStore, ...]) -> None:
     chain.save("k", b"data")
     assert chain.flush(5)
     assert chain.load("k", whole) == b"data"
-    assert chain.stats()[0]["errors"] > 0
+    assert chain.figures()[0].errors > 0
     assert stores[1].chunks == {"k": b"data"}
     stores[2].failing = True
     assert not chain.may_hold("unknown")
@@ -72,7 +72,7 @@ def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None
     assert not chain.wants("first")
     assert not chain.save("second", b"x" * 60)
     assert chain.wants("second")
-    assert chain.stats()[0]["dropped"] == 1
+    assert chain.figures()[0].dropped == 1
     gate.set()
     assert chain.flush(5)
     assert chain.save("second", b"x" * 60)

@@ -74,7 +74,7 @@ for number in range(int(sys.argv[3])):
     driven.run()
     print(number, flush=True)
 driven.settle()
-print(driven.tiers.chain.stats()[0]["errors"], flush=True)
+print(driven.tiers.chain.figures()[0].errors, flush=True)
 """
 
 
@@ -105,7 +105,7 @@ def test_an_engine_that_was_killed_while_it_saved_finds_its_chunks_again(tmp_pat
         driven.submit(str(number), prompt, 8)
         driven.run()
         assert driven.tokens[f"{number}#0"] == reference(model, prompt, 8)
-    (row,) = driven.tiers.chain.stats()
+    (row,) = driven.tiers.chain.figures()
     assert row["hits"] >= 5
     assert row["damaged"] == row["errors"] == 0
     assert not list(tmp_path.glob("*.part"))

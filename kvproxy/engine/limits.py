@@ -1,0 +1,67 @@
+"""What an engine can take on, so that a bad request is refused before it meets the others."""
+
+from dataclasses import dataclass
+
+from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.generation import GenerationRequest, check_sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of a model and its pool.
+
+    Attributes:
+        vocab_size: ids that the model knows.
+        max_model_len: tokens of the longest sequence that the model takes.
+        pool_tokens: tokens that the block pool holds.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    pool_tokens: int
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest sequence that model and pool can hold."""
+        return min(self.max_model_len, self.pool_tokens)
+
+    def check(self, request: GenerationRequest) -> int:
+        """Most tokens that may be generated for a request.
+
+        Raises:
+            InvalidRequest: the prompt is empty or has tokens that the model does not know, or a value cannot be computed with.
+            ContextTooLong: prompt and answer can never fit.
+        """
+        check_sampling(request.sampling)
+        _check_order(request)
+        prompt, asked = len(request.tokens), request.sampling.max_tokens
+        if prompt == 0:
+            raise InvalidRequest("the prompt has no tokens: send some text")
+        self.check_length(prompt, asked)
+        # After the length, so that a huge prompt costs nothing.
+        if not all(type(token) is int and 0 <= token < self.vocab_size for token in request.tokens):
+            raise InvalidRequest(f"the prompt has ids beyond the model's {self.vocab_size} tokens")
+        return self.capacity - prompt if asked is None else asked
+
+    def check_length(self, prompt: int, asked: int | None, *, at_least: bool = False) -> None:
+        """Refuse a prompt of so many tokens, `at_least` so many, that leaves no room for the tokens asked for.
+
+        Raises:
+            ContextTooLong: it can never fit.
+        """
+        if self.capacity - prompt >= (1 if asked is None else asked):
+            return
+        limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
+        size = f"{'at least ' if at_least else ''}{prompt}"
+        answer = f" and max_tokens {asked}" if asked else ""
+        raise ContextTooLong(f"a prompt of {size} tokens{answer} does not fit {limit}: {self.capacity} tokens in all")
+
+
+def _check_order(request: GenerationRequest) -> None:
+    """Refuse what would fail where requests are ordered and blocks are named, which is done for all requests together."""
+    if type(request.priority) is not int or type(request.queue_priority) is not int:
+        raise InvalidRequest("priority takes a whole number", param="priority")
+    try:
+        (request.salt or "").encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidRequest("cache_salt takes a text of whole characters", param="cache_salt") from None

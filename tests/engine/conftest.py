@@ -1,0 +1,14 @@
+"""Tiny models are computed on one thread: with several, the threads wait for each other some ten times longer than they compute."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,112 @@
+"""Values that the engine cannot compute with are refused before they meet anybody else's."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.engine.engine import Engine
+from kvproxy.engine.limits import Limits
+from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.generation import GenerationRequest, SamplingParams, check_sampling
+from kvproxy.settings import EngineSettings
+from tests.engine.tiered import tiny
+
+LIMITS = Limits(vocab_size=300, max_model_len=100, pool_tokens=80)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "takes"),
+    [
+        ("top_k", 10**19, "-1 to 2147483647"),
+        ("top_k", -2, "whole number"),
+        ("top_k", 2.0, "whole number"),
+        ("top_k", True, "whole number"),
+        ("seed", 2**64, "whole number"),
+        ("seed", 1.5, "whole number"),
+        ("seed", "1", "whole number"),
+        ("temperature", math.nan, "number from 0 to 100"),
+        ("temperature", math.inf, "number from 0 to 100"),
+        ("temperature", -0.1, "number from 0 to 100"),
+        ("temperature", 1e300, "number from 0 to 100"),
+        ("temperature", None, "number from 0 to 100"),
+        ("top_p", 1.5, "number from 0 to 1"),
+        ("top_p", math.nan, "number from 0 to 1"),
+        ("top_p", "0.5", "number from 0 to 1"),
+        ("n", 0, "1 to 128"),
+        ("n", 129, "1 to 128"),
+        ("logprobs", 21, "0 to 20"),
+        ("logprobs", -1, "0 to 20"),
+        ("prompt_logprobs", 21, "0 to 20"),
+        ("max_tokens", -1, "whole number from 0"),
+        ("max_tokens", 1.0, "whole number from 0"),
+        ("stop", ("x",) * 33, "at most 32 texts"),
+        ("stop", ("x" * 1025,), "at most 1024 characters"),
+        ("stop", (5,), "texts"),
+        ("stop", "text", "texts"),
+    ],
+)
+def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> None:
+    params = replace(SamplingParams(max_tokens=1), **{field: value})
+    with pytest.raises(InvalidRequest, match=f"{field} takes .*{takes}") as refused:
+        LIMITS.check(GenerationRequest("r", (1,), params))
+    assert refused.value.param == field
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.builds(
+        SamplingParams,
+        max_tokens=st.none() | st.integers(0, 3),
+        temperature=st.integers(0, 2) | st.floats(0, 100) | st.sampled_from([5e-324, 1e-30, 1e-5]),
+        top_p=st.floats(0, 1),
+        top_k=st.integers(-1, 2**31 - 1),
+        seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+        stop=st.lists(st.text(max_size=3), max_size=3).map(tuple),
+        logprobs=st.none() | st.integers(0, 20),
+        n=st.integers(1, 2),
+    )
+)
+def test_what_is_accepted_can_be_computed(params: SamplingParams) -> None:
+    check_sampling(params)
+    pieces: list[str | None] = []
+    ENGINE.submit(GenerationRequest("r", (1, 2, 3), params), lambda delta: pieces.append(delta.finish_reason), _raise)
+    while ENGINE.has_work:
+        ENGINE.step()
+        if params.max_tokens is None and pieces:
+            ENGINE.cancel("r")
+    assert params.max_tokens is None or len([reason for reason in pieces if reason]) == params.n
+
+
+ENGINE = Engine(tiny(), EngineSettings(num_blocks=30, block_size=4))
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"priority": 1.5}, "priority takes"),
+        ({"queue_priority": math.nan}, "priority takes"),
+        ({"salt": "\ud800"}, "cache_salt takes"),
+        ({"tokens": (1, "2")}, "300 tokens"),
+        ({"tokens": (1, True)}, "300 tokens"),
+    ],
+)
+def test_what_would_break_the_order_of_all_requests_is_refused(change: dict[str, Any], complaint: str) -> None:
+    request = replace(GenerationRequest("r", (1,), SamplingParams(max_tokens=1)), **change)
+    with pytest.raises(InvalidRequest, match=complaint):
+        LIMITS.check(request)
+
+
+def test_the_smaller_of_model_and_pool_is_the_limit() -> None:
+    with pytest.raises(ContextTooLong, match=r"block pool .*: 80 tokens"):
+        LIMITS.check_length(81, 0)
+    with pytest.raises(ContextTooLong, match="at least 101 tokens does not fit the model: 100 tokens"):
+        replace(LIMITS, pool_tokens=500).check_length(101, 0, at_least=True)
+    LIMITS.check_length(80, 0)

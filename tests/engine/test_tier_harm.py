@@ -1,0 +1,111 @@
+"""Damaged chunks, dead stores, memory that is short and impossible settings: answers stay right."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from kvproxy.errors import SettingsError
+from kvproxy.tiers.store import DictStore
+from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_store, tiny
+from tests.redis_server import RedisServer
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "missing", "failing"])
+def test_bad_chunks_are_computed_instead(harm: str) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"host": "64MiB"})
+    store = DictStore()
+    replace_store(driven, store)
+    assert answers(driven, prompts, "cold") == expected
+    driven.settle()
+    driven.forget_pool()
+    chance = random.Random(1)
+    for key in sorted(store.chunks):
+        data = bytearray(store.chunks[key])
+        if chance.random() < 0.5:
+            continue
+        if harm == "flip":
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            store.chunks[key] = bytes(data)
+        elif harm == "cut":
+            store.chunks[key] = bytes(data[: chance.randrange(len(data))])
+        elif harm == "missing":
+            del store.chunks[key]
+    store.failing = harm == "failing"
+    assert answers(driven, prompts, "back") == expected
+    driven.settle()
+    if harm in ("flip", "cut"):
+        assert driven.tiers.chain.figures()[0].damaged > 0
+    if harm == "failing":
+        assert driven.tiers.chain.figures()[0].hits == 0
+    else:
+        # A load ends at the first bad chunk, so each round may find one more of a chain; all are written again.
+        damaged = [-1]
+        for round in range(8):
+            driven.forget_pool()
+            assert answers(driven, prompts, f"again{round}") == expected
+            driven.settle()
+            damaged.append(driven.tiers.chain.figures()[0].damaged)
+        assert damaged[-1] == damaged[-2]
+    driven.engine.close()
+
+
+def test_redis_may_die_and_come_back(redis_server: RedisServer) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"redis": redis_server.url, "redis_timeout": 0.2})
+    assert answers(driven, prompts, "cold") == expected
+    driven.settle()
+    driven.forget_pool()
+    for number, prompt in enumerate(prompts):
+        driven.submit(f"mid{number}", prompt, ANSWER)
+    for _ in range(3):
+        driven.step()
+    redis_server.kill()
+    driven.run()
+    assert [driven.tokens[f"mid{number}#0"] for number in range(len(prompts))] == expected
+    driven.forget_pool()
+    began = time.monotonic()
+    assert answers(driven, prompts, "down") == expected
+    assert time.monotonic() - began < 5
+    assert driven.tiers.chain.figures()[0].errors > 0
+    driven.engine.close()
+
+
+def test_a_frozen_redis_is_passed_over(redis_server: RedisServer) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"redis": redis_server.url, "redis_timeout": 0.2})
+    redis_server.freeze()
+    began = time.monotonic()
+    assert answers(driven, prompts, "frozen") == expected
+    # Three timeouts open the breaker; every request waiting for its own would take 8 x 0.2 s and more.
+    assert time.monotonic() - began < 8
+    assert not driven.tiers.chain.figures()[0].available
+    driven.engine.close()
+
+
+def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"host": "64MiB"})
+
+    def short(*arguments: object, **more: object) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("kvproxy.engine.chunks.Chunks.read", short)
+    assert answers(driven, prompts, "cold") == expected
+    (row,) = driven.tiers.chain.figures()
+    assert (row.chunks, row.dropped > 0) == (0, True)
+    driven.engine.close()
+
+
+def test_chunks_that_are_no_whole_blocks_are_refused() -> None:
+    with pytest.raises(SettingsError, match="use 8"):
+        Driven(tiny(), {"host": "1MiB", "chunk_tokens": 10})
+
+
+def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None:
+    for tiers, name in (({"host": "1KiB"}, "tiers.host"), ({"disk": tmp_path / "d", "disk_size": "1KiB"}, "disk_size")):
+        with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise it"):
+            Driven(tiny(), tiers)
+    assert not (tmp_path / "d").exists()

@@ -1,0 +1,148 @@
+"""Loads from a tier: who waits, who does not, and what is computed when they do not come."""
+
+import asyncio
+import random
+import threading
+import time
+from pathlib import Path
+
+from kvproxy.engine.worker import EngineWorker
+from kvproxy.generation import GenerationRequest, SamplingParams
+from kvproxy.settings import EngineSettings, TierSettings
+from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.store import Data, DictStore
+from tests.engine.models import VOCABULARY, random_model, reference
+from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_store, tiny
+
+
+def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> None:
+    prompts, expected = prompts_of("llama", 12)
+    driven = Driven(tiny(), {"disk": tmp_path}, num_blocks=80)
+    answers(driven, prompts, "cold")
+    driven.settle()
+    chance = random.Random(7)
+    caught = 0
+    for turn in range(6):
+        driven.forget_pool()
+        doomed = []
+        for number, prompt in enumerate(prompts):
+            driven.submit(f"{turn}.{number}", prompt, ANSWER)
+            if chance.random() < 0.5:
+                doomed.append(f"{turn}.{number}")
+        left = list(doomed)
+        while driven.engine.has_work:
+            if left and chance.random() < 0.7:
+                id = left.pop()
+                caught += any(sequence.source.id == id for sequence in driven.engine._scheduler.loading)
+                driven.engine.cancel(id)
+            driven.step()
+        for number, tokens in enumerate(expected):
+            if f"{turn}.{number}" not in doomed:
+                assert driven.tokens[f"{turn}.{number}#0"] == tokens
+        assert driven.engine.manager.stats().used == 0
+    assert caught > 0
+    driven.engine.close()
+
+
+def test_a_load_does_not_hold_up_the_others_and_is_shared() -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"host": "64MiB"})
+    gate, store = threading.Event(), DictStore()
+    replace_store(driven, store)
+    answers(driven, prompts[:1], "cold")
+    driven.settle()
+    driven.forget_pool()
+    get = store.get
+
+    def slow(key: str) -> Data | None:
+        assert gate.wait(20)
+        return get(key)
+
+    store.get = slow  # type: ignore[method-assign]
+    driven.submit("first", prompts[0], ANSWER)
+    driven.submit("same", prompts[0], ANSWER)
+    other = [VOCABULARY - 1 - token for token in prompts[1]]
+    driven.submit("other", other, ANSWER)
+    while "other#0" not in driven.tokens or len(driven.tokens["other#0"]) < ANSWER:
+        driven.step()
+    assert "first#0" not in driven.tokens
+    assert "same#0" not in driven.tokens
+    gate.set()
+    driven.run()
+    assert driven.tokens["first#0"] == driven.tokens["same#0"] == expected[0]
+    assert driven.tokens["other#0"] == reference(random_model("llama"), other, ANSWER)
+    assert driven.usage["first"].tier_tokens == len(prompts[0]) // 16 * 16
+    # The second one waited for the load of the first, and then found the blocks in the pool.
+    assert driven.usage["same"].tier_tokens == 0
+    assert driven.usage["same"].cached_tokens >= driven.usage["first"].tier_tokens
+    assert store.calls["get"] == len(prompts[0]) // 16
+    driven.engine.close()
+
+
+def test_what_hangs_is_computed_after_the_timeout_and_later_requests_do_not_wait() -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"host": "64MiB", "load_timeout": 0.2})
+    gate, store = threading.Event(), DictStore()
+    replace_store(driven, store)
+    answers(driven, prompts, "cold")
+    driven.settle()
+    driven.forget_pool()
+    store.get = lambda key: gate.wait(20) and None  # type: ignore[method-assign,assignment,return-value]
+    began = time.monotonic()
+    assert answers(driven, prompts, "hung") == expected
+    assert time.monotonic() - began < 10
+    assert all(usage.tier_tokens == 0 for id, usage in driven.usage.items() if id.startswith("hung"))
+    driven.forget_pool()
+    # Both readers still hang: nobody waits for a third.
+    assert driven.tiers.reach(driven.engine.submit(_request(prompts[0]), lambda delta: None), 0) == 0
+    driven.run()
+    gate.set()
+    driven.engine.close()
+
+
+def _request(prompt: list[int]) -> GenerationRequest:
+
+    return GenerationRequest("later", tuple(prompt), SamplingParams(max_tokens=2, temperature=0.0))
+
+
+async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_thread_sleeps() -> None:
+    prompts, expected = prompts_of("llama")
+    worker = EngineWorker(
+        tiny(),
+        EngineSettings(num_blocks=200, block_size=4),
+        TierSettings(host=1 << 26, chunk_tokens=16),  # type: ignore[arg-type]
+    )
+    tiers = worker._engine.tiers
+    assert tiers is not None
+    tiers.chain.close()
+    gate, store = threading.Event(), DictStore()
+    tiers.chain = TierChain([store])
+    await worker.start()
+    request = GenerationRequest("a", tuple(prompts[0]), SamplingParams(max_tokens=ANSWER, temperature=0.0))
+    cold = [token async for delta in worker.generate(request) for token in delta.tokens]
+    assert tiers.chain.flush(20)
+    await worker.inspect(lambda manager: manager.reset_prefix_cache())
+    get = store.get
+    store.get = lambda key: get(key) if gate.wait(20) else None  # type: ignore[method-assign]
+    steps = 0
+    step = worker._engine.step
+
+    def counted() -> None:
+        nonlocal steps
+        steps += 1
+        step()
+
+    worker._engine.step = counted  # type: ignore[method-assign]
+    pieces = worker.generate(request)
+    waiting = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0.3)
+    assert (await worker.inspect(lambda manager: manager.stats())).used > 0
+    assert steps < 10
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await pieces.aclose()  # type: ignore[attr-defined]
+    assert (await worker.inspect(lambda manager: manager.stats())).used == 0
+    gate.set()
+    assert [token async for delta in worker.generate(request) for token in delta.tokens] == cold == expected[0]
+    await worker.stop()
+    assert store.calls["close"] == 1

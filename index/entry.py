@@ -115,7 +115,7 @@ _TEXTS = ("id", "key", "namespace", "tenant", "model", "endpoint", "prompt", "ba
 def _check(name: str, value: Any) -> None:
     """Databases compare what is no number with numbers too: an entry with such an age would never go."""
     if name in _TEXTS:
-        fits = isinstance(value, str) and (bool(value) or name not in ("id", "key", "namespace"))
+        fits = isinstance(value, str) and _is_unicode(value) and (bool(value) or name not in ("id", "key", "namespace"))
     elif name in ("created", "expires", "last_hit", "hits", "prompt_tokens", "completion_tokens"):
         number = isinstance(value, int | float) and math.isfinite(value)
         fits = number or (name == "last_hit" and value is None)
@@ -123,6 +123,15 @@ def _check(name: str, value: Any) -> None:
         fits = True
     if not fits:
         raise ValueError(f"{name} is {value!r}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text can be written at all: JSON may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def new_id() -> str:

@@ -29,6 +29,8 @@ def keeps_choices(whole: JsonMap, body: JsonMap, says: Callable[[JsonObject], bo
     choices = whole.get("choices")
     if not isinstance(choices, list) or not choices or whole.get("error") is not None:
         return False
+    if not isinstance(whole.get("usage"), dict | None):
+        return False
     limited = any(body.get(name) is not None for name in _LIMITS)
     for choice in choices:
         if not isinstance(choice, dict) or not says(choice):

@@ -93,10 +93,13 @@ def test_anthropic_conversations_tools_and_errors(url: str) -> None:
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u", "content": "found"}]},
     ]
     tools: list[Any] = [{"name": "look", "input_schema": {"type": "object"}}]
+    options: Any = {"tools": tools, "tool_choice": {"type": "none"}}
     statuses = [
-        last_status(client.messages.with_raw_response.create(model="demo", max_tokens=5, messages=turns, tools=tools))
+        last_status(client.messages.with_raw_response.create(model="demo", max_tokens=5, messages=turns, **options))
         for _ in range(2)
     ]
+    with pytest.raises(anthropic.BadRequestError, match="calls no tools"):
+        client.messages.create(model="demo", max_tokens=5, messages=turns, tools=tools)
     assert "stored" in statuses[0]
     assert 'detail="exact"' in statuses[1]
     cut = client.messages.create(model="demo", max_tokens=2, messages=[{"role": "user", "content": QUESTION}])

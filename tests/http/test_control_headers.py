@@ -28,7 +28,9 @@ def upstream() -> Iterator[tuple[str, Seen]]:
     seen: Seen = []
 
     async def answer(request: Request) -> Response:
-        seen.append(dict(request.headers))
+        # Probes of the proxy's own are no requests of a client.
+        if request.url.path != "/health":
+            seen.append(dict(request.headers))
         return JSONResponse(ANSWER)
 
     with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["POST", "GET"])])) as url:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import httpx
 import openai
@@ -157,12 +158,29 @@ def test_malformed_json_and_unknown_routes(demo: Demo) -> None:
     assert httpx.get(f"{demo[0]}/v1/nothing").json()["error"]["code"] == "not_found"
 
 
-def test_tools_reach_the_engine_and_are_cached_exactly_only(client: openai.OpenAI) -> None:
+def test_tools_that_must_not_be_called_are_cached_exactly_only(client: openai.OpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    assert "stored" in ask(client, "What is a hash chain?", tools=tools).headers["cache-status"]
-    assert 'detail="exact"' in ask(client, "What is a hash chain?", tools=tools).headers["cache-status"]
-    assert "fwd" in ask(client, "What is the hash chain?", tools=tools).headers["cache-status"]
+    options: dict[str, Any] = {"tools": tools, "tool_choice": "none"}
+    assert "stored" in ask(client, "What is a hash chain?", **options).headers["cache-status"]
+    assert 'detail="exact"' in ask(client, "What is a hash chain?", **options).headers["cache-status"]
+    assert "fwd" in ask(client, "What is the hash chain?", **options).headers["cache-status"]
     assert "fwd" in ask(client, "What is a hash chain?").headers["cache-status"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        ("response_format", {"type": "json_object"}),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.2),
+    ],
+)
+def test_what_the_engine_cannot_honour_is_refused(client: openai.OpenAI, name: str, value: Any) -> None:
+    """Prose with a 200 would look as if the field had been heeded."""
+    with pytest.raises(openai.BadRequestError) as told:
+        ask(client, "What is a hash chain?", extra_body={name: value})
+    assert told.value.param == name
 
 
 def test_cache_control_steers(client: openai.OpenAI) -> None:

@@ -194,4 +194,4 @@ def test_a_request_is_tried_again_only_while_nothing_was_sent(tmp_path: Path) ->
         return answer.status_code
 
     assert asyncio.run(refuse_the_request()) == 502
-    assert len(tries) == 1
+    assert len([head for head in tries if b"/v1/embeddings" in head]) == 1

@@ -1,5 +1,7 @@
 """What would happen to a request."""
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,7 +22,9 @@ async def explain_request(request: Request) -> Response:
     if api is None:
         raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
     raw = await whole_body(request, app.settings.limits.body)
-    return reply(await explain(app.answerer, app.prefix, await api_request(request, api, raw, check=True)))
+    # Our own query says which API it is; it is no part of the request that is explained.
+    asked = replace(await api_request(request, api, raw, check=True), query="")
+    return reply(await explain(app.answerer, app.prefix, asked))
 
 
 ROUTES = [Route("/explain", explain_request, methods=["POST"])]

@@ -1,0 +1,112 @@
+"""Which answers may be given again: whole ones that ended by themselves, or at the limit that the request set."""
+
+import asyncio
+
+import pytest
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.sse import event
+from kvproxy.flow.source import Recording
+
+
+def chat(reason: str | None, content: str | None = "Hello", **fields: object) -> JsonObject:
+    choice: JsonObject = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
+    return {"object": "chat.completion", "choices": [choice], **fields}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos_token"])
+def test_answers_that_ended_by_themselves_are_kept(reason: str) -> None:
+    assert APIS["chat"].keeps(chat(reason), {})
+    assert APIS["chat"].keeps(chat(reason, error=None), {})
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "cancelled", "content_filter", "length", "", None, "new_one"])
+def test_answers_that_ended_otherwise_are_not(reason: str | None) -> None:
+    assert not APIS["chat"].keeps(chat(reason), {})
+    whole: JsonObject = {"choices": [{"index": 0, "text": "Hello", "finish_reason": reason}]}
+    assert not APIS["completions"].keeps(whole, {})
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_that_the_request_set_is_an_end(limit: str) -> None:
+    assert APIS["chat"].keeps(chat("length"), {limit: 10})
+    assert not APIS["chat"].keeps(chat("length"), {limit: None})
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        chat("stop", content=None),
+        chat("stop", content=""),
+        chat("stop", error={"message": "x"}),
+        chat("stop", usage=[1]),
+        {"choices": [{"index": 0, "finish_reason": "stop"}]},
+        {"choices": [{}]},
+    ],
+)
+def test_what_says_nothing_or_is_odd_is_not_kept(whole: JsonObject) -> None:
+    assert not APIS["chat"].keeps(whole, {})
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"), [("end_turn", True), ("max_tokens", True), ("refusal", False), ("error", False)]
+)
+def test_messages(reason: str, kept: bool) -> None:
+    whole: JsonObject = {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": reason}
+    assert APIS["messages"].keeps(whole, {"max_tokens": 5}) == kept
+    assert not APIS["messages"].keeps({**whole, "content": []}, {"max_tokens": 5})
+
+
+@pytest.mark.parametrize(
+    ("why", "body", "kept"),
+    [
+        ("max_output_tokens", {"max_output_tokens": 5}, True),
+        ("max_output_tokens", {}, False),
+        ("content_filter", {"max_output_tokens": 5}, False),
+    ],
+)
+def test_responses_that_were_cut(why: str, body: JsonObject, kept: bool) -> None:
+    whole: JsonObject = {
+        "object": "response",
+        "status": "incomplete",
+        "incomplete_details": {"reason": why},
+        "output": [{"type": "message", "content": []}],
+        "error": None,
+    }
+    assert APIS["responses"].keeps(whole, body) == kept
+
+
+def kept_of(name: ApiName, parts: list[bytes]) -> JsonObject | None:
+    recording = Recording(APIS[name], stream=True, limit=1_000_000)
+    for part in parts:
+        recording.push(part)
+    return asyncio.run(recording.whole())
+
+
+@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
+def test_an_error_event_spoils_a_stream_whatever_its_data_say(name: ApiName) -> None:
+    """Some servers name the event `error` and write anything into it."""
+    wholes: dict[str, JsonObject] = {
+        "chat": chat("stop"),
+        "messages": {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn"},
+        "responses": {"object": "response", "status": "completed", "output": []},
+    }
+    parts = list(APIS[name].replay(wholes[name], {}))
+    assert kept_of(name, parts) is not None
+    error = event({"type": "ping", "object": "chat.completion.chunk", "choices": [], "message": "overloaded"}, "error")
+    for place in range(len(parts)):
+        assert kept_of(name, [*parts[:place], error, *parts[place:]]) is None
+
+
+def test_a_null_error_beside_a_good_stream_is_a_good_stream() -> None:
+    parts = list(APIS["chat"].replay({**chat("stop"), "error": None}, {}))
+    assert kept_of("chat", parts) == chat("stop")
+
+
+def test_stored_answers_without_an_index_can_be_replayed() -> None:
+    whole: JsonObject = {"choices": [{"message": {"content": "Hello there"}, "finish_reason": "stop"}]}
+    stream = b"".join(APIS["chat"].replay(whole, {}))
+    assert b'"index":0' in stream
+    assert b"Hello " in stream

@@ -1,0 +1,87 @@
+"""Who may use the admin routes."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from kvproxy.http.app import create_app
+from kvproxy.http.services import build
+from kvproxy.settings import Settings, load_settings
+
+
+def settings(data: Path, **fields: object) -> Settings:
+    return load_settings(data=data, upstream="http://127.0.0.1:9", cache={"semantic": False}, **fields)
+
+
+def status(found: Settings, headers: dict[str, str | bytes], base: str = "http://127.0.0.1") -> int:
+    with TestClient(create_app(build(found)), base_url=base) as client:
+        return client.get("/admin/cache", headers=headers).status_code  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", ["", " "])
+def test_an_empty_token_opens_nothing_beyond_loopback(
+    tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a variable that a script did not set."""
+    monkeypatch.setenv("KVPROXY_ADMIN_TOKEN", token)
+    found = settings(tmp_path, host="0.0.0.0")
+    for given in ("", "Bearer", "Bearer ", f"Bearer {token}"):
+        assert status(found, {"authorization": given} if given else {}) == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ({"authorization": "Bearer secret"}, 200),
+        ({"authorization": "bearer secret"}, 200),
+        ({"x-kvproxy-admin-token": "secret", "authorization": "Bearer of-a-tenant"}, 200),
+        ({"authorization": "secret"}, 401),
+        ({"authorization": "Bearer secre"}, 401),
+        ({"authorization": "Bearer Secret"}, 401),
+        ({"authorization": b"Bearer \xff\xfe"}, 401),
+        ({"x-kvproxy-admin-token": ""}, 401),
+        ({}, 401),
+    ],
+)
+def test_a_token_is_compared_whole(tmp_path: Path, headers: dict[str, str | bytes], wanted: int) -> None:
+    assert status(settings(tmp_path, admin_token="secret"), headers) == wanted
+
+
+def test_web_pages_and_other_names_are_turned_away_on_loopback(tmp_path: Path) -> None:
+    found = settings(tmp_path)
+    assert status(found, {}) == 200
+    assert status(found, {"origin": "http://evil.example"}) == 401
+    assert status(found, {}, "http://rebound.example") == 401
+
+
+def test_every_admin_route_lies_behind_the_guard(tmp_path: Path) -> None:
+    from kvproxy.http.admin import ROUTES
+
+    with TestClient(create_app(build(settings(tmp_path, admin_token="t"))), base_url="http://127.0.0.1") as client:
+        for route in ROUTES:
+            path = "/admin" + route.path.replace("{path:path}", "x").replace("{id}", "x").replace("{name}", "x")
+            for method in (route.methods or set()) - {"HEAD"}:
+                assert client.request(method, path).status_code == 401, (method, path)
+
+
+def test_the_admin_token_stays_here(tmp_path: Path) -> None:
+    """Our own header must not reach an upstream, on no route."""
+    seen: list[dict[str, str]] = []
+
+    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        seen.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    from tests.servers import run_app, run_proxy
+
+    with run_app(app) as url:
+        found = load_settings(data=tmp_path, upstream=url, cache={"semantic": False}, forward={"chain": True})
+        with run_proxy(found) as (proxy, _):
+            headers = {"x-kvproxy-admin-token": "secret", "x-kvproxy-tags": "a"}
+            httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers)
+            httpx.get(f"{proxy}/v1/files", headers=headers)
+    assert [headers for headers in seen if "x-kvproxy-tags" in headers]
+    assert not [headers for headers in seen if "x-kvproxy-admin-token" in headers]

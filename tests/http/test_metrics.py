@@ -1,0 +1,66 @@
+"""What is counted of requests, also of those that get no answer of ours."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    async def answer(request: Request) -> Response:
+        if b"slow" in await request.body():
+            await asyncio.sleep(30)
+        return JSONResponse(WHOLE)
+
+    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
+    data: Path = tmp_path_factory.mktemp("metrics")
+    with run_app(app) as upstream:
+        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False})
+        with run_proxy(settings) as (proxy, _):
+            yield proxy
+
+
+def counted(url: str) -> dict[tuple[str, str], float]:
+    """Requests by layer and status."""
+    text = httpx.get(f"{url}/metrics").text
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "kvproxy_requests_total":
+                key = (sample.labels["layer"], sample.labels["status"])
+                found[key] = found.get(key, 0) + sample.value
+    return found
+
+
+def test_a_client_that_hangs_up_is_gone_and_no_error(url: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "slow"}]}
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/chat/completions", json=body, timeout=0.3)
+    end = time.monotonic() + 10
+    while ("gone", "499") not in counted(url) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert counted(url)["gone", "499"] == 1
+    assert not [key for key in counted(url) if key[0] == "error"]
+
+
+@pytest.mark.parametrize("raw", [b"no JSON", b'{"model": "m", "messages": [], "seed": 18446744073709551617}'])
+def test_what_is_passed_on_unread_is_a_bypass(url: str, raw: bytes) -> None:
+    before = counted(url).get(("bypass", "200"), 0)
+    assert httpx.post(f"{url}/v1/chat/completions", content=raw).status_code == 200
+    assert counted(url)["bypass", "200"] == before + 1
+    assert not [key for key in counted(url) if key[0] == "error"]

@@ -43,6 +43,13 @@ class Model:
         } | more
         return ["BlockStored", *fields.values()] if self.positional else {"type": "BlockStored"} | fields
 
+    def report(self, hashes: list[int]) -> Any:
+        """What vLLM publishes of blocks that a request only reused, when it asks for that: nothing new is held."""
+        held = self.held.copy()
+        event = self.store(hashes, parent=None)
+        self.held = held
+        return event
+
     def remove(self, hashes: list[int]) -> Any:
         self.held.subtract(hashes)
         self.held += Counter()

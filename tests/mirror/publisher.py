@@ -99,6 +99,11 @@ class Sockets:
             if not lost:
                 self._pub.send_multipart([self.topic, number.to_bytes(8, "big"), payload])
 
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Publish a message of any shape."""
+        with self._lock:
+            self._pub.send_multipart(frames)
+
     def repeat(self, number: int) -> None:
         """Publish an old batch again."""
         with self._lock:

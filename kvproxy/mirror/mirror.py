@@ -43,9 +43,17 @@ class Mirror:
         ]
 
     async def start(self) -> None:
-        """Follow from now on."""
-        for subscriber in self.subscribers:
-            await subscriber.start()
+        """Follow from now on.
+
+        Raises:
+            zmq.ZMQError: an endpoint is taken, or cannot be listened to; nothing is followed then.
+        """
+        try:
+            for subscriber in self.subscribers:
+                await subscriber.start()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Stop following."""
@@ -62,6 +70,23 @@ class Mirror:
                 rank = index if key.rank is None else key.rank
                 merged.pools[PoolKey(rank, key.medium, key.group)] = pool
         return merged
+
+    def before_reset(self) -> tuple[int | None, ...]:
+        """A mark to take before the engine is asked to reset its cache; `cleared` needs it."""
+        return tuple(subscriber.sequencer.last_clear for subscriber in self.subscribers)
+
+    def cleared(self, mark: tuple[int | None, ...]) -> None:
+        """The engine confirmed a reset of its cache: show it empty now.
+
+        vLLM publishes the reset only with its next step. Until then, what still arrives is from before the reset and counts
+        for nothing. A stream that told of a reset after the mark was taken is up to date already.
+
+        Args:
+            mark: from `before_reset`, taken before the engine was asked.
+        """
+        for subscriber, last_clear in zip(self.subscribers, mark, strict=True):
+            if subscriber.sequencer.last_clear == last_clear:
+                subscriber.sequencer.cleared()
 
     def streams(self) -> list[StreamStatus]:
         """How each stream fares."""

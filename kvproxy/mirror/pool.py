@@ -22,7 +22,7 @@ class MirroredBlock:
         self.parent = parent
         self.tokens = tokens
         self.extra = extra
-        self.copies = 0
+        self.copies = 1
         self.stored = stored
 
 
@@ -40,23 +40,32 @@ class MirroredPool:
         self._by_content: dict[tuple[Hash | None, tuple[int, ...], Extra], Hash] = {}
 
     def store(self, event: Stored) -> None:
-        """Count one more copy of each block of a run."""
+        """Count one more copy of each block of a run.
+
+        vLLM can be asked to publish blocks that a request only reused (`kv_cache_report_mode`), and nothing in the event
+        tells them from new ones; but it always publishes them from the first block on. So in a run that begins a chain, a
+        block that is held already gains no copy: were it counted, it would be shown for ever once its only copy is gone.
+        """
         size = self.block_size = event.block_size
         self.kind = event.kind
         parent, start = event.parent, 0
         for index, digest in enumerate(event.hashes):
             block = self.blocks.get(digest)
             if block is None:
-                tokens = tuple(event.tokens[start : start + size])
                 extra = event.extras[index] if event.extras and index < len(event.extras) else None
-                block = self.blocks[digest] = MirroredBlock(digest, parent, tokens, extra, self.stored)
-                self._children.setdefault(parent, {})[digest] = None
-                self._by_content[parent, tokens, extra] = digest
-            block.copies += 1
+                self._add(MirroredBlock(digest, parent, tuple(event.tokens[start : start + size]), extra, self.stored))
+            elif event.parent is not None:
+                block.copies += 1
+                self.num_copies += 1
             self.stored += 1
             parent = digest
             start += size
-        self.num_copies += len(event.hashes)
+
+    def _add(self, block: MirroredBlock) -> None:
+        self.blocks[block.hash] = block
+        self.num_copies += 1
+        self._children.setdefault(block.parent, {})[block.hash] = None
+        self._by_content[block.parent, block.tokens, block.extra] = block.hash
 
     def remove(self, digest: Hash) -> bool:
         """Count one copy less; False where there was none."""

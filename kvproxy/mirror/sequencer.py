@@ -7,64 +7,57 @@ replay buffer, always with one batch that is known already, to see that the run 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import xxhash
+from kvproxy.mirror.resets import ConfirmedReset
+from kvproxy.mirror.seen import Seen
+from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.status import Counts
+from kvproxy.mirror.wire import Batch, WireError, decode_batch
 
-from kvproxy.mirror.wire import Batch, Cleared, WireError, decode_batch
-
-WINDOW = 10_000
-"""Fingerprints kept: as many as vLLM's replay buffer holds by default."""
 PATIENCE = 64
 """Batches held back for a late one where there is no replay."""
 ATTEMPTS = 3
 """Replays in a row that may fail before what is missing is given up."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What came in: batches applied, repeated ones, gaps seen, restarts of the publisher, losses beyond recovery."""
-
-    batches: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    restarts: int = 0
-    replays: int = 0
-    losses: int = 0
-    malformed: int = 0
-
-
 class Sequencer:
     """Order of one publisher's batches.
 
     Args:
-        apply: takes a batch over, in order.
-        reset: forgets all batches.
+        state: what the batches add up to.
         replayable: whether the publisher answers replay requests.
+        on_trouble: takes a sentence about a batch that could not be read.
 
     Attributes:
         next: number of the batch that is due.
         wanted: number from which a replay should be asked for, None when nothing is missing.
         complete: whether everything since the publisher's start was applied.
+        last_clear: number of the last batch that told of a reset of the cache; None where none has.
     """
 
-    def __init__(self, apply: Callable[[Batch], None], reset: Callable[[], None], *, replayable: bool) -> None:
-        self._apply_batch = apply
-        self._reset_state = reset
+    def __init__(
+        self, state: MirrorState, *, replayable: bool, on_trouble: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._state = state
         self._replayable = replayable
+        self._on_trouble = on_trouble
         self.next = 0
         self.wanted: int | None = None
         self.complete = True
+        self.last_clear: int | None = None
         self.counts = Counts()
         self.timestamp = float("-inf")
-        self._seen: dict[int, int] = {}
+        self._seen = Seen()
         self._held: dict[int, bytes] = {}
-        self._too_short = False
+        self._asked_all = False
         self._replaying = False
         self._failures = 0
+        self._from_start = False
         self._verified = False
         self._answered = False
         self._skipping = False
+        self._top = -1
+        self._reset = ConfirmedReset()
 
     def connected(self) -> None:
         """A connection was made: the publisher may be another one, or have said much before."""
@@ -74,10 +67,11 @@ class Sequencer:
     def idle(self) -> None:
         """Nothing came for a while: the last batch may have been lost."""
         if self._replayable:
-            self._want(self._overlap() if self.complete or self._too_short else 0)
+            self._want(self._overlap() if self.complete or self._asked_all else 0)
 
     def live(self, number: int, payload: bytes) -> None:
         """A published batch came."""
+        self._top = max(self._top, number)
         if self._replaying or self.wanted is not None:
             # Until the doubt is settled nothing is applied.
             self._held[number] = payload
@@ -86,7 +80,7 @@ class Sequencer:
         elif number == self.next:
             self._due(number, payload)
             self._drain()
-        elif self._seen.get(number) == _fingerprint(payload):
+        elif self._seen.same(number, payload):
             self.counts.duplicates += 1
         elif self._replayable:
             self._want(0)
@@ -95,7 +89,7 @@ class Sequencer:
             self.live(number, payload)
 
     def _due(self, number: int, payload: bytes) -> None:
-        batch = _decode(payload)
+        batch = self._decode(number, payload)
         if batch is not None and batch.timestamp < self.timestamp and self._replayable:
             # From before a restart, or the clock was set back; the replay tells.
             self._want(self._overlap())
@@ -123,6 +117,7 @@ class Sequencer:
         """A replay is asked for now; where it begins."""
         assert self.wanted is not None
         start, self.wanted = self.wanted, None
+        self._from_start = start == 0
         # All of these were published before the request, so the answer holds them, or they are of an earlier run.
         self._held.clear()
         self._replaying = True
@@ -146,15 +141,15 @@ class Sequencer:
             if self._skipping:
                 return
         if number == self.next and self._verified:
-            self._apply(number, payload, _decode(payload))
+            self._apply(number, payload, self._decode(number, payload))
         elif number >= self.next:
             self._beyond(number, payload, first)
 
     def _compare(self, number: int, payload: bytes) -> None:
-        known = self._seen.get(number)
-        if known == _fingerprint(payload):
+        same = self._seen.same(number, payload)
+        if same:
             self._verified = True
-        elif known is not None:
+        elif same is False:
             self._restart()
             self._verified = True
             if number:
@@ -166,8 +161,8 @@ class Sequencer:
         if first or not self._verified:
             # The publisher's buffer does not reach back far enough.
             self._lose(number)
-            self._verified = self._too_short = True
-            self._apply(number, payload, _decode(payload))
+            self._verified = self._asked_all = True
+            self._apply(number, payload, self._decode(number, payload))
         else:
             # Dropped between its socket and ours, or a new run met half-way: ask for the rest.
             self._skipping = True
@@ -179,6 +174,9 @@ class Sequencer:
             # It never published what we have: another run, with fewer batches.
             self._restart()
             self._want(0)
+        elif self._from_start and not self.complete:
+            # It has no more than that: to ask for all of it once more would not help.
+            self._asked_all = True
         self._failures = 0
         self._resume()
 
@@ -205,25 +203,56 @@ class Sequencer:
     def _want(self, start: int) -> None:
         self.wanted = start if self.wanted is None else min(self.wanted, start)
 
+    def _decode(self, number: int, payload: bytes) -> Batch | None:
+        try:
+            return decode_batch(payload)
+        except WireError as error:
+            self.counts.malformed += 1
+            self._on_trouble(f"batch {number} cannot be read: {error}")
+            return None
+
     def _apply(self, number: int, payload: bytes, batch: Batch | None) -> None:
         if batch is None:
             # What it said is lost; what it took away must not be claimed any longer.
             self._lose(number)
+            if self._replayable and not self._replaying and not self._asked_all:
+                self._want(0)
         else:
-            self._apply_batch(batch)
+            self._state.apply(batch)
             self.timestamp = batch.timestamp
-            # After a reset of the cache nothing that was lost before matters.
-            self.complete = self.complete or any(isinstance(event, Cleared) for event in batch.events)
-        self._seen[number] = _fingerprint(payload)
-        self._seen.pop(number - WINDOW, None)
+            if batch.clears:
+                # After a reset of the cache nothing that was lost before matters.
+                self.complete = True
+                self.last_clear = number
+            if self._reset.voids(number, batch):
+                self._state.clear()
+        self._seen.add(number, payload)
         self.next = number + 1
         self.counts.batches += 1
 
+    def cleared(self) -> None:
+        """The engine confirmed a reset of its cache, and has not published it yet.
+
+        What comes before the event that tells of the reset is from before it, and counts for nothing: see `resets`.
+        """
+        self._state.clear()
+        self._reset.confirm(max(self.next, self._top + 1))
+
+    def fail(self) -> None:
+        """Something unforeseen broke while a batch was taken over: what is known is doubtful, and begins anew after it."""
+        self._replaying = False
+        self.wanted = None
+        self._held.clear()
+        self._lose(self.next + 1)
+
     def _restart(self) -> None:
         self.counts.restarts += 1
+        self._top = -1
+        self.last_clear = None
+        self._reset.forget()
         self._forget()
         self.complete = True
-        self._too_short = False
+        self._asked_all = False
 
     def _lose(self, number: int) -> None:
         """Begin anew at a batch: a pool that misses a block is better than one that claims a block that is gone."""
@@ -233,18 +262,7 @@ class Sequencer:
         self.next = number
 
     def _forget(self) -> None:
-        self._reset_state()
+        self._state.reset()
         self._seen.clear()
         self.next = 0
         self.timestamp = float("-inf")
-
-
-def _fingerprint(payload: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(payload)
-
-
-def _decode(payload: bytes) -> Batch | None:
-    try:
-        return decode_batch(payload)
-    except WireError:
-        return None

@@ -25,7 +25,6 @@ class MirrorState:
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}
         self.unknown = 0
-        self.clears = 0
 
     def apply(self, batch: Batch) -> None:
         """Take a batch over."""
@@ -39,7 +38,6 @@ class MirrorState:
             elif isinstance(event, Removed):
                 self._remove(batch.rank, event)
             else:
-                self.clears += 1
                 for key, pool in self.pools.items():
                     if key.rank == batch.rank:
                         pool.clear()
@@ -63,6 +61,11 @@ class MirrorState:
             if key.medium == GPU and (pool.kind is None or "full" in pool.kind or "mla" in pool.kind):
                 found.setdefault(key.rank, pool)
         return found
+
+    def clear(self) -> None:
+        """Forget every block, and keep the figures."""
+        for pool in self.pools.values():
+            pool.clear()
 
     def reset(self) -> None:
         """Forget everything: the publisher is another one now, or too much was lost."""

@@ -3,6 +3,27 @@
 from dataclasses import dataclass
 
 
+@dataclass(slots=True)
+class Counts:
+    """What came in since we began to listen.
+
+    Attributes:
+        batches, duplicates: batches applied, and those that came again.
+        gaps, restarts: holes in the numbers, and restarts of the publisher.
+        replays: requests for what was missed.
+        losses: how often the view was given up because something could not be had again.
+        malformed: messages that could not be read.
+    """
+
+    batches: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    replays: int = 0
+    losses: int = 0
+    malformed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
     """One publisher's stream at this moment.
@@ -14,11 +35,7 @@ class StreamStatus:
         complete: whether everything since the publisher's start was applied.
         silent_seconds: seconds since the last message; None before the first.
         unknown_removals: removals of copies that were never seen.
-        batches, duplicates: batches applied, and those that came again.
-        gaps, restarts: holes in the numbers, and restarts of the publisher.
-        replays: requests for what was missed.
-        losses: how often the view was given up because something could not be had again.
-        malformed: batches that could not be read.
+        batches, duplicates, gaps, restarts, replays, losses, malformed: see `Counts`.
         error: the last thing that went wrong; None where nothing has.
     """
 

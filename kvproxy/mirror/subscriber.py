@@ -1,9 +1,10 @@
 """Sockets to one publisher of KV events: SUB for what happens, DEALER for what was missed."""
 
 import asyncio
-import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import zmq
@@ -13,13 +14,15 @@ from zmq.utils.monitor import recv_monitor_message
 from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import StreamStatus
+from kvproxy.mirror.troubles import Troubles
 
 END = b"\xff" * 8
 """In place of a number: the replay is complete."""
 REPLAY_TIMEOUT = 5.0
 SLICE = 0.005
 """Seconds of decoding before others have their turn."""
-_log = logging.getLogger(__name__)
+RESTART = 0.5
+"""Seconds before a task that failed goes on."""
 
 
 class Subscriber:
@@ -35,7 +38,8 @@ class Subscriber:
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:
         self.endpoint = endpoint
         self.state = MirrorState()
-        self.sequencer = Sequencer(self.state.apply, self.state.reset, replayable=replay is not None)
+        self._troubles = Troubles(endpoint)
+        self.sequencer = Sequencer(self.state, replayable=replay is not None, on_trouble=self._troubles.tell)
         self.is_connected = False
         self._replay = replay
         self._topic = topic.encode()
@@ -64,8 +68,8 @@ class Subscriber:
             socket.bind(self.endpoint)
         else:
             socket.connect(self.endpoint)
-        works = (self._watch(monitor), self._follow(socket), self._recover())
-        self._tasks = [asyncio.create_task(work) for work in works]
+        works = (partial(self._watch, monitor), partial(self._follow, socket), self._recover)
+        self._tasks = [asyncio.create_task(self._keep_on(work)) for work in works]
 
     async def close(self) -> None:
         """End all tasks and close the sockets."""
@@ -74,6 +78,11 @@ class Subscriber:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._context is not None:
             self._context.destroy(linger=0)
+
+    @property
+    def is_following(self) -> bool:
+        """Whether all tasks run."""
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     def status(self) -> StreamStatus:
         """How the stream fares."""
@@ -84,9 +93,19 @@ class Subscriber:
             complete=self.sequencer.complete,
             silent_seconds=None if self._heard is None else round(time.monotonic() - self._heard, 1),
             unknown_removals=self.state.unknown,
-            error=None,
+            error=self._troubles.last,
             **asdict(self.sequencer.counts),
         )
+
+    async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a task until it is cancelled. What it fails with is logged, and it goes on with the next message."""
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                self._troubles.tell(f"taking them over failed: {type(error).__name__} {error}", error)
+                self.sequencer.fail()
+                await asyncio.sleep(RESTART)
 
     async def _watch(self, monitor: Any) -> None:
         while True:
@@ -118,6 +137,8 @@ class Subscriber:
                 self._notice()
                 if len(frames) == 3 and len(frames[1]) == 8:
                     self.sequencer.live(int.from_bytes(frames[1], "big"), frames[2])
+                else:
+                    self._misread("a message is no topic, number and batch")
             if self.sequencer.wanted is not None:
                 self._doubt.set()
             await asyncio.sleep(0)
@@ -146,10 +167,19 @@ class Subscriber:
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
             while await dealer.poll(REPLAY_TIMEOUT * 1000):
                 # vLLM has answered with a topic and without.
-                *_, number, payload = await dealer.recv_multipart()
+                number, payload = ([b"", b""] + await dealer.recv_multipart())[-2:]
                 if number == END:
                     self.sequencer.end_replay()
                     return
-                self.sequencer.replayed(int.from_bytes(number, "big"), payload)
-        _log.warning("no answer to a request for missed KV events from %s: is the replay endpoint right?", self._replay)
+                if len(number) == 8:
+                    self.sequencer.replayed(int.from_bytes(number, "big"), payload)
+                else:
+                    self._misread("a message of a replay is no number and batch")
+        self._troubles.tell(
+            f"{self._replay} gave no answer to a request for missed ones: is the replay endpoint right?"
+        )
         self.sequencer.fail_replay()
+
+    def _misread(self, text: str) -> None:
+        self.sequencer.counts.malformed += 1
+        self._troubles.tell(text)

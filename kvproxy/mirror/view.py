@@ -44,7 +44,8 @@ def chains(state: MirrorState, engine: str) -> list[ChainRow]:
 
 def _chain(place: Place, pool: MirroredPool, leaf: MirroredBlock) -> ChainRow:
     first, count = leaf, 1
-    while first.parent is not None and first.parent in pool.blocks:
+    # Names come from outside and may form a circle: no chain has more blocks than the pool.
+    while first.parent is not None and first.parent in pool.blocks and count <= len(pool.blocks):
         first = pool.blocks[first.parent]
         count += 1
     return ChainRow(

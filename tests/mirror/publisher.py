@@ -43,6 +43,13 @@ class Model:
         } | more
         return ["BlockStored", *fields.values()] if self.positional else {"type": "BlockStored"} | fields
 
+    def report(self, hashes: list[int]) -> Any:
+        """What vLLM publishes of blocks that a request only reused, when it asks for that: nothing new is held."""
+        held = self.held.copy()
+        event = self.store(hashes, parent=None)
+        self.held = held
+        return event
+
     def remove(self, hashes: list[int]) -> Any:
         self.held.subtract(hashes)
         self.held += Counter()
@@ -91,6 +98,11 @@ class Sockets:
             number, payload = self.model.publish(*events, rank=rank)
             if not lost:
                 self._pub.send_multipart([self.topic, number.to_bytes(8, "big"), payload])
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Publish a message of any shape."""
+        with self._lock:
+            self._pub.send_multipart(frames)
 
     def repeat(self, number: int) -> None:
         """Publish an old batch again."""

@@ -18,7 +18,7 @@ class Follower:
     def __init__(self, model: Model, replayable: bool = True) -> None:
         self.model = model
         self.state = MirrorState()
-        self.sequencer = Sequencer(self.state.apply, self.state.reset, replayable=replayable)
+        self.sequencer = Sequencer(self.state, replayable=replayable)
 
     def replay(self, fail_after: int | None = None, between: Any = lambda: None) -> None:
         """Answer the replay that is wanted; `between` happens while it runs."""
@@ -45,11 +45,14 @@ class Follower:
         )
 
 
+EARLIER = 99
+"""A block that was given up: what follows it is stored anew each time, never only reported."""
 blocks = st.integers(1, 12)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("store"), st.lists(blocks, min_size=1, max_size=3)),
         st.tuples(st.just("remove"), st.integers(0, 5)),
+        st.tuples(st.just("report"), st.integers(1, 5)),
         st.tuples(st.just("clear"), st.just(0)),
         st.tuples(st.just("restart"), st.just(0)),
         st.tuples(st.just("deliver"), st.integers(0, 20)),
@@ -83,9 +86,11 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
     for action, value in steps:
         event: Any = None
         if action == "store":
-            event = model.store(value, parent=None)
+            event = model.store(value, parent=EARLIER)
         elif action == "remove" and model.held:
             event = model.remove([sorted(model.held)[value % len(model.held)]])
+        elif action == "report" and model.held:
+            event = model.report(sorted(model.held)[:value])
         elif action == "clear":
             event = model.clear()
         elif action == "restart":
@@ -145,7 +150,7 @@ def test_a_short_replay_buffer_never_makes_it_claim_a_block_that_is_gone(
 @settings(max_examples=100, deadline=None)
 def test_without_replay_late_and_repeated_batches_are_put_in_order(order: list[int], repeated: list[int]) -> None:
     model = Model()
-    batches = [model.publish(model.store([number % 7])) for number in range(15)]
+    batches = [model.publish(model.store([number % 7], parent=EARLIER)) for number in range(15)]
     batches += [model.publish(model.remove([number % 7])) for number in range(5)]
     follower = Follower(model, replayable=False)
     # The first is taken for the beginning, so it is not delayed here.
@@ -203,13 +208,81 @@ def test_a_clock_set_back_loses_nothing() -> None:
     assert follower.sequencer.counts.restarts == 0
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01", b"\x91\x01", b"\x93\x01\x91\xa1x\x00", b"\x05"])
+GARBAGE = [b"", b"\xc1", b"\x93\x01", b"\x91\x01", b"\x93\x01\x91\xa1x\x00", b"\x05"]
+
+
+@pytest.mark.parametrize("payload", GARBAGE)
 def test_garbage_empties_the_view_and_says_so(payload: bytes) -> None:
     model = Model()
-    follower = Follower(model)
+    follower = Follower(model, replayable=False)
     follower.sequencer.live(*model.publish(model.store([1])))
     follower.sequencer.live(1, payload)
     assert not follower.sequencer.complete
+    assert follower.sequencer.counts.malformed == 1
     assert follower.held() == Counter()
     follower.sequencer.live(2, model.publish(model.store([5]))[1])
     assert follower.held() == Counter([5])
+
+
+@pytest.mark.parametrize("payload", GARBAGE)
+def test_garbage_is_asked_for_again_and_then_passed_over(payload: bytes) -> None:
+    model = Model()
+    follower = Follower(model)
+    follower.sequencer.live(*model.publish(model.store([1])))
+    model.buffer.append((1, payload))
+    model.sequence = 2
+    follower.sequencer.live(1, payload)
+    follower.sequencer.live(*model.publish(model.store([5])))
+    asked = 0
+    while follower.sequencer.wanted is not None:
+        assert (asked := asked + 1) < 5, "it asks for ever"
+        follower.replay()
+    # What came before it cannot be told from what it took away.
+    assert follower.held() == Counter([5])
+    assert not follower.sequencer.complete
+    follower.sequencer.idle()
+    assert follower.sequencer.wanted == 2, "all of it was asked for already"
+    follower.settle()
+    assert follower.held() == Counter([5])
+    follower.sequencer.live(*model.publish(model.clear(), model.store([6])))
+    assert follower.held() == Counter([6])
+    assert follower.sequencer.complete
+
+
+def test_garbage_that_only_the_wire_made_is_had_again() -> None:
+    model = Model()
+    follower = Follower(model)
+    follower.sequencer.live(*model.publish(model.store([1])))
+    follower.sequencer.live(model.publish(model.store([2]))[0], b"\xc1")
+    follower.settle()
+    assert follower.held() == Counter([1, 2])
+    assert follower.sequencer.complete
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_an_idle_stream_asks_from_a_number_that_can_be_sent(replayable: bool) -> None:
+    follower = Follower(Model(), replayable)
+    for complete in (True, False):
+        follower.sequencer.complete = complete
+        follower.sequencer.idle()
+        assert follower.sequencer.wanted == (0 if replayable else None)
+        follower.settle()
+    follower.sequencer.fail()
+    follower.sequencer.idle()
+    assert follower.sequencer.wanted in (0, None)
+
+
+def test_what_breaks_while_a_batch_is_taken_over_costs_what_was_known_and_no_more() -> None:
+    model = Model()
+    follower = Follower(model)
+    follower.sequencer.live(*model.publish(model.store([1])))
+    model.publish(model.store([2]))
+    follower.sequencer.fail()
+    assert follower.held() == Counter()
+    assert not follower.sequencer.complete
+    follower.sequencer.live(*model.publish(model.store([3])))
+    assert follower.held() == Counter([3])
+    follower.sequencer.idle()
+    follower.settle()
+    assert follower.held() == model.held
+    assert follower.sequencer.complete

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import zmq
 
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.mirror.subscriber import Subscriber
@@ -35,7 +36,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 async def test_a_late_joiner_gets_what_came_before(publisher: Sockets) -> None:
     for number in range(50):
         publisher.send(publisher.model.store([number]))
-    publisher.send(publisher.model.store([7]), publisher.model.remove([3]))
+    publisher.send(publisher.model.store([7], parent=6), publisher.model.remove([3]))
     subscriber = Subscriber(publisher.events, publisher.replay)
     await subscriber.start()
     try:
@@ -109,3 +110,114 @@ async def test_ranks_have_pools_of_their_own() -> None:
             await subscriber.close()
         for sockets in ranks:
             sockets.close()
+
+
+BAD = {"type": "BlockStored", "block_hashes": 7, "parent_block_hash": None, "token_ids": [1], "block_size": 1}
+
+
+async def test_a_malformed_batch_is_logged_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    sockets = Sockets(Model())
+    subscriber = Subscriber(sockets.events, sockets.replay)
+    await subscriber.start()
+    try:
+        sockets.send(sockets.model.store([1]))
+        await until(lambda: held(subscriber) == sockets.model.held)
+        sockets.send(BAD)
+        await until(lambda: subscriber.sequencer.counts.malformed > 0)
+        # It is asked for again, comes again, and what follows it is taken over.
+        sockets.send(sockets.model.store([2]))
+        await until(lambda: held(subscriber) == Counter([2]) and subscriber.sequencer.wanted is None)
+        status = subscriber.status()
+        assert not status.complete
+        assert status.error == "batch 1 cannot be read: block_hashes is no list of hashes"
+        lines = [record.getMessage() for record in caplog.records]
+        assert [line for line in lines if "cannot be read" in line] == [
+            f"KV events of {sockets.events}: batch 1 cannot be read: block_hashes is no list of hashes"
+        ]
+        sockets.send(sockets.model.clear(), sockets.model.store([3]))
+        await until(lambda: held(subscriber) == sockets.model.held)
+        assert subscriber.status().complete
+    finally:
+        await subscriber.close()
+        sockets.close()
+
+
+async def test_a_malformed_batch_in_a_replay_is_passed_over() -> None:
+    sockets = Sockets(Model())
+    for event in (sockets.model.store([1]), BAD, sockets.model.store([2])):
+        sockets.send(event)
+    subscriber = Subscriber(sockets.events, sockets.replay, idle=0.05)
+    await subscriber.start()
+    try:
+        await until(lambda: held(subscriber) == Counter([2]))
+        replays = subscriber.sequencer.counts.replays
+        await until(lambda: subscriber.sequencer.counts.replays > replays + 1)
+        assert held(subscriber) == Counter([2])
+        sockets.send(sockets.model.store([3]))
+        await until(lambda: held(subscriber) == Counter([2, 3]))
+    finally:
+        await subscriber.close()
+        sockets.close()
+
+
+async def test_no_task_ends_when_something_unforeseen_breaks(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.mirror.subscriber.RESTART", 0.01)
+    sockets = Sockets(Model())
+    subscriber = Subscriber(sockets.events, sockets.replay, idle=0.05)
+    broken = {"apply", "idle"}
+
+    def breaks(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            if name in broken:
+                broken.discard(name)
+                raise RuntimeError(f"{name} broke")
+            real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(subscriber.state, "apply", breaks("apply", subscriber.state.apply))
+    monkeypatch.setattr(subscriber.sequencer, "idle", breaks("idle", subscriber.sequencer.idle))
+    await subscriber.start()
+    try:
+        sockets.send(sockets.model.store([1]))
+        await until(lambda: not broken)
+        sockets.send(sockets.model.store([2]))
+        await until(lambda: held(subscriber) == sockets.model.held and subscriber.status().complete)
+        # The first is logged with its traceback, the second is only counted: one line a minute is enough.
+        (record,) = [record for record in caplog.records if "broke" in record.getMessage()]
+        assert record.exc_info is not None
+        assert "broke" in (subscriber.status().error or "")
+    finally:
+        await subscriber.close()
+        sockets.close()
+
+
+async def test_messages_of_another_shape_are_counted() -> None:
+    sockets = Sockets(Model())
+    subscriber = Subscriber(sockets.events, sockets.replay)
+    await subscriber.start()
+    try:
+        await until(lambda: subscriber.is_connected)
+        for frames in ([b"only a topic"], [b"", b"short", b"x"], [b"", bytes(8), b"x", b"one too many"]):
+            sockets.send_frames(frames)
+        await until(lambda: subscriber.status().malformed == 3)
+        sockets.send(sockets.model.store([1]))
+        await until(lambda: held(subscriber) == sockets.model.held)
+    finally:
+        await subscriber.close()
+        sockets.close()
+
+
+async def test_when_one_endpoint_cannot_be_had_none_is_followed() -> None:
+    taken = Sockets(Model())
+    port = int(taken.events.rsplit(":", 1)[1])
+    mirror = Mirror(f"tcp://127.0.0.1:{port}")
+    mirror.subscribers.append(Subscriber(f"tcp://*:{port}"))
+    try:
+        with pytest.raises(zmq.ZMQError):
+            await mirror.start()
+        assert not mirror.subscribers[0].is_following
+    finally:
+        taken.close()

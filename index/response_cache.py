@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+from kvproxy.index.batching import WriteBatcher
 from kvproxy.index.entry import Entry
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Put, Store
-from kvproxy.index.writes import WriteBatcher
 
 
 class ResponseCache:

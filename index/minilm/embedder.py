@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kvproxy.index.minilm.graph import embedder_graph
-from kvproxy.index.minilm.ranges import RANGES
 from kvproxy.index.minilm.session import keeps_integers, open_session
 from kvproxy.index.minilm.tokens import load_tokenizer, look_up
-from kvproxy.index.minilm.weights import WIDTH, base_weights, packaged_model, read_tensors
+from kvproxy.index.minilm.weights import RANGES, WIDTH, base_weights, packaged_model, read_tensors
 
 MAX_TOKENS = 256
 # The verifier reads as many of two questions together.

@@ -66,7 +66,7 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
     """`tokens` as above, and `sides` `[1, 2, length]`, whose rows average the tokens of either question, to a logit `[1, 1]`.
 
-    The same as `kvproxy.index.verifier.network.CrossEncoder`.
+    The same as `kvproxy.index.training.network.CrossEncoder`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)

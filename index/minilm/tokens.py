@@ -33,13 +33,3 @@ def sides(segments: Sequence[int]) -> np.ndarray:
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
     return rows[None]
-
-
-def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, segments and mask, int64 `[n, longest]`, of encoded texts or pairs."""
-    shape = len(encoded), max(len(each.ids) for each in encoded)
-    ids, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
-    for row, each in enumerate(encoded):
-        length = len(each.ids)
-        ids[row, :length], segments[row, :length], mask[row, :length] = each.ids, each.type_ids, 1
-    return ids, segments, mask

@@ -15,6 +15,9 @@ EPSILON = 1e-12
 MATRICES = ("qkv", "out", "up", "down")
 _SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+RANGES = Path(__file__).parent / "ranges.safetensors"
+"""How large each channel of the embedder's activations gets."""
+
 Weights = dict[str, np.ndarray]
 
 _NAMES = {
@@ -96,12 +99,3 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
     with safe_open(path, "numpy") as file:
         names = list(file.keys())
         return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-
-
-def write_tensors(path: Path, tensors: Weights, notes: Mapping[str, str]) -> None:
-    """Write tensors in half precision; the file is complete or as it was."""
-    from safetensors.numpy import save_file
-
-    part = path.with_suffix(".part")
-    save_file({name: value.astype(np.float16) for name, value in tensors.items()}, part, dict(notes))
-    part.replace(path)

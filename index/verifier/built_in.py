@@ -13,7 +13,7 @@ from kvproxy.index.minilm.graph import verifier_graph
 from kvproxy.index.minilm.session import keeps_integers, open_session
 from kvproxy.index.minilm.tokens import load_tokenizer, look_up, sides
 from kvproxy.index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
-from kvproxy.index.verifier.calibration import Calibration
+from kvproxy.index.verifier.scaling import PlattScaling
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."
@@ -29,7 +29,7 @@ class BuiltInVerifier:
     Args:
         base: the packaged weights.
         adapter: what was trained, and under `ranges.` the ranges for 8 bits.
-        calibration: from logits, and cosines if it weighs them, to probabilities.
+        scaling: from logits, and cosines if it weighs them, to probabilities.
         threads: that one call computes on, a pair on each.
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
     """
@@ -37,7 +37,7 @@ class BuiltInVerifier:
     def __init__(
         self,
         adapter: Weights,
-        calibration: Calibration,
+        scaling: PlattScaling,
         threads: int = 1,
         integers: bool | None = None,
     ) -> None:
@@ -50,8 +50,8 @@ class BuiltInVerifier:
         self._session = open_session(verifier_graph(weights, ranges if integers else None))
         self._tables = {name: table for name, table in weights.items() if name.startswith("embeddings.")}
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
-        self._calibration = calibration
-        self.name = f"built-in-{_digest(adapter, calibration)}"
+        self._scaling = scaling
+        self.name = f"built-in-{_digest(adapter, scaling)}"
         self._threads = threads
 
     @classmethod
@@ -69,12 +69,12 @@ class BuiltInVerifier:
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         adapter, notes = read_tensors(ADAPTER)
         try:
-            return cls(adapter, known_calibration(notes, embedder), threads)
+            return cls(adapter, known_scaling(notes, embedder), threads)
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
-        return self._calibration.probabilities(self.logits(pairs), cosines)
+        return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Before calibration: float32 `[len(pairs)]`."""
@@ -89,16 +89,18 @@ class BuiltInVerifier:
         return float(self._session.run(None, {"tokens": tokens, "sides": sides(encoded.type_ids)})[0].item())
 
 
-def known_calibration(notes: Mapping[str, str], embedder: str | None) -> Calibration:
+def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
     """The calibration noted for an embedder's cosines, in whatever precision it computes, else the one without any."""
     noted = json.loads(notes["calibration"])
     family = (embedder or "").removesuffix("-int8")
-    return Calibration(**noted.get(family, noted[ALONE]))
+    return PlattScaling(**noted.get(family, noted[ALONE]))
 
 
-def _digest(adapter: Weights, calibration: Calibration) -> str:
-    """Names what gives the scores, so that what was learned from one adapter's is never taken for another's."""
-    digest = hashlib.sha256(repr(calibration).encode())
+def _digest(adapter: Weights, scaling: PlattScaling) -> str:
+    """Names what gives the scores, so that what was learned from one adapter's scores is never used with another's."""
+    # This text must stay as it is: observations in users' stores are kept under the name that comes out of it.
+    fitted = f"Calibration(slope={scaling.slope!r}, offset={scaling.offset!r}, cosine={scaling.cosine!r})"
+    digest = hashlib.sha256(fitted.encode())
     for name in sorted(adapter):
         digest.update(name.encode() + adapter[name].tobytes())
     return digest.hexdigest()[:8]

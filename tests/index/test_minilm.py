@@ -9,10 +9,11 @@ import torch
 
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.minilm.network import CrossEncoder
 from kvproxy.index.minilm.session import keeps_integers
-from kvproxy.index.minilm.tokens import load_tokenizer, pad
+from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, packaged_model
+from kvproxy.index.training.network import CrossEncoder
+from kvproxy.index.training.tensors import pad
 
 TEXTS = [
     "What is a block?",
@@ -73,7 +74,8 @@ def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) 
 
 def test_neither_embedder_nor_verifier_needs_torch() -> None:
     code = (
-        "import sys; import numpy as np; from index.embedder import load_embedder; from index.verifier import load_verifier;"
+        "import sys; import numpy as np;"
+        " from kvproxy.index.embedder import load_embedder; from kvproxy.index.verifier import load_verifier;"
         " load_embedder().embed(['one']); load_verifier().score([('one', 'other')], np.ones(1));"
         " print(sorted({'torch', 'transformers', 'sentence_transformers', 'sklearn'} & set(sys.modules)))"
     )

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,19 +87,22 @@ def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray 
     ]
 
 
-def load_embedder(name: str = DEFAULT) -> Embedder:
+def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
     """An embedder by name.
 
     Args:
         name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
+        data: the folder of all state. The packaged model's finished graph is kept there if the user's cache folder
+            cannot be written to.
 
     Raises:
         EmbedderError: it cannot be loaded; the message names the fix.
     """
     if name == DEFAULT:
         from kvproxy.index.minilm.embedder import MiniLMEmbedder
+        from kvproxy.index.minilm.files import graph_files
 
-        return MiniLMEmbedder()
+        return MiniLMEmbedder(files=graph_files(data))
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 

@@ -1,6 +1,7 @@
 """Texts and pairs of texts to what the graphs and the network read."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 from kvproxy.index.minilm.weights import Weights
 
 
+@cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """The packaged model's tokenizer; of a pair that is too long the longer text is cut first."""
+    """The packaged model's tokenizer. Of a pair that is too long, the longer text is cut first.
+
+    Callers share it, because it takes 9 MB: none may change its settings.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

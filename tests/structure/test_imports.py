@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Room -> the rooms of ours that it may import, itself aside. A dotted room wins over its parent.
 ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
-    "kvproxy": set(),
+    # The face of the library: what it names is imported when it is used.
+    "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "simulate"))},
+    "kvproxy.responses": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.errors": set(),
     "kvproxy.generation": set(),
     "kvproxy.settings": {"kvproxy.errors"},
@@ -40,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "generation", "settings", "blocks", "demo", "engine", "mirror", "routing", "apis"
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "demo", "apis", "flow", "journal", "backends"
+        "errors", "generation", "settings", "blocks", "demo", "apis", "flow", "journal", "backends", "responses"
     ))},
     "kvproxy.proxy": {
         "kvproxy.apis",
@@ -58,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate", "proxy",
-        "apis", "flow", "backends", "http", "journal",
+        "apis", "flow", "backends", "http", "journal", "responses",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}

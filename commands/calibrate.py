@@ -32,10 +32,11 @@ def calibrate(
     Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
     """
     from kvproxy.errors import NotFound, SettingsError
-    from kvproxy.index.calibrate import Levels, read_pairs
+    from kvproxy.index.calibrate import Levels
     from kvproxy.index.calibrate import calibrate as measure
     from kvproxy.index.embedder import load_embedder
     from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
+    from kvproxy.index.pairs import read_pairs
     from kvproxy.index.verifier import load_verifier
     from kvproxy.settings import LEAST_SIMILARITY, load_settings
 

@@ -1,18 +1,15 @@
 """What a policy would have served of labelled pairs, level by level, to choose its level from."""
 
-import gzip
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kvproxy.index.embedder import Embedder
-from kvproxy.index.errors import ImportFailed
 from kvproxy.index.guards import GUARDS, Guard
+from kvproxy.index.pairs import Pair
 from kvproxy.index.verifier import Verifier
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
@@ -23,15 +20,6 @@ Progress = Callable[[float], None]
 T = TypeVar("T")
 _BATCH = 256
 _Z = 1.96  # 95%
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two questions, and whether one answer serves both."""
-
-    a: str
-    b: str
-    same: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +77,6 @@ class Calibration:
             }
             for name, curve in self.curves.items()
         }
-
-
-def read_pairs(path: Path) -> Iterator[Pair]:
-    """Pairs of a file of JSON lines `{"a", "b", "same"}`, gzipped where its name ends in `.gz`.
-
-    Raises:
-        ImportFailed: a line is something else; the message names it.
-    """
-    number = 1
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    yield _pair(json.loads(line))
-                number += 1
-    except (ValueError, KeyError, TypeError, OSError, EOFError):
-        raise ImportFailed(
-            f'{path}, line {number}: expected JSON such as {{"a": "..", "b": "..", "same": 1}}'
-        ) from None
-
-
-def _pair(record: dict[str, Any]) -> Pair:
-    a, b, same = record["a"], record["b"], record["same"]
-    if not (isinstance(a, str) and isinstance(b, str) and same in (0, 1)):
-        raise ValueError
-    return Pair(a, b, bool(same))
 
 
 def calibrate(

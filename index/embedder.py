@@ -1,11 +1,9 @@
 """Texts to unit vectors."""
 
-import asyncio
 import copy
 import hashlib
-import itertools
-from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +11,6 @@ import numpy as np
 from kvproxy.index.errors import EmbedderError
 
 DEFAULT = "default"
-_MOST = 32  # Texts in a batch: none waits for more than so many.
 
 
 class Embedder(Protocol):
@@ -90,19 +87,22 @@ def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray 
     ]
 
 
-def load_embedder(name: str = DEFAULT) -> Embedder:
+def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
     """An embedder by name.
 
     Args:
         name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
+        data: the folder of all state. The packaged model's finished graph is kept there if the user's cache folder
+            cannot be written to.
 
     Raises:
         EmbedderError: it cannot be loaded; the message names the fix.
     """
     if name == DEFAULT:
         from kvproxy.index.minilm.embedder import MiniLMEmbedder
+        from kvproxy.index.minilm.files import graph_files
 
-        return MiniLMEmbedder()
+        return MiniLMEmbedder(files=graph_files(data))
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
@@ -137,72 +137,3 @@ class HashEmbedder:
             total += np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
         unit: np.ndarray = total / np.linalg.norm(total)
         return unit
-
-
-class MicroBatcher:
-    """Embeds for many callers at once: what arrives while a batch is computed becomes the next ones.
-
-    Args:
-        embedder: the model, called on one thread at a time.
-        cache_size: recent texts whose vectors are kept.
-    """
-
-    def __init__(self, embedder: Embedder, cache_size: int = 4096) -> None:
-        self.embedder = embedder
-        self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._cache_size = cache_size
-        self._waiting: dict[str, asyncio.Future[np.ndarray]] = {}
-        self._running: asyncio.Task[None] | None = None
-
-    async def embed(self, text: str) -> np.ndarray:
-        """The vector of one text, `[dim]` float32 of unit length.
-
-        Raises:
-            EmbedderError: the embedder gave none, or failed.
-        """
-        known = self._cache.get(text)
-        if known is not None:
-            self._cache.move_to_end(text)
-            return known
-        future = self._waiting.get(text)
-        if future is None:
-            future = self._waiting[text] = asyncio.get_running_loop().create_future()
-            if self._running is None:
-                self._running = asyncio.create_task(self._drain())
-        return await asyncio.shield(future)
-
-    async def _drain(self) -> None:
-        while self._waiting:
-            batch = dict(itertools.islice(self._waiting.items(), _MOST))
-            for text in batch:
-                del self._waiting[text]
-            if not await self._together(batch) and len(batch) > 1:
-                # A text that the embedder cannot bear must not cost the others theirs.
-                for text, future in batch.items():
-                    await self._together({text: future})
-            while len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
-        self._running = None
-
-    async def _together(self, batch: "dict[str, asyncio.Future[np.ndarray]]") -> bool:
-        """Embed a batch and tell its callers; False where a batch of several failed, with nobody told."""
-        try:
-            vectors = await asyncio.to_thread(usable_vectors, self.embedder, list(batch))
-        except EmbedderError as error:
-            if len(batch) == 1:
-                for future in batch.values():
-                    _fail(future, error)
-            return False
-        for (text, future), vector in zip(batch.items(), vectors, strict=True):
-            if vector is None:
-                _fail(future, EmbedderError(f"embedder {self.embedder.name!r} made no vector that can be compared"))
-            else:
-                self._cache[text] = vector
-                future.set_result(vector)
-        return True
-
-
-def _fail(future: "asyncio.Future[np.ndarray]", error: EmbedderError) -> None:
-    future.set_exception(error)
-    # A caller that has gone must not leave an exception that nobody reads.
-    future.exception()

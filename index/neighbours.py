@@ -99,6 +99,7 @@ class FaissNeighbours:
         """Read the persisted graphs, and what is stored beyond them; large namespaces without one are built in the background."""
         for namespace in self._store.namespaces(self._embedder, self._small):
             self._open(namespace)
+        self._graphs.sweep(self.indexes)
 
     def _open(self, namespace: str) -> None:
         index = VectorIndex(self._dim, self._kind, **self._flat)

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-from sqlite_utils import Database
-from sqlite_utils.migrations import Migrations
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.steps import apply_steps
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 Source = Literal["answer", "mirror", "user"]
 NEWEST = 100  # Observations of one entry that count; older ones speak of an older world.
@@ -78,19 +79,13 @@ class Observations(Protocol):
         """Close the store."""
 
 
-def _migrations() -> Any:
-    steps: Any = Migrations("kvproxy.observations")
-
-    @steps(name="m001_observations")  # type: ignore[untyped-decorator]
-    def m001_observations(db: Database) -> None:
-        columns = {"number": int, "entry": str, "score": float, "right": int, "scorer": str, "source": str}
-        table = db["observations"]
-        table.create(columns | {"accepted": int, "created": float}, pk="number")
-        table.create_index(["entry", "number"])
-        db.execute("create index users_verdicts on observations (entry, number) where source = 'user'")
-        table.create_index(["scorer", "number"])
-
-    return steps
+def m001_observations(db: "Database") -> None:
+    columns = {"number": int, "entry": str, "score": float, "right": int, "scorer": str, "source": str}
+    table = db["observations"]
+    table.create(columns | {"accepted": int, "created": float}, pk="number")
+    table.create_index(["entry", "number"])
+    db.execute("create index users_verdicts on observations (entry, number) where source = 'user'")
+    table.create_index(["scorer", "number"])
 
 
 class SqliteObservations:
@@ -108,7 +103,7 @@ class SqliteObservations:
             self._connection = sqlite3.connect(path, check_same_thread=False, timeout=10.0)
             self._connection.execute("pragma journal_mode=wal")
             self._connection.execute("pragma synchronous=full")
-            _migrations().apply(Database(self._connection))
+            apply_steps(self._connection, "kvproxy.observations", [m001_observations])
 
     def add(self, observations: Sequence[Observation]) -> None:
         sql = (

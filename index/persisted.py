@@ -7,8 +7,10 @@ The database remains the truth: a file that is damaged, or was made from another
 import contextlib
 import hashlib
 import json
+import os
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 from kvproxy.index.segments import EF_SEARCH, Kind, Segment
 from kvproxy.index.store.sqlite import ResponseStore
 
+_UNUSED = 7 * 86_400.0  # Seconds. Another proxy, with its own embedder, may use the same store.
 _VERSION = 2  # 1: graphs with fewer candidates for their links.
 
 
@@ -120,6 +123,7 @@ class PersistedGraphs:
         if graph.ntotal != len(numbers) or graph.d != self._dim:
             return None
         graph.hnsw.efSearch = EF_SEARCH
+        os.utime(self.folder / f"{name}.json")  # `sweep` reads from it when the graph was last used.
         return Segment(self._dim, self._kind, graph=True, index=graph, numbers=numbers), dead
 
     def _dead(self, namespace: str, numbers: np.ndarray, ids: np.ndarray) -> np.ndarray | None:
@@ -135,6 +139,21 @@ class PersistedGraphs:
             return None
         dead: np.ndarray = numbers[~there]
         return dead
+
+    def sweep(self, namespaces: Iterable[str]) -> None:
+        """Remove graphs that nobody has used for a while: an earlier embedder's, and those of namespaces that are gone.
+
+        Args:
+            namespaces: those in use, whose graphs stay.
+        """
+        kept = {self._name(namespace) for namespace in namespaces}
+        files: dict[str, list[Path]] = {}
+        for file in self.folder.glob("*.*"):
+            files.setdefault(file.name.split(".")[0], []).append(file)
+        for name in files.keys() - kept:
+            with contextlib.suppress(OSError):
+                if max(file.stat().st_mtime for file in files[name]) < time.time() - _UNUSED:
+                    self._unlink(name, lambda file: True)
 
     def forget(self, namespace: str) -> None:
         """Remove the files of a namespace."""

@@ -1,67 +1,171 @@
 """The responses with what is searched beside them: every change of the store reaches the indexes through here."""
 
 import asyncio
-from collections.abc import Sequence
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.batching import WriteBatcher
+from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.observations import Observations
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Put, Store
-from kvproxy.index.writes import WriteBatcher
+
+_DAY = 86_400.0
+_OWN = "library"  # Neither a key nor a namespace of a program can be one of the proxy's, which may share the store.
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A stored answer.
+
+    Attributes:
+        answer: the text.
+        question: what it was stored for.
+        similarity: cosine of the two questions; None where they are equal.
+    """
+
+    answer: str
+    question: str
+    similarity: float | None
 
 
 class ResponseCache:
     """Stored responses, with or without a search for similar questions. Methods may raise a CacheStoreError.
 
+    `kvproxy.open_response_cache` makes one. Leave it with `close`, or use it in an `async with`.
+
     Args:
         store: the responses.
         semantic: finds similar questions; None where that is off.
+        observations: closed together with the store, if given.
+        ttl: seconds that an answer may be served.
+        clock: seconds since the epoch.
     """
 
-    def __init__(self, store: Store, semantic: SemanticCache | None) -> None:
-        self._store = store
-        self._semantic = semantic
+    def __init__(
+        self,
+        store: Store,
+        semantic: SemanticCache | None,
+        observations: Observations | None = None,
+        *,
+        ttl: float = _DAY,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.semantic = semantic
+        self.observations = observations
+        self._ttl = ttl
+        self._clock = clock
         self._writes = WriteBatcher(store.put_many)
 
     @property
     def searches(self) -> bool:
         """Whether similar questions are looked for."""
-        return self._semantic is not None
+        return self.semantic is not None
+
+    async def ask(self, question: str, namespace: str = "") -> Hit | None:
+        """The answer that was kept for a question: for the same one, else for one so similar that it serves as well.
+
+        Raises:
+            EmbedderError: the embedder failed.
+
+        Args:
+            question: in words.
+            namespace: where to look. Put everything into it that changes the answer: the model, the system prompt, the user.
+        """
+        space = _digest(namespace)
+        entry = await self.find(_digest(namespace, question))
+        similarity = None
+        if entry is None and self.semantic is not None:
+            lookup = await self.semantic.lookup(space, question)
+            entry, similarity = lookup.entry, lookup.similarity
+        if entry is None:
+            return None
+        self.store.touch(entry.id)
+        return Hit(json.loads(entry.response), entry.prompt, similarity)
+
+    async def keep(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
+        """Keep an answer; it is durable and can be found when this returns.
+
+        Args:
+            question, namespace: as for `ask`.
+            answer: the text.
+            ttl: seconds that it may be served; by default those that the cache was opened with.
+
+        Returns:
+            Whether it was kept: an answer that is larger than the whole store may be is not.
+        """
+        now = self._clock()
+        return await self.insert(
+            Entry(
+                id=new_id(),
+                key=_digest(namespace, question),
+                namespace=_digest(namespace),
+                tenant="",
+                model="",
+                endpoint=_OWN,
+                prompt=question,
+                semantic=True,
+                request=json.dumps({"question": question, "namespace": namespace}).encode(),
+                response=json.dumps(answer).encode(),
+                created=now,
+                expires=now + (self._ttl if ttl is None else ttl),
+            )
+        )
 
     async def find(self, key: str) -> Entry | None:
         """The unexpired entry with an exact key."""
         # A file answers faster than a thread starts; a server may take its time.
-        return await asyncio.to_thread(self._store.find, key) if self._store.remote else self._store.find(key)
+        return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
     async def insert(self, entry: Entry) -> bool:
         """Keep an entry; durable and findable when this returns. False where it is larger than the store may be."""
-        if self._semantic is not None:
-            return await self._semantic.insert(entry)
+        if self.semantic is not None:
+            return await self.semantic.insert(entry)
         return await self._writes.put(Put(entry))
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
         """Keep entries, in few transactions."""
-        if self._semantic is not None:
-            await self._semantic.insert_many(entries)
+        if self.semantic is not None:
+            await self.semantic.insert_many(entries)
         else:
             await asyncio.gather(*(self._writes.put(Put(entry)) for entry in entries))
 
     async def remove(self, ids: Sequence[str]) -> int:
         """Remove entries; how many there were."""
-        if self._semantic is not None:
-            return await self._semantic.remove(ids)
-        return len(await asyncio.to_thread(self._store.delete, ids))
+        if self.semantic is not None:
+            return await self.semantic.remove(ids)
+        return len(await asyncio.to_thread(self.store.delete, ids))
 
     def maintain(self) -> None:
         """What is due from time to time: counted hits are written, what has expired goes."""
-        if self._semantic is not None:
-            self._semantic.maintain()
+        if self.semantic is not None:
+            self.semantic.maintain()
         else:
-            self._store.flush()
-            while self._store.expire():
+            self.store.flush()
+            while self.store.expire():
                 pass
 
     def close(self) -> None:
         """Write what is pending and close the store."""
-        if self._semantic is not None:
-            self._semantic.close()
-        self._store.close()
+        if self.semantic is not None:
+            self.semantic.close()
+        self.store.close()
+        if self.observations is not None:
+            self.observations.close()
+
+    async def __aenter__(self) -> "ResponseCache":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps([_OWN, *parts]).encode()).hexdigest()

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvproxy.index.embedder import Embedder, MicroBatcher, usable_vectors
+from kvproxy.index.batching import MicroBatcher, WriteBatcher
+from kvproxy.index.embedder import Embedder, usable_vectors
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.lookup import Lookup, judge
@@ -17,7 +18,6 @@ from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, Put, Store, Written
-from kvproxy.index.writes import WriteBatcher
 
 _REBUILD_BATCH = 256
 _log = logging.getLogger("kvproxy")

@@ -1,3 +1,76 @@
-"""kvproxy: a caching reverse proxy for LLMs, with a semantic response cache and an exact prefix block cache."""
+"""kvproxy: a caching reverse proxy for LLMs, with a semantic response cache and an exact prefix block cache.
+
+The parts that are of use without the proxy can be imported from here; docs/library.md shows each at work. A name is
+imported when it is first used, so that `import kvproxy` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvproxy.blocks.digest import BlockHasher
+    from kvproxy.blocks.groups import GroupSpec
+    from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
+    from kvproxy.blocks.request import CacheRequest, MMItem
+    from kvproxy.blocks.stats import PoolStats
+    from kvproxy.index.response_cache import Hit, ResponseCache
+    from kvproxy.responses import open_response_cache
+    from kvproxy.settings.cache import CacheSettings
+    from kvproxy.simulate.chains import ChainRequest, Outcome
+    from kvproxy.simulate.chains import simulate as simulate_pool
+    from kvproxy.simulate.sweep import Sweep, sweep
+    from kvproxy.simulate.workload import read_chains
 
 __version__ = "0.1.0"
+
+# Name -> the module that has it, and its name there.
+_PLACES = {
+    "BlockHasher": ("kvproxy.blocks.digest", "BlockHasher"),
+    "CacheRequest": ("kvproxy.blocks.request", "CacheRequest"),
+    "CacheSettings": ("kvproxy.settings.cache", "CacheSettings"),
+    "ChainRequest": ("kvproxy.simulate.chains", "ChainRequest"),
+    "ComputedBlocks": ("kvproxy.blocks.manager", "ComputedBlocks"),
+    "GroupSpec": ("kvproxy.blocks.groups", "GroupSpec"),
+    "Hit": ("kvproxy.index.response_cache", "Hit"),
+    "KVCacheManager": ("kvproxy.blocks.manager", "KVCacheManager"),
+    "MMItem": ("kvproxy.blocks.request", "MMItem"),
+    "Outcome": ("kvproxy.simulate.chains", "Outcome"),
+    "PoolStats": ("kvproxy.blocks.stats", "PoolStats"),
+    "ResponseCache": ("kvproxy.index.response_cache", "ResponseCache"),
+    "Sweep": ("kvproxy.simulate.sweep", "Sweep"),
+    "open_response_cache": ("kvproxy.responses", "open_response_cache"),
+    "read_chains": ("kvproxy.simulate.workload", "read_chains"),
+    "simulate_pool": ("kvproxy.simulate.chains", "simulate"),
+    "sweep": ("kvproxy.simulate.sweep", "sweep"),
+}
+
+__all__ = [
+    "BlockHasher",
+    "CacheRequest",
+    "CacheSettings",
+    "ChainRequest",
+    "ComputedBlocks",
+    "GroupSpec",
+    "Hit",
+    "KVCacheManager",
+    "MMItem",
+    "Outcome",
+    "PoolStats",
+    "ResponseCache",
+    "Sweep",
+    "open_response_cache",
+    "read_chains",
+    "simulate_pool",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, there = _PLACES[name]
+    return getattr(import_module(module), there)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

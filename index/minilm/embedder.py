@@ -6,11 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kvproxy.index.minilm.graph import embedder_graph
-from kvproxy.index.minilm.ranges import RANGES
-from kvproxy.index.minilm.session import keeps_integers, open_session
+from kvproxy.index.minilm.files import GraphFiles, digest_of, graph_files
+from kvproxy.index.minilm.graph import builder, embedder_graph
+from kvproxy.index.minilm.integers import keeps_integers
 from kvproxy.index.minilm.tokens import load_tokenizer, look_up
-from kvproxy.index.minilm.weights import WIDTH, base_weights, packaged_model, read_tensors
+from kvproxy.index.minilm.weights import (
+    PACKAGED,
+    RANGES,
+    WIDTH,
+    base_weights,
+    lookup_tables,
+    packaged_model,
+    read_tensors,
+)
 
 MAX_TOKENS = 256
 # The verifier reads as many of two questions together.
@@ -18,28 +26,30 @@ _MAX_READ = MAX_TOKENS // 2
 
 
 class MiniLMEmbedder:
-    """Texts to unit vectors; one text is computed on the calling thread, several on as many threads as there are cores.
+    """Turns texts into unit vectors. One text is computed on the calling thread, several on as many threads as there are cores.
 
-    Its 8-bit vectors differ a little from the model's own (docs/verifier.md gives the measured difference), so that they
-    are stored under another name.
+    Its 8-bit vectors differ a little from the model's own (docs/verifier.md gives the measured difference), so they are
+    stored under another name.
 
     Args:
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
+        files: where the finished graph is kept; by default in the user's cache folder.
 
     Raises:
-        EmbedderError: the package is missing or its weights are others.
+        EmbedderError: the package is missing, or holds other weights.
     """
 
     dim = WIDTH
 
-    def __init__(self, integers: bool | None = None) -> None:
-        integers = keeps_integers() if integers is None else integers
+    def __init__(self, integers: bool | None = None, files: GraphFiles | None = None) -> None:
+        files = files or graph_files()
+        integers = keeps_integers(files) if integers is None else integers
         folder = packaged_model()
-        weights = base_weights(folder)
         ranges = read_tensors(RANGES)[0] if integers else None
         self.name = "all-MiniLM-L6-v2-int8" if integers else "all-MiniLM-L6-v2"
-        self._session = open_session(embedder_graph(weights, ranges))
-        self._tables = {name: table for name, table in weights.items() if name.startswith("embeddings.")}
+        made_from = digest_of(ranges or {}, PACKAGED, builder())
+        self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
+        self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 

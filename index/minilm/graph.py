@@ -7,15 +7,21 @@ MiniLM's activations are far larger than the others; both sides are rescaled by 
 channels do not use up the 8 bits (SmoothQuant, arXiv 2211.10438).
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvproxy.index.minilm.weights import EPSILON, HEADS, LAYERS, WIDTH, Weights
+from kvproxy.index.minilm.weights import EPSILON, HEADS, LAYERS, WIDTH, Weights, file_digest
 
 # Share of a channel's range that the weights take over; `down` reads gelu's output, whose ranges differ most.
 _SHARES = {"qkv": 0.65, "out": 0.65, "up": 0.65, "down": 0.6}
 _RUNTIME = "com.microsoft"
+
+
+def builder() -> str:
+    """Names this code by its digest: a graph that other code built is not taken for this one's."""
+    return file_digest(Path(__file__))
 
 
 class Graph:
@@ -66,7 +72,7 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
     """`tokens` as above, and `sides` `[1, 2, length]`, whose rows average the tokens of either question, to a logit `[1, 1]`.
 
-    The same as `kvproxy.index.verifier.network.CrossEncoder`.
+    The same as `kvproxy.index.training.network.CrossEncoder`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)
@@ -138,7 +144,7 @@ def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probe_graph() -> bytes:
-    """`tokens` `[1, 1, 2]` times a matrix of the largest 8-bit weights, for `session.keeps_integers`."""
+    """`tokens` `[1, 1, 2]` times a matrix of the largest 8-bit weights, for `integers.keeps_integers`."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
     product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)

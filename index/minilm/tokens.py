@@ -1,6 +1,7 @@
 """Texts and pairs of texts to what the graphs and the network read."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 from kvproxy.index.minilm.weights import Weights
 
 
+@cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """The packaged model's tokenizer; of a pair that is too long the longer text is cut first."""
+    """The packaged model's tokenizer. Of a pair that is too long, the longer text is cut first.
+
+    Callers share it, because it takes 9 MB: none may change its settings.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -33,13 +38,3 @@ def sides(segments: Sequence[int]) -> np.ndarray:
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)
     return rows[None]
-
-
-def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, segments and mask, int64 `[n, longest]`, of encoded texts or pairs."""
-    shape = len(encoded), max(len(each.ids) for each in encoded)
-    ids, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
-    for row, each in enumerate(encoded):
-        length = len(each.ids)
-        ids[row, :length], segments[row, :length], mask[row, :length] = each.ids, each.type_ids, 1
-    return ids, segments, mask

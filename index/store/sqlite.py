@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlite_utils import Database
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.migrations import migrations
+from kvproxy.index.migrations import NAME, STEPS
+from kvproxy.index.steps import apply_steps
 from kvproxy.index.store.protocol import Capacity
 from kvproxy.index.store.sql import SqlStore
 from kvproxy.index.store.sql_writer import Row, Run
@@ -50,10 +50,10 @@ class ResponseStore(SqlStore):
         self._closed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            writer = Database(self._connect())
+            writer = self._connect()
             # Opens a missing file's schema, and reads enough of an old one to notice that it is damaged.
-            migrations().apply(writer)
-            self._writer = writer.conn
+            apply_steps(writer, NAME, STEPS)
+            self._writer = writer
             with self._reading() as reader:
                 reader.execute("select count(*) from totals").fetchone()
         except sqlite3.DatabaseError as error:

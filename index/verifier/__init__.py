@@ -1,6 +1,7 @@
 """Whether one answer serves two questions: a model that reads both together. Read `built_in.py` first."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -23,21 +24,26 @@ class Verifier(Protocol):
         """
 
 
-def load_verifier(name: str = BUILT_IN, embedder: str | None = None, threads: int = 1) -> Verifier:
+def load_verifier(
+    name: str = BUILT_IN, embedder: str | None = None, threads: int = 1, data: Path | None = None
+) -> Verifier:
     """A verifier by name.
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
         embedder: the name of the embedder whose cosines it is given; the built-in verifier uses those that it knows.
         threads: that one call of the built-in verifier computes on.
+        data: the folder of all state. The built-in verifier's finished graph is kept there if the user's cache folder
+            cannot be written to.
 
     Raises:
         VerifierError: it cannot be loaded; the message names the fix.
     """
     if name == BUILT_IN:
+        from kvproxy.index.minilm.files import graph_files
         from kvproxy.index.verifier.built_in import BuiltInVerifier
 
-        return BuiltInVerifier.load(embedder, threads)
+        return BuiltInVerifier.load(embedder, threads, graph_files(data))
     from kvproxy.index.verifier.cross_encoder import CrossEncoderVerifier
 
     return CrossEncoderVerifier.load(name)

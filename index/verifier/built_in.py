@@ -9,11 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
-from kvproxy.index.minilm.graph import verifier_graph
-from kvproxy.index.minilm.session import keeps_integers, open_session
+from kvproxy.index.minilm.files import GraphFiles, digest_of, graph_files
+from kvproxy.index.minilm.graph import builder, verifier_graph
+from kvproxy.index.minilm.integers import keeps_integers
 from kvproxy.index.minilm.tokens import load_tokenizer, look_up, sides
-from kvproxy.index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
-from kvproxy.index.verifier.calibration import Calibration
+from kvproxy.index.minilm.weights import (
+    PACKAGED,
+    Weights,
+    base_weights,
+    lookup_tables,
+    merge,
+    packaged_model,
+    read_tensors,
+)
+from kvproxy.index.verifier.scaling import PlattScaling
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."
@@ -22,45 +31,51 @@ MAX_TOKENS = 256
 
 
 class BuiltInVerifier:
-    """Scores a pair by the cross-encoder's logit, made a probability by the calibration that is noted in the adapter.
+    """Scores a pair by the cross-encoder's logit, which the scaling noted in the adapter turns into a probability.
 
-    The two questions are put in alphabetical order before they are read, so that the score does not depend on the order.
+    The two questions are put in alphabetical order before they are read, so the score does not depend on their order.
 
     Args:
-        base: the packaged weights.
         adapter: what was trained, and under `ranges.` the ranges for 8 bits.
-        calibration: from logits, and cosines if it weighs them, to probabilities.
+        scaling: from logits, and cosines if it weighs them, to probabilities.
         threads: that one call computes on, a pair on each.
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
+        files: where the finished graph is kept; by default in the user's cache folder.
     """
 
     def __init__(
         self,
         adapter: Weights,
-        calibration: Calibration,
+        scaling: PlattScaling,
         threads: int = 1,
         integers: bool | None = None,
+        files: GraphFiles | None = None,
     ) -> None:
-        integers = keeps_integers() if integers is None else integers
-        ranges = {name.removeprefix(RANGES): value for name, value in adapter.items() if name.startswith(RANGES)}
+        files = files or graph_files()
+        integers = keeps_integers(files) if integers is None else integers
         folder = packaged_model()
-        weights = merge(
-            base_weights(folder), {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
-        )
-        self._session = open_session(verifier_graph(weights, ranges if integers else None))
-        self._tables = {name: table for name, table in weights.items() if name.startswith("embeddings.")}
+        trained = {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
+        ranges = {name.removeprefix(RANGES): value for name, value in adapter.items() if name.startswith(RANGES)}
+
+        def build() -> bytes:
+            return verifier_graph(merge(base_weights(folder), trained), ranges if integers else None)
+
+        made_from = digest_of(adapter, PACKAGED, builder(), "8 bits" if integers else "float32")
+        self._session = files.open("verifier", made_from, build)
+        tables = lookup_tables(folder)
+        self._tables = merge(tables, {name: value for name, value in trained.items() if name in tables})
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
-        self._calibration = calibration
-        self.name = f"built-in-{_digest(adapter, calibration)}"
+        self._scaling = scaling
+        self.name = f"built-in-{_digest(adapter, scaling)}"
         self._threads = threads
 
     @classmethod
-    def load(cls, embedder: str | None = None, threads: int = 1) -> "BuiltInVerifier":
-        """Merge the shipped adapter into the packaged weights.
+    def load(cls, embedder: str | None = None, threads: int = 1, files: GraphFiles | None = None) -> "BuiltInVerifier":
+        """The packaged weights with the shipped adapter.
 
         Args:
-            embedder: whose cosines are given to `score`; they count if the calibration was fitted to them.
-            threads: as above.
+            embedder: whose cosines are given to `score`; they count if the scaling was fitted to them.
+            threads, files: as above.
 
         Raises:
             VerifierError: either is missing.
@@ -69,12 +84,12 @@ class BuiltInVerifier:
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         adapter, notes = read_tensors(ADAPTER)
         try:
-            return cls(adapter, known_calibration(notes, embedder), threads)
+            return cls(adapter, known_scaling(notes, embedder), threads, files=files)
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
-        return self._calibration.probabilities(self.logits(pairs), cosines)
+        return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Before calibration: float32 `[len(pairs)]`."""
@@ -89,16 +104,18 @@ class BuiltInVerifier:
         return float(self._session.run(None, {"tokens": tokens, "sides": sides(encoded.type_ids)})[0].item())
 
 
-def known_calibration(notes: Mapping[str, str], embedder: str | None) -> Calibration:
+def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
     """The calibration noted for an embedder's cosines, in whatever precision it computes, else the one without any."""
     noted = json.loads(notes["calibration"])
     family = (embedder or "").removesuffix("-int8")
-    return Calibration(**noted.get(family, noted[ALONE]))
+    return PlattScaling(**noted.get(family, noted[ALONE]))
 
 
-def _digest(adapter: Weights, calibration: Calibration) -> str:
-    """Names what gives the scores, so that what was learned from one adapter's is never taken for another's."""
-    digest = hashlib.sha256(repr(calibration).encode())
+def _digest(adapter: Weights, scaling: PlattScaling) -> str:
+    """Names what gives the scores, so that what was learned from one adapter's scores is never used with another's."""
+    # This text must stay as it is: observations in users' stores are kept under the name that comes out of it.
+    fitted = f"Calibration(slope={scaling.slope!r}, offset={scaling.offset!r}, cosine={scaling.cosine!r})"
+    digest = hashlib.sha256(fitted.encode())
     for name in sorted(adapter):
         digest.update(name.encode() + adapter[name].tobytes())
     return digest.hexdigest()[:8]

@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,8 @@ import torch
 from kvproxy.index.embedder import Embedder, load_embedder
 from kvproxy.index.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.minilm.weights import packaged_model
+from kvproxy.index.pairs import read_pairs
 from kvproxy.index.verifier import load_verifier
-from kvproxy.index.verifier.pairs import read_pairs
 from tests.benchmarks.timing import interleave, report
 
 ONE = "How do I reset the password of my account on this website?"
@@ -58,7 +59,7 @@ def neighbours(vectors: np.ndarray, count: int) -> np.ndarray:
 
 def compare(embedders: dict[str, Embedder], path: Path, sample: int) -> None:
     """Print how far 8-bit vectors and their neighbours differ from float32's."""
-    texts = sorted({text for pair in read_pairs(path)[:sample] for text in (pair.a, pair.b)})[:sample]
+    texts = sorted({text for pair in islice(read_pairs(path), sample) for text in (pair.a, pair.b)})[:sample]
     exact, near = embedders[FLOAT].embed(texts), embedders[INTEGERS].embed(texts)
     cosine = (exact * near).sum(axis=1)
     error = np.abs(exact @ exact.T - near @ near.T)

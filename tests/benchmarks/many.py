@@ -17,7 +17,7 @@ from typing import TypeVar
 import faiss
 import numpy as np
 
-from kvproxy.demo.corpus import load_pairs
+from kvproxy.demo.training.corpus import load_pairs
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.segments import Kind

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kvproxy.index.batching import WriteBatcher
 from kvproxy.index.store import Put, ResponseStore
-from kvproxy.index.writes import WriteBatcher
 from tests.index.entries import make_entry
 
 SECONDS = 1.5

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvproxy.demo import model_path
-from kvproxy.demo.corpus import is_off_topic, load_pairs
-from kvproxy.demo.evaluate import answer
-from kvproxy.demo.handbook import render
+from kvproxy.demo.training.corpus import is_off_topic, load_pairs
+from kvproxy.demo.training.evaluate import answer
+from kvproxy.demo.training.handbook import render
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,9 @@ def test_pairs_are_many_and_varied() -> None:
 
 
 def test_the_handbook_is_what_the_model_learns() -> None:
-    assert (ROOT / "docs/handbook.md").read_text() == render(load_pairs()), "run python -m kvproxy.demo.handbook"
+    assert (ROOT / "docs/handbook.md").read_text() == render(load_pairs()), (
+        "run python -m kvproxy.demo.training.handbook"
+    )
 
 
 def test_the_model_is_small() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvproxy.demo import model_path
-from kvproxy.demo.conversations import foreign_text
-from kvproxy.demo.corpus import is_off_topic, load_pairs
+from kvproxy.demo.training.conversations import foreign_text
+from kvproxy.demo.training.corpus import is_off_topic, load_pairs
 
 PAIRS = load_pairs()
 ANSWERS = {wording: pair.answer for pair in PAIRS for wording in pair.wordings}
@@ -71,7 +71,7 @@ def test_turns_other_questions_away(demo_model: tuple[Any, Any], question: str) 
 
 
 def test_most_unseen_wordings_are_answered_right(demo_model: tuple[Any, Any]) -> None:
-    """A third of the held-out wordings; `python -m kvproxy.demo.evaluate` tries them all."""
+    """A third of the held-out wordings; `python -m kvproxy.demo.training.evaluate` tries them all."""
     unseen = [(wording, pair.answer) for pair in PAIRS for wording in pair.held_out][::3]
     right = sum(chat(demo_model, say("user", wording)) == answer for wording, answer in unseen)
     assert right / len(unseen) >= 0.5

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproxy.index.embedder import HashEmbedder, MicroBatcher, SentenceEmbedder, load_embedder
+from kvproxy.index.batching import MicroBatcher
+from kvproxy.index.embedder import HashEmbedder, SentenceEmbedder, load_embedder
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.policies.screen import screen

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.calibrate import Levels, Pair, Point, calibrate, read_pairs, wilson
+from kvproxy.index.calibrate import Levels, Point, calibrate, wilson
 from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.guards import GUARDS
+from kvproxy.index.pairs import Pair, read_pairs
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy

@@ -16,10 +16,10 @@ from kvproxy.index.store import ResponseStore
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-import kvproxy.index.neighbours
 from functools import partial
-index.neighbours.FaissNeighbours = partial(index.neighbours.FaissNeighbours, small=20, flat_limit=150)
-index.vectors.TAIL_LIMIT = 100
+from kvproxy.index import neighbours, vectors
+neighbours.FaissNeighbours = partial(neighbours.FaissNeighbours, small=20, flat_limit=150)
+vectors.TAIL_LIMIT = 100
 from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.semantic import SemanticCache

@@ -9,10 +9,12 @@ import torch
 
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.minilm.network import CrossEncoder
-from kvproxy.index.minilm.session import keeps_integers
-from kvproxy.index.minilm.tokens import load_tokenizer, pad
+from kvproxy.index.minilm.files import graph_files
+from kvproxy.index.minilm.integers import keeps_integers
+from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, packaged_model
+from kvproxy.index.training.network import CrossEncoder
+from kvproxy.index.training.tensors import pad
 
 TEXTS = [
     "What is a block?",
@@ -40,7 +42,7 @@ def test_float_vectors_are_those_of_sentence_transformers(reference: np.ndarray)
 
 
 def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> None:
-    if not keeps_integers():
+    if not keeps_integers(graph_files()):
         pytest.skip("this processor's 8-bit products are not exact, so that float32 is used")
     embedder = load_embedder()
     vectors = embedder.embed(TEXTS)
@@ -73,7 +75,8 @@ def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) 
 
 def test_neither_embedder_nor_verifier_needs_torch() -> None:
     code = (
-        "import sys; import numpy as np; from index.embedder import load_embedder; from index.verifier import load_verifier;"
+        "import sys; import numpy as np;"
+        " from kvproxy.index.embedder import load_embedder; from kvproxy.index.verifier import load_verifier;"
         " load_embedder().embed(['one']); load_verifier().score([('one', 'other')], np.ones(1));"
         " print(sorted({'torch', 'transformers', 'sentence_transformers', 'sklearn'} & set(sys.modules)))"
     )

@@ -1,5 +1,7 @@
 """Near questions by namespace, over either store: what is stored is found, what went is not, and every proxy sees the same."""
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,30 @@ def test_a_graph_is_kept_and_what_changed_without_it_is_seen(opened: Open) -> No
     assert agree(store, again)
     assert again.search("a", unit(1, 5)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
     assert ids[3] not in [id for id, _ in again.search("a", unit(300)[3], 5)]
+
+
+def test_graphs_of_an_earlier_embedder_go_once_nobody_uses_them(opened: Open) -> None:
+    store, near = opened()
+    keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    (old,) = folder(store).glob("*.json")
+
+    def start(age: float, embedder: str) -> None:
+        for file in folder(store).iterdir():
+            os.utime(file, (time.time() - age,) * 2)
+        again = FaissNeighbours(store, embedder, DIM, small=20, flat_limit=100)
+        again.load()
+        again.close()
+
+    # A start with its own embedder is a use, however old the files are.
+    start(30 * 86_400, "e")
+    assert old.exists()
+    assert old.stat().st_mtime > time.time() - 60
+    start(86_400, "another")
+    assert len(list(folder(store).iterdir())) == 3
+    start(30 * 86_400, "another")
+    assert list(folder(store).iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["index", "members", "header", "no index", "no members", "empty header"])

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproxy.index.embedder import HashEmbedder, MicroBatcher, load_embedder
+from kvproxy.index.batching import MicroBatcher
+from kvproxy.index.embedder import HashEmbedder, load_embedder
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.policies.policy import Limits

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from kvproxy.index.errors import VerifierError
-from kvproxy.index.minilm.network import CrossEncoder
-from kvproxy.index.minilm.tokens import load_tokenizer, pad
+from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, merge, packaged_model, read_tensors
+from kvproxy.index.training.network import CrossEncoder
+from kvproxy.index.training.tensors import pad
 from kvproxy.index.verifier import load_verifier
 from kvproxy.index.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
-from kvproxy.index.verifier.calibration import Calibration
+from kvproxy.index.verifier.scaling import PlattScaling
 
 SAME = [
     ("How do I reset my password?", "How can I reset my password?"),
@@ -65,7 +66,7 @@ def test_both_graphs_give_the_logits_of_the_network(verifier: BuiltInVerifier) -
     with torch.no_grad():
         encoded = load_tokenizer(folder, MAX_TOKENS).encode_batch(pairs)
         wanted = network(*map(torch.from_numpy, pad(encoded))).numpy()
-    exact = BuiltInVerifier(adapter, Calibration(1, 0), integers=False)
+    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), integers=False)
     np.testing.assert_allclose(exact.logits(pairs), wanted, atol=1e-3)
     assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
 

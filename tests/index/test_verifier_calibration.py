@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.verifier.calibration import Calibration, brier, most_served, reliability
+from kvproxy.index.training.quality import brier, fit_scaling, most_served, reliability
+from kvproxy.index.verifier.scaling import PlattScaling
 
 SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)
 
@@ -12,8 +13,8 @@ SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.
 def test_a_fit_finds_what_made_the_labels() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, 20_000)
-    same = rng.random(20_000) < Calibration(0.7, -0.4).probabilities(logits)
-    found = Calibration.fit(logits, same)
+    same = rng.random(20_000) < PlattScaling(0.7, -0.4).probabilities(logits)
+    found = fit_scaling(logits, same)
     assert abs(found.slope - 0.7) < 0.03
     assert abs(found.offset + 0.4) < 0.06
     for part in reliability(found.probabilities(logits), same):
@@ -23,15 +24,15 @@ def test_a_fit_finds_what_made_the_labels() -> None:
 def test_a_fit_weighs_the_cosine() -> None:
     rng = np.random.default_rng(1)
     logits, cosines = rng.normal(0, 3, 20_000), rng.uniform(0.5, 1, 20_000)
-    same = rng.random(20_000) < Calibration(0.6, -3.0, 4.0).probabilities(logits, cosines)
-    found = Calibration.fit(logits, same, cosines)
+    same = rng.random(20_000) < PlattScaling(0.6, -3.0, 4.0).probabilities(logits, cosines)
+    found = fit_scaling(logits, same, cosines)
     assert abs(found.slope - 0.6) < 0.03
     assert abs(found.cosine - 4.0) < 0.4
-    assert Calibration.fit(logits, same).cosine == 0
+    assert fit_scaling(logits, same).cosine == 0
 
 
 def test_probabilities_rise_with_the_logits_and_stay_between_0_and_1() -> None:
-    chance = Calibration(2, 1).probabilities(np.linspace(-100, 100, 50, dtype=np.float32))
+    chance = PlattScaling(2, 1).probabilities(np.linspace(-100, 100, 50, dtype=np.float32))
     assert chance.dtype == np.float32
     assert (np.diff(chance) >= 0).all()
     assert ((chance >= 0) & (chance <= 1)).all()

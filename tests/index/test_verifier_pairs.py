@@ -1,18 +1,16 @@
 """The pairs that the verifier learns from."""
 
-import gzip
-import json
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.verifier.implied import implied
-from kvproxy.index.verifier.opposites import CHANGES, from_questions, from_templates
-from kvproxy.index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs, split_clusters
-from kvproxy.index.verifier.rewording import reword
+from kvproxy.index.pairs import Pair
+from kvproxy.index.training.changes import CHANGES, from_questions, from_templates
+from kvproxy.index.training.implied import implied
+from kvproxy.index.training.rewording import reword
+from kvproxy.index.training.splits import cluster_sizes, hold_out, split_clusters
 
 EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120)
 
@@ -59,21 +57,6 @@ def test_labels_that_agree_imply_only_the_truth(edges: list[tuple[int, int]], se
     for pair in implied(said):
         assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
         assert Pair(pair.a, pair.b, pair.same) not in said
-
-
-@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
-def test_pairs_are_read_and_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    line = json.dumps({"a": "one", "b": "other", "same": 1}) + "\n"
-
-    def write(text: str) -> None:
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-
-    write(line * 2)
-    assert read_pairs(path) == [Pair("one", "other", True)] * 2
-    write(line + '{"a": "one"}\n')
-    with pytest.raises(ValueError, match=r":2: expected a JSON object"):
-        read_pairs(path)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from kvproxy.index.minilm.weights import read_tensors
 from kvproxy.index.verifier.built_in import ADAPTER, BuiltInVerifier
-from kvproxy.index.verifier.calibration import Calibration
+from kvproxy.index.verifier.scaling import PlattScaling
 from tests.ports import free_port
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
@@ -36,7 +36,7 @@ def test_a_training_in_small_goes_on_from_an_adapter_and_writes_one_that_scores(
     command = [
         sys.executable,
         "-m",
-        "kvproxy.index.verifier.train",
+        "kvproxy.index.training.train",
         *small,
         "--start",
         str(ADAPTER),
@@ -55,5 +55,5 @@ def test_a_training_in_small_goes_on_from_an_adapter_and_writes_one_that_scores(
     assert int(notes["pairs_seen"]) >= 48
     before = read_tensors(ADAPTER)[0]
     assert all(np.abs(value - before[name]).max() > 0 for name, value in trained.items() if name.endswith(".high"))
-    verifier = BuiltInVerifier(trained, Calibration(1, 0), integers=False)
+    verifier = BuiltInVerifier(trained, PlattScaling(1, 0), integers=False)
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()

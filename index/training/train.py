@@ -1,4 +1,4 @@
-"""Trains the adapter: `python -m kvproxy.index.verifier.train --pairs FILE --out FILE`.
+"""Trains the adapter: `python -m kvproxy.index.training.train --pairs FILE --out FILE`.
 
 Each worker is a process with one thread and half of every batch: on a CPU this is faster than two threads in one
 process, which wait for each other at every matrix.
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
-from kvproxy.index.minilm.network import CrossEncoder
-from kvproxy.index.minilm.tokens import load_tokenizer, pad
-from kvproxy.index.minilm.weights import base_weights, packaged_model, read_tensors, write_tensors
-from kvproxy.index.verifier.implied import implied, some
-from kvproxy.index.verifier.opposites import from_questions, from_templates
-from kvproxy.index.verifier.pairs import Pair, hold_out, read_pairs
+from kvproxy.index.minilm.tokens import load_tokenizer
+from kvproxy.index.minilm.weights import base_weights, packaged_model, read_tensors
+from kvproxy.index.pairs import Pair, read_pairs
+from kvproxy.index.training.changes import from_questions, from_templates
+from kvproxy.index.training.implied import implied, some
+from kvproxy.index.training.network import CrossEncoder
+from kvproxy.index.training.splits import hold_out
+from kvproxy.index.training.tensors import pad, write_tensors
 
 MAX_TOKENS = 128
 SORTED_TOGETHER = 50
@@ -42,7 +44,7 @@ class Plan:
         passes: over the labelled pairs; generated pairs are made anew for each.
         minutes: the learning rate reaches zero by then, whatever is left of the passes.
         batch: pairs a step, over all workers.
-        changed, filled: generated pairs a pass, from questions and from templates (see `opposites`).
+        changed, filled: generated pairs a pass, from questions and from templates (see `changes`).
         implied: pairs a pass that follow from labelled ones.
         rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
         smoothing: labels are moved so far towards the other one.
@@ -68,7 +70,7 @@ class Plan:
 
 def batches(plan: Plan) -> Iterator[list[tuple[Pair, object]]]:
     """Encoded pairs of similar length, `plan.batch` at a time, the sides in random order."""
-    labelled = hold_out(read_pairs(plan.pairs)).train
+    labelled = hold_out(list(read_pairs(plan.pairs))).train
     questions = sorted({text for pair in labelled for text in (pair.a, pair.b)})
     following = implied(labelled)
     tokenizer = load_tokenizer(packaged_model(), MAX_TOKENS)
@@ -93,7 +95,7 @@ def _either_way(pair: Pair, rng: random.Random) -> Pair:
 
 def steps(plan: Plan) -> int:
     """Upper bound of the number of batches."""
-    labelled = len(hold_out(read_pairs(plan.pairs)).train)
+    labelled = len(hold_out(list(read_pairs(plan.pairs))).train)
     return plan.passes * math.ceil((labelled + plan.implied + 1.5 * plan.changed + 2 * plan.filled) / plan.batch)
 
 

@@ -1,6 +1,6 @@
 """How often the demo model answers right: on the wordings it was trained on, on held-out ones, and off topic.
 
-python -m kvproxy.demo.evaluate
+python -m kvproxy.demo.training.evaluate
 """
 
 import random
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from kvproxy.demo import model_path
-from kvproxy.demo.conversations import foreign_text
-from kvproxy.demo.corpus import Pair, is_off_topic, load_pairs
+from kvproxy.demo.training.conversations import foreign_text
+from kvproxy.demo.training.corpus import Pair, is_off_topic, load_pairs
 
 Question = tuple[str, str]
 """A question and its right answer."""

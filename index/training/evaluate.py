@@ -1,4 +1,4 @@
-"""How good the verifier is, on pairs that it was not trained on: `python -m kvproxy.index.verifier.evaluate --pairs FILE`.
+"""How good the verifier is, on pairs that it was not trained on: `python -m kvproxy.index.training.evaluate --pairs FILE`.
 
 Prints its reliability curve and Brier score, and the share of true pairs that the cosine, the verifier, and either with
 the guards serve while at most a given share of what they serve is wrong.
@@ -12,9 +12,10 @@ import numpy as np
 
 from kvproxy.index.embedder import Embedder, load_embedder
 from kvproxy.index.guards import GUARDS
+from kvproxy.index.pairs import Pair, read_pairs
+from kvproxy.index.training.quality import brier, most_served, reliability
+from kvproxy.index.training.splits import cluster_sizes, hold_out
 from kvproxy.index.verifier import BUILT_IN, load_verifier
-from kvproxy.index.verifier.calibration import brier, most_served, reliability
-from kvproxy.index.verifier.pairs import Pair, cluster_sizes, hold_out, read_pairs
 
 WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--verifier", default=BUILT_IN)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    pairs = read_pairs(options.pairs)
+    pairs = list(read_pairs(options.pairs))
     pairs = pairs if options.all else hold_out(pairs).report
     if options.largest:
         sizes = cluster_sizes(pairs)

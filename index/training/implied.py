@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
-from kvproxy.index.verifier.pairs import Pair, components
+from kvproxy.index.pairs import Pair
+from kvproxy.index.training.splits import components
 
 LARGEST = 8
 

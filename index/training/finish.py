@@ -1,4 +1,4 @@
-"""Makes a trained adapter ready to ship: `python -m kvproxy.index.verifier.finish --pairs FILE --trained FILE`.
+"""Makes a trained adapter ready to ship: `python -m kvproxy.index.training.finish --pairs FILE --trained FILE`.
 
 Adds the ranges for 8 bits, measured on training pairs, and the calibrations, fitted on pairs held out for them: one of
 the logit alone, and one with the cosine of the packaged embedder.
@@ -14,14 +14,17 @@ import numpy as np
 import torch
 
 from kvproxy.index.embedder import load_embedder
-from kvproxy.index.minilm.network import CrossEncoder
-from kvproxy.index.minilm.ranges import measure_ranges
-from kvproxy.index.minilm.tokens import load_tokenizer, pad
-from kvproxy.index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors, write_tensors
+from kvproxy.index.minilm.tokens import load_tokenizer
+from kvproxy.index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
+from kvproxy.index.pairs import Pair, read_pairs
+from kvproxy.index.training.evaluate import cosines
+from kvproxy.index.training.network import CrossEncoder
+from kvproxy.index.training.quality import fit_scaling
+from kvproxy.index.training.ranges import measure_ranges
+from kvproxy.index.training.splits import hold_out
+from kvproxy.index.training.tensors import pad, write_tensors
 from kvproxy.index.verifier.built_in import ADAPTER, ALONE, MAX_TOKENS, RANGES, BuiltInVerifier
-from kvproxy.index.verifier.calibration import Calibration
-from kvproxy.index.verifier.evaluate import cosines
-from kvproxy.index.verifier.pairs import Pair, hold_out, read_pairs
+from kvproxy.index.verifier.scaling import PlattScaling
 
 EMBEDDER = "all-MiniLM-L6-v2"
 MEASURED = 512
@@ -51,19 +54,19 @@ def main() -> None:
         type=Path,
         nargs="+",
         required=True,
-        help="what kvproxy.index.verifier.train wrote; several are averaged",
+        help="what kvproxy.index.training.train wrote; several are averaged",
     )
     parser.add_argument("--out", type=Path, default=ADAPTER)
     options = parser.parse_args()
-    parts = hold_out(read_pairs(options.pairs))
+    parts = hold_out(list(read_pairs(options.pairs)))
     adapter = average([read_tensors(file)[0] for file in options.trained])
     ranges = ranges_of(adapter, parts.train[:MEASURED])
     whole = adapter | {f"{RANGES}{name}": value for name, value in ranges.items()}
-    logits = BuiltInVerifier(whole, Calibration(1, 0)).logits([(pair.a, pair.b) for pair in parts.calibrate])
+    logits = BuiltInVerifier(whole, PlattScaling(1, 0)).logits([(pair.a, pair.b) for pair in parts.calibrate])
     same = np.array([pair.same for pair in parts.calibrate])
     calibrations = {
-        ALONE: Calibration.fit(logits, same),
-        EMBEDDER: Calibration.fit(logits, same, cosines(parts.calibrate, load_embedder())),
+        ALONE: fit_scaling(logits, same),
+        EMBEDDER: fit_scaling(logits, same, cosines(parts.calibrate, load_embedder())),
     }
     noted = json.dumps({name: asdict(calibration) for name, calibration in calibrations.items()})
     write_tensors(options.out, whole, {"averaged": str(len(options.trained)), "calibration": noted})

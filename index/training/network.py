@@ -70,7 +70,7 @@ class CrossEncoder(nn.Module):
 
     def __init__(self, weights: Weights, rank: int = 0) -> None:
         super().__init__()
-        tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+        tensors = {name: torch.tensor(value) for name, value in weights.items()}
         self.word: Tensor
         self.position: Tensor
         self.register_buffer("word", tensors["embeddings.word"], persistent=False)

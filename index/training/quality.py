@@ -1,33 +1,26 @@
-"""From scores to probabilities, and how good they are."""
+"""Fits the scaling from logits to probabilities, and measures how good probabilities are."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from kvproxy.index.verifier.scaling import PlattScaling
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Platt's: the probability is the sigmoid of `slope * logit + cosine * c + offset`, `c` the cosine of the embeddings."""
 
-    slope: float
-    offset: float
-    cosine: float = 0.0
+def fit_scaling(logits: np.ndarray, same: np.ndarray, cosines: np.ndarray | None = None) -> PlattScaling:
+    """The most likely scaling.
 
-    @classmethod
-    def fit(cls, logits: np.ndarray, same: np.ndarray, cosines: np.ndarray | None = None) -> "Calibration":
-        """The likeliest one for logits `[n]`, and cosines `[n]` where given, of pairs that are the same or not `[n]`."""
-        from sklearn.linear_model import LogisticRegression
+    Args:
+        logits: of pairs, `[n]`.
+        same: whether each pair is the same, `[n]`.
+        cosines: of their embeddings, `[n]`; None to use the logits alone.
+    """
+    from sklearn.linear_model import LogisticRegression
 
-        known = np.stack([logits] if cosines is None else [logits, cosines], axis=1).astype(np.float64)
-        model = LogisticRegression(C=1e6, max_iter=1000).fit(known, same.astype(int))
-        slope, *cosine = (round(float(weight), 4) for weight in model.coef_[0])
-        return cls(slope, round(float(model.intercept_[0]), 4), *cosine)
-
-    def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
-        """float32 `[n]` of logits and cosines `[n]`; the latter are needed where they have a weight."""
-        told = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
-        exponent = np.clip(self.slope * logits.astype(np.float64) + told + self.offset, -30, 30)
-        return (1 / (1 + np.exp(-exponent))).astype(np.float32)
+    known = np.stack([logits] if cosines is None else [logits, cosines], axis=1).astype(np.float64)
+    model = LogisticRegression(C=1e6, max_iter=1000).fit(known, same.astype(int))
+    slope, *cosine = (round(float(weight), 4) for weight in model.coef_[0])
+    return PlattScaling(slope, round(float(model.intercept_[0]), 4), *cosine)
 
 
 @dataclass(frozen=True, slots=True)

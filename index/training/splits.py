@@ -1,43 +1,11 @@
-"""Labelled pairs of questions: read, and split so that no question stands on two sides."""
+"""Splits labelled pairs so that no question stands in two parts."""
 
-import gzip
-import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two questions, whether one answer serves both, and what made the pair."""
-
-    a: str
-    b: str
-    same: bool
-    kind: str = "labelled"
-
-
-def read_pairs(path: Path) -> list[Pair]:
-    """The pairs of a `.jsonl` or `.jsonl.gz` file with lines `{"a": text, "b": text, "same": 0 or 1}`.
-
-    Raises:
-        ValueError: a line cannot be read; the message names it.
-    """
-    return list(_parse(path))
-
-
-def _parse(path: Path) -> Iterator[Pair]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                yield Pair(str(row["a"]), str(row["b"]), bool(row["same"]))
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(
-                    f'{path}:{number}: expected a JSON object like {{"a": text, "b": text, "same": 0}}'
-                ) from None
+from kvproxy.index.pairs import Pair
 
 
 def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0) -> list[list[Pair]]:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from kvproxy.index.opposites import OPPOSITES
-from kvproxy.index.verifier.pairs import Pair
-from kvproxy.index.verifier.rewording import reword
-from kvproxy.index.verifier.templates import TEMPLATES
-from kvproxy.index.verifier.words import GROUPS
+from kvproxy.index.pairs import Pair
+from kvproxy.index.training.rewording import reword
+from kvproxy.index.training.templates import TEMPLATES
+from kvproxy.index.training.words import GROUPS
 
 Change = Callable[[str, random.Random], str | None]
 

@@ -1,15 +1,17 @@
-"""Writes that come together share a transaction; each is told when it is durable, and what fails fails alone."""
+"""Work done together: writes share a transaction, each caller is told its own result, and nobody waits for ever."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from kvproxy.index.batching import Batcher, MicroBatcher, WriteBatcher
+from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import Capacity, Put, ResponseStore, Written
-from kvproxy.index.writes import WriteBatcher
 from tests.index.entries import make_entry
 
 
@@ -68,3 +70,48 @@ async def test_a_caller_that_leaves_takes_nobody_along() -> None:
     assert sorted(written) == ["q 0", "q 1", "q 2"]
     with pytest.raises(asyncio.CancelledError):
         await tasks[1]
+
+
+async def test_a_cancelled_batch_leaves_nobody_waiting() -> None:
+    """As at a shutdown, when the loop's tasks are cancelled."""
+    began, end = threading.Event(), threading.Event()
+
+    def work(items: Sequence[int]) -> list[int]:
+        began.set()
+        end.wait(10)
+        return list(items)
+
+    before = asyncio.all_tasks()
+    batcher = Batcher(work, 2)
+    futures = [batcher.submit(number) for number in range(5)]
+    await asyncio.to_thread(began.wait, 10)
+    for task in asyncio.all_tasks() - before:
+        task.cancel()
+    done, waiting = await asyncio.wait(futures, timeout=5)
+    end.set()
+    assert not waiting
+    assert all(isinstance(future.exception(), RuntimeError) for future in done)
+    # What comes later is worked on as ever.
+    assert await asyncio.wait_for(batcher.submit(7), 5) == 7
+
+
+@pytest.mark.parametrize("results", [[], [1, 2, 3]])
+async def test_a_wrong_number_of_results_fails_the_callers(results: list[int]) -> None:
+    batcher: Batcher[int, int] = Batcher(lambda items: results, 8)
+    found = await asyncio.wait_for(
+        asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True), timeout=5
+    )
+    assert all(isinstance(error, RuntimeError) for error in found)
+
+
+async def test_an_embedder_that_cannot_even_be_asked_fails_its_callers() -> None:
+    """An executor that is shut down refuses work with a RuntimeError, which is no EmbedderError."""
+    batcher = MicroBatcher(HashEmbedder())
+    asyncio.get_running_loop().run_in_executor = _refuse  # type: ignore[method-assign, assignment]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await asyncio.wait_for(batcher.embed("a question"), timeout=5)
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("cannot schedule new futures after shutdown")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvproxy.demo.conversations import ConversationSampler
+from kvproxy.demo.training.conversations import ConversationSampler
 
 IGNORED = -100
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.minilm.weights import LAYERS, MATRICES, Weights
-
-RANGES = Path(__file__).parent / "ranges.safetensors"
+from kvproxy.index.minilm.weights import LAYERS, MATRICES, RANGES, Weights
 
 
 def measure_ranges(network: Any, inputs: Sequence[Sequence[Any]]) -> Weights:
@@ -51,9 +49,10 @@ def main() -> None:
 
     import torch
 
-    from kvproxy.index.minilm.network import CrossEncoder
-    from kvproxy.index.minilm.tokens import load_tokenizer, pad
-    from kvproxy.index.minilm.weights import base_weights, packaged_model, write_tensors
+    from kvproxy.index.minilm.tokens import load_tokenizer
+    from kvproxy.index.minilm.weights import base_weights, packaged_model
+    from kvproxy.index.training.network import CrossEncoder
+    from kvproxy.index.training.tensors import pad, write_tensors
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("texts", type=Path, nargs="+")

@@ -1,0 +1,46 @@
+"""Labelled pairs of questions, and the files that they are read from."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvproxy.index.errors import ImportFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two questions, whether one answer serves both, and where the label comes from."""
+
+    a: str
+    b: str
+    same: bool
+    kind: str = "labelled"
+
+
+def read_pairs(path: Path) -> Iterator[Pair]:
+    """The pairs of a file of JSON lines `{"a", "b", "same"}`, gzipped if its name ends in `.gz`.
+
+    Raises:
+        ImportFailed: a line is something else. The message names the file and the line.
+    """
+    number = 1
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    yield _pair(json.loads(line))
+                number += 1
+    except (ValueError, KeyError, TypeError, OSError, EOFError):
+        raise ImportFailed(
+            f'{path}, line {number}: expected JSON such as {{"a": "..", "b": "..", "same": 1}}'
+        ) from None
+
+
+def _pair(record: dict[str, Any]) -> Pair:
+    a, b, same = record["a"], record["b"], record["same"]
+    if not (isinstance(a, str) and isinstance(b, str) and same in (0, 1)):
+        raise ValueError
+    return Pair(a, b, bool(same))

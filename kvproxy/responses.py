@@ -1,0 +1,89 @@
+"""Opens the response cache that settings describe: for the proxy, and for programs that use it as a library."""
+
+from pathlib import Path
+
+from kvproxy.errors import SettingsError
+from kvproxy.index.embedder import DEFAULT, load_embedder
+from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.observations import Observations
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.policies.verified import VerifiedPolicy
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Capacity, Store, open_store
+from kvproxy.index.store.opening import open_observations
+from kvproxy.index.verifier import load_verifier
+from kvproxy.settings.cache import CacheSettings
+
+NONE = "none"
+
+
+def open_response_cache(
+    where: str | Path, settings: CacheSettings | None = None, *, embedder: str = DEFAULT, data: Path | None = None
+) -> ResponseCache:
+    """Open stored responses, ready to be searched. The file is made if it is missing.
+
+    Args:
+        where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        settings: of the cache; by default those of `kvproxy serve`.
+        embedder: `default`, a folder, or a sentence-transformers id.
+        data: the folder of all state, see `load_embedder`.
+
+    Raises:
+        SettingsError: the store, the embedder or the verifier cannot be used. The message names the fix.
+    """
+    settings = settings or CacheSettings()
+    try:
+        store = open_store(where, capacity=Capacity(settings.max_entries, settings.max_bytes))
+        try:
+            observations = open_observations(where)
+            semantic = _semantic(settings, store, observations, embedder, data)
+        except BaseException:
+            store.close()
+            raise
+    except (CacheStoreError, EmbedderError, VerifierError) as error:
+        raise SettingsError(str(error)) from None
+    return ResponseCache(store, semantic, observations, ttl=settings.ttl)
+
+
+def _semantic(
+    settings: CacheSettings, store: Store, observations: Observations, embedder: str, data: Path | None
+) -> SemanticCache | None:
+    """The search for similar questions, with everything embedded; None where it is off."""
+    if not (settings.enabled and settings.semantic):
+        return None
+    model = load_embedder(embedder, data)
+    policy = build_policy(settings, model.name, data)
+    semantic = SemanticCache(store, model, policy, observations, vectors=settings.vectors)
+    semantic.rebuild()
+    policy.learn(observations, 0)
+    return semantic
+
+
+def build_policy(settings: CacheSettings, embedder: str | None = None, data: Path | None = None) -> Policy:
+    """The policy that decides over similar questions, with its verifier loaded.
+
+    Args:
+        settings: of the cache.
+        embedder: the name of the model whose cosines the policy will see.
+        data: the folder of all state, see `load_verifier`.
+
+    Raises:
+        VerifierError: the verifier cannot be loaded.
+        SettingsError: the policy needs a verifier, and the settings name none.
+    """
+    guards = GUARDS if settings.guards else ()
+    if settings.policy == "threshold":
+        return ThresholdPolicy(settings.least_similarity, guards)
+    verifier = None if settings.verifier == NONE else load_verifier(settings.verifier, embedder, data=data)
+    if settings.policy == "verified":
+        return VerifiedPolicy(verifier, settings.max_error, settings.least_similarity, guards)
+    if verifier is None:
+        raise SettingsError(
+            "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or verified",
+            param="cache.verifier",
+        )
+    return CheckedPolicy(verifier, settings.level, settings.least_similarity, guards)

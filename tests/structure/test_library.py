@@ -1,0 +1,80 @@
+"""The library face: light to import, typed as it is loaded, and documented by a page that runs."""
+
+import ast
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvproxy
+from tests.structure.test_imports import ROOT
+
+PAGE = ROOT / "docs/library.md"
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.M | re.S)
+
+
+def test_the_page_runs_and_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {"__name__": "page"}
+    printed = ""
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert {kind for kind, _ in blocks} == {"python", "text"}
+    for kind, text in blocks:
+        if kind == "text":
+            assert printed == text
+            continue
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(text, str(PAGE), "exec"), space)
+        printed = output.getvalue()
+
+
+def test_every_name_leads_somewhere_and_is_on_the_page() -> None:
+    page = PAGE.read_text()
+    for name in kvproxy.__all__:
+        assert inspect.getdoc(getattr(kvproxy, name)), name
+        assert name in dir(kvproxy)
+    unnamed = {name for name in kvproxy.__all__ if not re.search(rf"\b{name}\b", page)}
+    # What others give back needs no introduction.
+    assert unnamed == {"ComputedBlocks", "Outcome", "PoolStats", "ResponseCache", "Sweep"}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(kvproxy, "nothing")  # noqa: B009
+
+
+def test_types_are_those_of_what_is_loaded() -> None:
+    """mypy reads the imports under TYPE_CHECKING, Python the table below them."""
+    tree = ast.parse(Path(kvproxy.__file__).read_text())
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == kvproxy._PLACES
+    assert sorted(typed) == kvproxy.__all__
+
+
+@pytest.mark.parametrize(
+    ("use", "heavy"),
+    [
+        ("import kvproxy", {"numpy", "pydantic", "xxhash", "kvproxy.blocks", "kvproxy.index", "typer"}),
+        (
+            "from kvproxy import KVCacheManager, CacheRequest, simulate_pool, sweep",
+            {"torch", "pydantic", "onnxruntime"},
+        ),
+        (
+            "from kvproxy import CacheSettings, open_response_cache as o; o('r.db', CacheSettings(semantic=False)).close()",
+            {"torch", "onnxruntime", "faiss", "pandas", "starlette"},
+        ),
+    ],
+)
+def test_a_use_loads_no_more_than_it_needs(use: str, heavy: set[str], tmp_path: Path) -> None:
+    code = f"import sys; {use}; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.strip() == ""

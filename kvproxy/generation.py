@@ -1,27 +1,10 @@
 """What an API asks of the embedded engine, and what comes back piece by piece. Both sides of the seam import this file alone."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from kvproxy.errors import InvalidRequest
-
 FinishReason = Literal["stop", "length"]
-MOST_ANSWERS = 128
-MOST_LOGPROBS = 20
-MOST_STOPS = 32
-LONGEST_STOP = 1024
 _GREEDY = 1e-5
-_WHOLE_NUMBERS = {
-    "max_tokens": (0, 2**53),
-    "top_k": (-1, 2**31 - 1),
-    "seed": (-(2**63), 2**64 - 1),
-    "logprobs": (0, MOST_LOGPROBS),
-    "prompt_logprobs": (0, MOST_LOGPROBS),
-    "n": (1, MOST_ANSWERS),
-}
-_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
-_NUMBERS = {"temperature": (0, 100), "top_p": (0, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +40,6 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken, without a random number."""
         return self.temperature < _GREEDY
-
-
-def check_sampling(params: SamplingParams) -> None:
-    """Refuse values that the engine cannot compute with.
-
-    Raises:
-        InvalidRequest: a value is of the wrong kind or out of its range; the message names the field and what it takes.
-    """
-    for name, (least, most) in _WHOLE_NUMBERS.items():
-        value = getattr(params, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        # A bool is an int to Python, and no number to a client.
-        if type(value) is not int or not least <= value <= most:
-            raise InvalidRequest(f"{name} takes a whole number from {least} to {most}", param=name)
-    for name, (least, most) in _NUMBERS.items():
-        value = getattr(params, name)
-        if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
-            raise InvalidRequest(f"{name} takes a number from {least} to {most}", param=name)
-    texts = params.stop if isinstance(params.stop, tuple) else (None,)
-    if len(texts) > MOST_STOPS or any(not isinstance(text, str) or len(text) > LONGEST_STOP for text in texts):
-        raise InvalidRequest(
-            f"stop takes at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters", param="stop"
-        )
 
 
 @dataclass(frozen=True, slots=True)

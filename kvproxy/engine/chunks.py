@@ -6,6 +6,7 @@ import torch
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.engine.arena import Arena
 from kvproxy.engine.pool import KVPool
 from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix
 
@@ -18,16 +19,19 @@ class Chunks:
         hasher: names them.
         size: tokens in a chunk, a multiple of the pool's block size.
         fingerprint: of the model, see `fingerprint`.
+        arena: page-locked memory for the chunks of a CUDA pool; None for a pool on a CPU.
     """
 
-    def __init__(self, pool: KVPool, hasher: BlockHasher, size: int, fingerprint: bytes) -> None:
+    def __init__(
+        self, pool: KVPool, hasher: BlockHasher, size: int, fingerprint: bytes, arena: Arena | None = None
+    ) -> None:
         self.size = size
         self.prefix = key_prefix(fingerprint)
         self._pool = pool
         self._hasher = hasher
         self._fingerprint = fingerprint
         self._blocks = size // pool.block_size
-        self._pinned = pool.data.device.type == "cuda"
+        self._arena = arena
 
     def names(self, cache: CacheRequest, first: int, last: int) -> list[ChunkName]:
         """Names of a request's full chunks `first` to `last - 1`."""
@@ -43,12 +47,15 @@ class Chunks:
 
         The buffer is page-locked where the pool is CUDA's, and is filled while the engine goes on.
         """
-        start = header_bytes(name)
-        shape = self._pool.shape
-        payload = len(blocks) * shape.block_bytes(self._pool.block_size, self._pool.data.dtype)
-        buffer = torch.empty(start + payload, dtype=torch.uint8, pin_memory=self._pinned)
-        wait = self._pool.read_blocks(blocks, self._tensor(buffer[start:], len(blocks)))
-        return buffer.numpy().data, wait
+        size = self.num_bytes(name)
+        buffer = memoryview(bytearray(size)) if self._arena is None else self._arena.take(size)
+        flat = torch.frombuffer(buffer, dtype=torch.uint8)
+        return buffer, self._pool.read_blocks(blocks, self._tensor(flat[header_bytes(name) :], len(blocks)))
+
+    def num_bytes(self, name: ChunkName) -> int:
+        """Bytes of a chunk with its header."""
+        pool = self._pool
+        return header_bytes(name) + self._blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
 
     def write(self, payload: memoryview, blocks: list[int], first: int) -> None:
         """Put blocks `first` .. of a chunk's payload into blocks of the pool."""
@@ -58,9 +65,3 @@ class Chunks:
     def _tensor(self, flat: torch.Tensor, blocks: int) -> torch.Tensor:
         data = self._pool.data
         return flat.view(data.dtype).view(*data.shape[:2], blocks, *data.shape[3:])
-
-
-def pinned(data: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
-    """A copy in page-locked memory, or the buffer itself where it is there already."""
-    source = torch.frombuffer(data, dtype=torch.uint8)
-    return data if source.is_pinned() else source.pin_memory().numpy().data

@@ -95,7 +95,8 @@ class Engine:
         self._answers = Answers(self._scheduler, self._finished, self._drop_row)
 
     def _finished(self, sequence: RunningSequence) -> None:
-        """Nothing is due; tiers have what they took."""
+        if self.tiers is not None:
+            self.tiers.saving.finish(sequence)
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +163,7 @@ class Engine:
             self._drop_step(plan, error)
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         if self.tiers is not None:
-            self.tiers.save(sequence for sequence, _ in plan.prefills + plan.decodes)
+            self.tiers.saving.save(sequence for sequence, _ in plan.prefills + plan.decodes)
         self._answers.advance(outputs)
         return True
 

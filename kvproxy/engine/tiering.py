@@ -7,23 +7,25 @@ blocks, unnamed until the load is over, so that nobody can hit content that has 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.chunks import Chunks, pinned
+from kvproxy.engine.arena import Arena
+from kvproxy.engine.chunks import Chunks
 from kvproxy.engine.fingerprint import fingerprint
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pieces import Pieces
 from kvproxy.engine.pool import KVPool
+from kvproxy.engine.saving import Saving
 from kvproxy.engine.sequence import RunningSequence
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.codec import ChunkName, seal, unseal
+from kvproxy.tiers.codec import ChunkName, unseal
 
 _READERS = 2
 Models = Literal["own", "others", "all"]
@@ -42,13 +44,18 @@ def make_tiering(
     Raises:
         SettingsError: a tier cannot be used as it is set.
     """
-    token = loaded.shape.block_bytes(1, loaded.dtype)
-    pin = pinned if loaded.device.type == "cuda" else None
-    chain = build_chain(tiers, manager.block_size, pin, token_bytes=token)
+    arena = Arena() if loaded.device.type == "cuda" else None
+    chain = build_chain(
+        tiers,
+        manager.block_size,
+        arena.keep if arena is not None else None,
+        token_bytes=loaded.shape.block_bytes(1, loaded.dtype),
+        batch_tokens=settings.max_batch_tokens,
+    )
     if chain is None:
         return None
     name = fingerprint(loaded, settings, manager.hasher)
-    chunks = Chunks(pool, manager.hasher, tiers.chunk_tokens, name)
+    chunks = Chunks(pool, manager.hasher, tiers.chunk_tokens, name, arena)
     return Tiering(chain, chunks, manager, pieces, timeout=tiers.load_timeout)
 
 
@@ -81,7 +88,7 @@ class Load:
 
 
 class Tiering:
-    """Loads and saves for one engine.
+    """Loads for one engine, and what it saves (`saving`).
 
     Args:
         chain: the tiers.
@@ -99,6 +106,7 @@ class Tiering:
         self._manager = manager
         self._pieces = pieces
         self._timeout = timeout
+        self.saving = Saving(chain, chunks, manager, pieces)
         self._loads: dict[str, Load] = {}
         self._coming: set[str] = set()
         self._abandoned: list[Load] = []
@@ -219,35 +227,6 @@ class Tiering:
     def wait(self, seconds: float) -> None:
         """Until something comes; only where `wake` was not set to something else."""
         self._arrived.wait(seconds)
-
-    def save(self, sequences: Iterable[RunningSequence]) -> None:
-        """Copy the chunks that were completed by the last step out of the pool, for the tiers to keep."""
-        for sequence in sequences:
-            full = self._pieces.reusable(sequence, sequence.cache.num_computed_tokens) // self._chunks.size
-            if full <= sequence.saved_chunks:
-                continue
-            table = self._manager.block_ids(sequence.cache.id)
-            per_chunk = self._chunks.size // self._manager.block_size
-            for at, name in enumerate(
-                self._chunks.names(sequence.cache, sequence.saved_chunks, full), sequence.saved_chunks
-            ):
-                if self.chain.wants(name.key):
-                    self._save(name, table[at * per_chunk : (at + 1) * per_chunk])
-            sequence.saved_chunks = full
-
-    def _save(self, name: ChunkName, blocks: list[int]) -> None:
-        try:
-            buffer, wait = self._chunks.read(blocks, name)
-        except (RuntimeError, MemoryError) as error:
-            # Host memory is short: a chunk less is no reason to fail the requests of this step.
-            self.chain.drop(name.key, str(error))
-            return
-
-        def finish() -> None:
-            wait()
-            seal(buffer, name)
-
-        self.chain.save(name.key, buffer, finish)
 
     def clear(self, name: str, models: Models) -> int | None:
         """Drop the chunks of a tier that were made by this model, by others, or by all; how many, None without that tier.

@@ -11,10 +11,16 @@ from kvproxy.tiers.redis import RedisStore
 from kvproxy.tiers.store import ChunkStore, Data
 
 _REDIS_VALUE = 512 << 20
+_LEAST_PENDING = 64 << 20
 
 
 def build_chain(
-    settings: TierSettings, block_size: int, pin: Callable[[Data], Data] | None = None, *, token_bytes: int = 0
+    settings: TierSettings,
+    block_size: int,
+    pin: Callable[[Data], Data] | None = None,
+    *,
+    token_bytes: int = 0,
+    batch_tokens: int = 0,
 ) -> TierChain | None:
     """Host, then disk, then Redis, as far as they are set; None where none is.
 
@@ -23,6 +29,7 @@ def build_chain(
         block_size: tokens in a block.
         pin: moves a buffer into page-locked memory, where the device is CUDA.
         token_bytes: keys and values of a token.
+        batch_tokens: most tokens of a step.
 
     Raises:
         SettingsError: a chunk is not a whole number of blocks or larger than a tier, the folder cannot be used, or the URL is
@@ -50,7 +57,15 @@ def build_chain(
             ) from None
     if settings.redis is not None:
         stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
-    return TierChain(stores)
+    return TierChain(stores, pending=_pending(settings.chunk_tokens * token_bytes, batch_tokens * token_bytes))
+
+
+def _pending(chunk: int, step: int) -> int:
+    """Most bytes on their way to the tiers: what two steps complete, so that one is written while the next is computed.
+
+    With less, a long prompt loses chunks in the middle, and what lies behind a missing chunk is never looked for.
+    """
+    return max(_LEAST_PENDING, 2 * step, 2 * chunk)
 
 
 def _check_room(settings: TierSettings, chunk: int) -> None:

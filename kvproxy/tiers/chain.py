@@ -25,7 +25,7 @@ class TierChain:
 
     Args:
         stores: the tiers.
-        pending: most bytes on their way to the stores; chunks beyond are not kept, until they are offered again.
+        pending: most bytes on their way to the stores; chunks beyond are refused, and may be offered again.
     """
 
     def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20) -> None:
@@ -69,6 +69,10 @@ class TierChain:
             return value
         return None
 
+    def has_room(self, size: int) -> bool:
+        """Whether a chunk of so many bytes would be taken now, unless another thread is faster."""
+        return self._writer.has_room(size)
+
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
         """Write a chunk through to every tier that lacks it, in the background.
 
@@ -78,7 +82,7 @@ class TierChain:
             finish: completes the buffer, on the background thread.
 
         Returns:
-            False where so much is waiting that this chunk is not kept.
+            False where so much is waiting that this chunk is refused.
         """
         return self._offer(key, data, self.stores, finish)
 
@@ -98,16 +102,11 @@ class TierChain:
         taken = self._writer.offer(len(data), work)
         if not taken:
             self._pending.discard(key)
-            self._count_dropped(key, stores)
         return taken
 
-    def drop(self, key: str, why: str) -> None:
-        """Count a chunk that could not be offered."""
-        _log.warning("a chunk was dropped: %s", why)
-        self._count_dropped(key, self.stores)
-
-    def _count_dropped(self, key: str, stores: Sequence[ChunkStore]) -> None:
-        for store in stores:
+    def drop(self, key: str) -> None:
+        """Count a chunk that is given up before it was ever taken."""
+        for store in self.stores:
             if store.wants(key):
                 self._count(store, "dropped")
 

@@ -24,10 +24,14 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="kvproxy-tiers", daemon=True)
         self._thread.start()
 
+    def has_room(self, size: int) -> bool:
+        """Whether work that holds `size` bytes would be taken now. A single piece of any size is."""
+        return not self._waiting or self._waiting + size <= self._limit
+
     def offer(self, size: int, work: Work) -> bool:
         """Queue work that holds `size` bytes; False, without doing it, where too much waits already."""
         with self._changed:
-            if self._waiting and self._waiting + size > self._limit:
+            if not self.has_room(size):
                 return False
             self._waiting += size
         self._queue.put((size, work))

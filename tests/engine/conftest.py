@@ -1,4 +1,4 @@
-"""Tiny models are computed on one thread: with several, the threads wait for each other some ten times longer than they compute."""
+"""Tiny models are computed on one thread: several wait for each other far longer than they compute."""
 
 from collections.abc import Iterator
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.limits import Limits
+from kvproxy.engine.limits import Limits, check_sampling
 from kvproxy.errors import ContextTooLong, InvalidRequest
-from kvproxy.generation import GenerationRequest, SamplingParams, check_sampling
+from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.tiered import tiny
 

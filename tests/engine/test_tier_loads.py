@@ -12,7 +12,7 @@ from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.store import Data, DictStore
 from tests.engine.models import VOCABULARY, random_model, reference
-from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_store, tiny
+from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_chain, replace_store, tiny
 
 
 def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> None:
@@ -114,9 +114,8 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     )
     tiers = worker._engine.tiers
     assert tiers is not None
-    tiers.chain.close()
     gate, store = threading.Event(), DictStore()
-    tiers.chain = TierChain([store])
+    replace_chain(tiers, TierChain([store]))
     await worker.start()
     request = GenerationRequest("a", tuple(prompts[0]), SamplingParams(max_tokens=ANSWER, temperature=0.0))
     cold = [token async for delta in worker.generate(request) for token in delta.tokens]
@@ -127,10 +126,10 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     steps = 0
     step = worker._engine.step
 
-    def counted() -> None:
+    def counted() -> bool:
         nonlocal steps
         steps += 1
-        step()
+        return step()
 
     worker._engine.step = counted  # type: ignore[method-assign]
     pieces = worker.generate(request)

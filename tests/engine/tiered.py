@@ -14,7 +14,7 @@ from kvproxy.engine.tiering import Tiering
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.store import DictStore
+from kvproxy.tiers.store import ChunkStore
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model, reference
 
 ANSWER = 12
@@ -100,7 +100,12 @@ def answers(driven: Driven, prompts: list[list[int]], round: str) -> list[list[i
     return [driven.tokens[f"{round}{number}#0"] for number in range(len(prompts))]
 
 
-def replace_store(driven: Driven, *stores: DictStore) -> None:
+def replace_store(driven: Driven, *stores: ChunkStore) -> None:
     """Put test doubles in the place of the tiers that the settings made."""
-    driven.tiers.chain.close()
-    driven.tiers.chain = TierChain(stores)
+    replace_chain(driven.tiers, TierChain(stores))
+
+
+def replace_chain(tiers: Tiering, chain: TierChain) -> None:
+    """Put another chain in the place of the one that the settings made."""
+    tiers.chain.close()
+    tiers.chain = tiers.saving._chain = chain

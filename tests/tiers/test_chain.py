@@ -70,11 +70,15 @@ def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None
     chain = TierChain([store], pending=100)
     assert chain.save("first", b"x" * 60, lambda: gate.wait(10) and None)
     assert not chain.wants("first")
+    assert not chain.has_room(60)
     assert not chain.save("second", b"x" * 60)
     assert chain.wants("second")
+    assert chain.figures()[0].dropped == 0, "it may come again"
+    chain.drop("second")
     assert chain.figures()[0].dropped == 1
     gate.set()
     assert chain.flush(5)
+    assert chain.has_room(1000)
     assert chain.save("second", b"x" * 60)
     chain.close()
     assert set(store.chunks) == {"first", "second"}

@@ -106,8 +106,8 @@ def test_an_engine_that_was_killed_while_it_saved_finds_its_chunks_again(tmp_pat
         driven.run()
         assert driven.tokens[f"{number}#0"] == reference(model, prompt, 8)
     (row,) = driven.tiers.chain.figures()
-    assert row["hits"] >= 5
-    assert row["damaged"] == row["errors"] == 0
+    assert row.hits >= 5
+    assert row.damaged == row.errors == 0
     assert not list(tmp_path.glob("*.part"))
     driven.engine.close()
 

@@ -34,7 +34,7 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     else:
         draw_pool([block["state"] for block in blocks], stats)
         for tier in client.get("/admin/blocks/tiers"):
-            typer.echo(f" outside the pool, {tier_line(tier)}")
+            typer.echo(f" beyond the pool, {tier_line(tier)}")
 
 
 def _mirrored(stats: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Talks to a running proxy."""
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ class ProxyClient:
         self.url = url.rstrip("/")
         self._token = {ADMIN_TOKEN: token} if token else {}
         self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(600.0, connect=3.0))
+        # Connections end with this object, so that no command has to think of it.
+        weakref.finalize(self, self._client.close)
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
         """JSON of a GET; query values that are None are left out."""
@@ -72,9 +75,13 @@ class ProxyClient:
         except (KeyError, IndexError, TypeError):
             raise NotFound(f"{self.url} lists no model: name one with --model") from None
 
-    def tenant(self, headers: Mapping[str, str]) -> str | None:
-        """The tenant that a client's headers make; None where the proxy does not tell."""
-        body = {"model": self.first_model(headers), "messages": [{"role": "user", "content": "?"}]}
+    def tenant(self, headers: Mapping[str, str], model: str) -> str | None:
+        """The tenant that a client's headers make, by way of a question to a model that is served.
+
+        Returns:
+            None where the proxy does not tell.
+        """
+        body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         found: dict[str, Any] = self.post("/admin/explain", body, headers=headers)
         return found.get("tenant")
 

@@ -58,8 +58,8 @@ class _Skip(Exception):
 def read_requests(file: Path, model: str, system: str | None) -> Reading:
     """All different requests of a file, `-` being standard input.
 
-    A file in which a line is a JSON object with a request, or an object as logs have it, is a file of JSON lines. In any
-    other file each line is a prompt. Lines that begin with `#` are comments.
+    A file is read as JSON lines when one of its lines holds a request, or when all of them are JSON objects. In any other
+    file each line is a prompt. Lines that begin with `#` are comments.
 
     Args:
         file: the file.
@@ -74,7 +74,8 @@ def read_requests(file: Path, model: str, system: str | None) -> Reading:
     lines = [(number, line) for number, line in enumerate(read_text(file).split("\n"), 1) if line.strip()]
     told = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
     reading = Reading(passed_over=len(lines) - len(told))
-    if any(_is_record(_object(line)) for _, line in told):
+    objects = [_object(line) for _, line in told]
+    if any(map(_is_record, objects)) or None not in objects:
         _read_records(told, model, reading)
     else:
         _read_prompts(told, model, system, reading)

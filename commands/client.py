@@ -49,7 +49,7 @@ class ProxyClient:
         """A list that may have been cut, and how many rows there are in all."""
         response = self._send("GET", path, query)
         rows: list[dict[str, Any]] = self._read(response)
-        return rows, int(response.headers.get("x-total-count", len(rows)))
+        return rows, int(response.headers["x-total-count"])
 
     def text(self, path: str) -> str:
         """The body of a GET as text."""
@@ -75,15 +75,11 @@ class ProxyClient:
         except (KeyError, IndexError, TypeError):
             raise NotFound(f"{self.url} lists no model: name one with --model") from None
 
-    def tenant(self, headers: Mapping[str, str], model: str) -> str | None:
-        """The tenant that a client's headers make, by way of a question to a model that is served.
-
-        Returns:
-            None where the proxy does not tell.
-        """
+    def tenant(self, headers: Mapping[str, str], model: str) -> str:
+        """The tenant that a client's headers make, by way of a question to a model that is served."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         found: dict[str, Any] = self.post("/admin/explain", body, headers=headers)
-        return found.get("tenant")
+        return str(found["tenant"])
 
     def reachable(self) -> bool:
         """Whether a kvproxy answers at the URL, ready or not."""

@@ -48,7 +48,7 @@ def explain(
         body["model"] = model or client.first_model(headers)
     if temperature is not None:
         body["temperature"] = temperature
-    found = client.post("/admin/explain", body, headers=headers, api=None if chosen == "chat" else chosen)
+    found = client.post("/admin/explain", body, headers=headers, api=chosen)
     if as_json:
         print_json(found)
     else:
@@ -75,11 +75,11 @@ def _render(found: dict[str, Any]) -> None:
     typer.echo(_SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
     stored = f"stored as {exact['id'][:12]}" if exact["hit"] else "not stored"
-    if found.get("other_tenants") and not exact["hit"]:
+    if found["other_tenants"]:
         stored += ", but another tenant has an equal request stored: give its key with --api-key"
     print_facts(
         [
-            *([("tenant", found["tenant"])] if "tenant" in found else []),
+            ("tenant", found["tenant"]),
             ("exact key", f"{found['key'][:16]}  {stored}"),
             ("namespace", found["namespace"][:16]),
             *((name, semantic[name]) for name in ("policy", "threshold", "level", "max_error") if semantic.get(name)),

@@ -46,6 +46,4 @@ def _of_tenant(client: ProxyClient, entries: list[dict[str, Any]], api_key: str 
     """Entries of the tenant that a key belongs to. The proxy knows which that is, for the headers of each API."""
     models = {cast("Api", entry["endpoint"]): str(entry["model"]) for entry in entries}
     tenants = {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}
-    if None in tenants.values():
-        return entries
     return [entry for entry in entries if entry["tenant"] == tenants[cast("Api", entry["endpoint"])]]

@@ -76,6 +76,6 @@ def _models(response: "Response") -> str:
 
 def _reason(response: "Response") -> str:
     try:
-        return str(response.json()["error"]["message"])
+        return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         return response.text[:200]

@@ -16,6 +16,7 @@ import httpx
 from kvproxy.commands import main
 
 ROOT = Path(__file__).resolve().parents[2]
+_OF_WHOEVER_RUNS_THIS = ("OPENAI_API_KEY", "KVPROXY_ADMIN_TOKEN", "FORCE_COLOR")
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -30,7 +31,8 @@ class Done:
 
 def variables(url: str, more: dict[str, str]) -> dict[str, str]:
     """The environment of a command whose proxy is at a URL."""
-    return os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | more
+    own = {name: value for name, value in os.environ.items() if name not in _OF_WHOEVER_RUNS_THIS}
+    return own | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | more
 
 
 def kvproxy(*arguments: object, url: str = NOWHERE, stdin: bytes = b"", **environment: str) -> Done:

@@ -1,24 +1,24 @@
 """kvproxy blocks: look into the prefix cache of a running proxy."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from kvproxy.commands.blocks_picture import draw_pool
 from kvproxy.commands.blocks_tiers import tier_line
-from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.client import ProxyClient, part
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import percent, print_facts, print_json, print_table
+from kvproxy.commands.output import print_facts, print_json
+from kvproxy.commands.table import Column, digest, print_table, text
+from kvproxy.errors import NotFound
 
-app = typer.Typer(help="The prefix cache: its blocks, their order of eviction, the chains they form.")
-
-_SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
-_COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
-_ROWS = 16
+app = typer.Typer(help="The prefix cache: its blocks, the order in which they are evicted, the chains they form.")
+State = Literal["free", "cached", "used", "pinned"]
 
 
 @app.callback(invoke_without_command=True)
 def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """Draw the pool: free, cached and used blocks.
+    """Draw the pool: which blocks are free, cached and in use.
 
     Example: kvproxy blocks
     """
@@ -32,13 +32,13 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     if stats["num_blocks"] is None:
         _mirrored(stats)
     else:
-        _draw([block["state"] for block in blocks], stats)
+        draw_pool([block["state"] for block in blocks], stats)
         for tier in client.get("/admin/blocks/tiers"):
             typer.echo(f" beyond the pool, {tier_line(tier)}")
 
 
 def _mirrored(stats: dict[str, Any]) -> None:
-    """What is known of an upstream's pool: neither its size nor what is in use is published."""
+    """Print what is known of an upstream's pool: it publishes neither its size nor what is in use."""
     typer.echo(
         f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
         f" {stats['evictions']:,} evictions, as the upstream published them"
@@ -49,93 +49,57 @@ def _mirrored(stats: dict[str, Any]) -> None:
         typer.echo(f"  {state} {stream['endpoint']}, {stream['batches']:,} batches, {known}")
 
 
-def _draw(states: list[str], stats: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    width = max(20, min(console.width, 100) - 2)
-    # One cell is one block while they fit, else a run of blocks that shows its busiest state.
-    per_cell = -(-len(states) // (width * _ROWS))
-    cells = [_busiest(states[start : start + per_cell]) for start in range(0, len(states), per_cell)]
-    for start in range(0, len(cells), width):
-        line = Text(" ")
-        for state in cells[start : start + width]:
-            line.append(_SHAPES[state], _COLOURS[state])
-        console.print(line)
-    legend = Text(" ")
-    counts = stats | {"free": stats["free"] - stats["cached"], "used": stats["used"] - stats["pinned"]}
-    for state in ("used", "pinned", "cached", "free") if stats["pinned"] else ("used", "cached", "free"):
-        legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
-        count = counts[state]
-        legend.append(f"{count:,}   ")
-    legend.append(f"({'one block a cell' if per_cell == 1 else f'{per_cell} blocks a cell'})", "bright_black")
-    console.print(legend)
-    console.print(
-        f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
-        f" {stats['evictions']:,} evictions, {stats['block_size']} tokens a block",
-        highlight=False,
-    )
-
-
-def _busiest(states: list[str]) -> str:
-    return next((state for state in ("used", "pinned", "cached", "free") if state in states), "null")
-
-
 @app.command("ls")
 def ls(
     url: Url = DEFAULT_URL,
     token: Token = None,
-    state: Annotated[
-        str | None, typer.Option(help="Only free, cached, used or pinned ones.", show_default=False)
-    ] = None,
+    state: Annotated[State | None, typer.Option(help="Only blocks in this state.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """List blocks in id order.
+    """List blocks in the order of their ids.
 
     Example: kvproxy blocks ls --state cached
     """
     blocks = ProxyClient(url, token).get("/admin/blocks")
     chosen = [block for block in blocks if state is None or block["state"] == state]
-    if chosen and "copies" in chosen[0] and not as_json:
-        columns = ("hash", "parent", "tokens#", "copies#", "rank#", "medium", "engine")
-        rows = (
-            [(block[name.rstrip("#")] if name != "tokens#" else block["num_tokens"]) for name in columns]
-            for block in chosen
-        )
-        print_table(columns, rows)
-        return
-    _print_blocks(chosen, as_json)
+    _print_blocks(chosen, as_json, "no block" if state is None else f"no block is {state}")
 
 
 @app.command("queue")
 def queue(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """List idle blocks, the next to be evicted first.
+    """List the blocks that no request holds, the next to be evicted first.
 
     Example: kvproxy blocks queue | head
     """
-    _print_blocks(ProxyClient(url, token).get("/admin/blocks/queue"), as_json)
+    _print_blocks(ProxyClient(url, token).get("/admin/blocks/queue"), as_json, "requests hold every block")
 
 
-def _print_blocks(blocks: list[dict[str, Any]], as_json: bool) -> None:
+def _print_blocks(blocks: list[dict[str, Any]], as_json: bool, empty: str) -> None:
     if as_json:
         print_json(blocks)
-        return
-    print_table(
-        ("block#", "state", "refs#", "hash", "parent", "last used#", "requests"),
-        (
-            (
-                str(block["id"]),
-                block["state"],
-                block["ref_count"],
-                (block["hash"] or "")[:12],
-                (block["parent"] or "")[:12],
-                block["last_accessed"],
-                ", ".join(block["requests"]),
-            )
-            for block in blocks
-        ),
-    )
+    elif blocks and blocks[0].get("copies") is not None:
+        print_table(_MIRRORED, map(_mirrored_row, blocks))
+    else:
+        print_table(_OWN, map(_own_row, blocks), empty=empty)
+
+
+_OWN: tuple[Column | str, ...] = (
+    "block#", "state", "refs#", digest("hash"), digest("parent"), "last use#", text("requests"),
+)  # fmt: skip
+_MIRRORED: tuple[Column | str, ...] = (
+    digest("hash"), digest("parent"), "tokens#", "copies#", "rank#", "medium", "engine",
+)  # fmt: skip
+
+
+def _own_row(block: dict[str, Any]) -> tuple[object, ...]:
+    requests = ", ".join(block["requests"]) or None
+    return (str(block["id"]), block["state"], block["ref_count"], block["hash"], block["parent"], block["last_accessed"],
+            requests)  # fmt: skip
+
+
+def _mirrored_row(block: dict[str, Any]) -> tuple[object, ...]:
+    names = ("hash", "parent", "num_tokens", "copies", "rank", "medium", "engine")
+    return tuple(block[name] for name in names)
 
 
 @app.command("show")
@@ -145,11 +109,14 @@ def show(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Show one block with its tokens and text.
+    """Show one block with its tokens and their text.
 
     Example: kvproxy blocks show 1
     """
-    block = ProxyClient(url, token).get(f"/admin/blocks/{id}")
+    block = ProxyClient(url, token).get(f"/admin/blocks/{part(id)}")
+    if not isinstance(block, dict) or "tokens" not in block:
+        # The word is another route, such as stats.
+        raise NotFound(f"no block {id!r}: blocks ls lists them")
     if as_json:
         print_json(block)
     else:
@@ -158,7 +125,7 @@ def show(
 
 @app.command("chains")
 def chains(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """List cached chains, the most recently used first.
+    """List chains of cached blocks, the most recently used first. A chain is the cached beginning of a prompt.
 
     Example: kvproxy blocks chains
     """
@@ -166,24 +133,17 @@ def chains(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -
     if as_json:
         print_json(found)
         return
+    names = ("leaf", "num_blocks", "num_tokens", "in_use")
     print_table(
-        ("leaf", "blocks#", "tokens#", "in use#", "begins"),
-        (
-            (
-                chain["leaf"][:12],
-                chain["num_blocks"],
-                chain["num_tokens"],
-                chain["in_use"],
-                repr(chain["begins"][:44]),
-            )
-            for chain in found
-        ),
+        (digest("leaf"), "blocks#", "tokens#", "in use#", text("begins")),
+        ((*(chain[name] for name in names), repr(chain["begins"])) for chain in found),
+        empty="no chain is cached",
     )
 
 
 @app.command("stats")
 def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """Print the pool's figures.
+    """Print figures of the pool: its blocks, hits and evictions.
 
     Example: kvproxy blocks stats --json
     """
@@ -198,17 +158,11 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in plain.items())
 
 
-def _reset_sentence(done: dict[str, Any]) -> str:
-    if done["reset"]:
-        return "the prefix cache is empty now"
-    if done["pinned"]:
-        return f"refused: {done['pinned']} blocks are pinned; blocks pins lists the pins, blocks unpin takes one back"
-    return "refused: a request holds blocks; try again"
-
-
 @app.command("reset")
 def reset(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """Forget everything in the prefix cache; refused while a request is running.
+    """Forget everything in the prefix cache, of the embedded engine or of every upstream.
+
+    An engine refuses while a request or a pin holds blocks; the exit code is 1 then.
 
     Example: kvproxy blocks reset
     """
@@ -216,6 +170,23 @@ def reset(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
     if as_json:
         print_json(done)
     else:
-        typer.echo(_reset_sentence(done))
+        for line in _reset_lines(done):
+            typer.echo(line)
     if not done["reset"]:
         raise typer.Exit(1)
+
+
+def _reset_lines(done: dict[str, Any]) -> list[str]:
+    """What became of a reset: a line for each upstream, or one for the embedded engine."""
+    if done.get("engines"):
+        return [_engine_line(each) for each in done["engines"]]
+    if done["reset"]:
+        return ["the prefix cache is empty now"]
+    if done["pinned"]:
+        return [f"refused: {done['pinned']} blocks are pinned; blocks pins lists the pins, blocks unpin removes one"]
+    return ["refused: a request holds blocks; try again when it has ended"]
+
+
+def _engine_line(engine: dict[str, Any]) -> str:
+    what = "its prefix cache is empty now" if engine["reset"] else "not reset"
+    return f"{engine['engine']}: {what}" + (f" ({engine['message']})" if engine["message"] else "")

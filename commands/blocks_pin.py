@@ -5,44 +5,47 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.client import ProxyClient
-from kvproxy.commands.explain import chat_body
+from kvproxy.commands.bodies import read_body
+from kvproxy.commands.client import ProxyClient, part
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_json, print_table
+from kvproxy.commands.output import print_json
+from kvproxy.commands.table import print_table, text
+from kvproxy.commands.units import duration
 
 
 def pin(
-    name: Annotated[str, typer.Argument(help="To take the pin back by.")],
+    name: Annotated[str, typer.Argument(help="Name of the pin, for unpin.")],
     prompt: Annotated[str | None, typer.Argument(help="The user's question.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System prompt before it.", show_default=False)] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A chat request as JSON, instead of a prompt.", show_default=False)
+        Path | None, typer.Option(help="File with a chat request, instead of a prompt; - is stdin.", show_default=False)
     ] = None,
     leaf: Annotated[
-        str | None, typer.Option(help="First digits of a chain's leaf hash, instead of a prompt.", show_default=False)
+        str | None, typer.Option(help="First digits of a chain's leaf, instead of a prompt.", show_default=False)
     ] = None,
-    ttl: Annotated[float | None, typer.Option(help="Seconds to hold it for.  [default: until unpin]")] = None,
+    ttl: Annotated[float | None, typer.Option(help="Seconds that the pin lasts.", show_default="until unpin")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Hold the cached blocks of a prompt or of a chain, so that nothing evicts them.
+    """Keep the cached blocks of a prompt, or of a chain, from being evicted.
 
     Example: kvproxy blocks pin handbook --file request.json --ttl 3600
     """
     client = ProxyClient(url, token)
     body = None
     if leaf is None:
-        body = chat_body(prompt, system, file)
-        body.setdefault("model", client.get("/v1/models")["data"][0]["id"])
+        body = read_body(prompt, system, file)
+        if "model" not in body:
+            body["model"] = client.first_model()
     elif prompt is not None or file is not None:
         raise typer.BadParameter("give a prompt, --file or --leaf: one of them")
     done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl, leaf=leaf)
     if as_json:
         print_json(done)
     else:
-        until = "until unpin" if ttl is None else f"for {ttl:g} s"
-        typer.echo(f"{done['tokens']} tokens pinned as {name} {until}")
+        until = "until unpin" if ttl is None else f"for {duration(ttl)}"
+        typer.echo(f"{done['tokens']:,} tokens are pinned as {name} {until}")
 
 
 def pins(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
@@ -58,12 +61,12 @@ def pins(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> 
         (
             pin["name"],
             len(pin["blocks"]),
-            "-" if pin["seconds_left"] is None else f"{pin['seconds_left']:.0f}",
-            ", ".join(map(str, pin["blocks"][:12])) + (" ..." if len(pin["blocks"]) > 12 else ""),
+            "until unpin" if pin["seconds_left"] is None else duration(pin["seconds_left"]),
+            ", ".join(map(str, pin["blocks"])),
         )
         for pin in found
     )
-    print_table(("name", "blocks#", "seconds left#", "ids"), rows)
+    print_table(("name", "blocks#", "time left#", text("ids")), rows, empty="nothing is pinned")
 
 
 def unpin(
@@ -72,13 +75,11 @@ def unpin(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Take a pin back; its blocks stay cached until they are evicted.
+    """Remove a pin. Its blocks stay cached until they are evicted.
 
     Example: kvproxy blocks unpin handbook
     """
-    from urllib.parse import quote
-
-    done = ProxyClient(url, token).delete(f"/admin/blocks/pins/{quote(name, safe='')}")
+    done = ProxyClient(url, token).delete(f"/admin/blocks/pins/{part(name)}")
     if as_json:
         print_json(done)
     else:

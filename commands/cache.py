@@ -2,32 +2,41 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.cache_access import open_cache
+from kvproxy.commands.cache_access import Where, open_cache
+from kvproxy.commands.files import read_bytes
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from kvproxy.commands.output import age, flat, print_facts, print_json, print_table
+from kvproxy.commands.output import flat, print_facts, print_json
+from kvproxy.commands.table import digest, print_table, text
+from kvproxy.commands.units import age, moment, size
+from kvproxy.errors import KvproxyError
 
 app = typer.Typer(
     help="The response cache: list, show, remove, export and import stored responses.", no_args_is_help=True
 )
 
-Id = Annotated[str, typer.Argument(help="The entry's id, or the beginning of it.")]
-Namespace = Annotated[str | None, typer.Option(help="Only this namespace, or its beginning.", show_default=False)]
-Key = Annotated[str | None, typer.Option(help="Only this exact key, or its beginning.", show_default=False)]
-Prompt = Annotated[str | None, typer.Option(help="Only prompts that begin with this.", show_default=False)]
-Search = Annotated[str | None, typer.Option(help="Only prompts that contain this.", show_default=False)]
-Tag = Annotated[str | None, typer.Option(help="Only with this tag.", show_default=False)]
-OlderThan = Annotated[float | None, typer.Option(help="Only older than this, in seconds.", show_default=False)]
-Model = Annotated[str | None, typer.Option(help="Only this model.", show_default=False)]
+Id = Annotated[str, typer.Argument(help="The response's id, or the beginning of it.")]
+Namespace = Annotated[
+    str | None, typer.Option(help="Only this namespace; its first digits are enough.", show_default=False)
+]
+Key = Annotated[str | None, typer.Option(help="Only this exact key; its first digits are enough.", show_default=False)]
+Prompt = Annotated[str | None, typer.Option(help="Only prompts that begin with this text.", show_default=False)]
+Search = Annotated[str | None, typer.Option(help="Only prompts that contain this text.", show_default=False)]
+Tag = Annotated[str | None, typer.Option(help="Only responses with this tag.", show_default=False)]
+OlderThan = Annotated[
+    float | None, typer.Option(help="Only responses that are older than this many seconds.", show_default=False)
+]
+Model = Annotated[str | None, typer.Option(help="Only responses of this model.", show_default=False)]
 
 
 @app.command("ls")
 def ls(
-    limit: Annotated[int, typer.Option(help="Most entries; 0 is all.", min=0)] = 100,
+    limit: Annotated[int, typer.Option(help="List at most this many; 0 lists all.", min=0)] = 100,
     namespace: Namespace = None,
     model: Model = None,
     search: Search = None,
@@ -45,26 +54,22 @@ def ls(
 
     Example: kvproxy cache ls --search block
     """
-    where = {"namespace": namespace, "key": key, "model": model, "tag": tag, "prompt": prompt, "search": search}
+    where = Where(namespace, key, model, tag, prompt, search, older_than)
     with open_cache(url, token, store, data) as cache:
-        entries = cache.ls(where | {"older_than": older_than}, limit=limit)
+        found = cache.ls(where, limit=limit)
     if as_json:
-        print_json(entries)
+        print_json(found.entries)
         return
     print_table(
-        ("id", "age#", "hits#", "model", "namespace", "prompt"),
+        (digest("id"), "age#", "hits#", "model", digest("namespace", 8), text("prompt")),
         (
-            (
-                entry["id"][:12],
-                age(entry["created"]),
-                entry["hits"],
-                entry["model"],
-                entry["namespace"][:8],
-                " ".join(entry["prompt"].split())[:80],
-            )
-            for entry in entries
+            (entry["id"], age(entry["created"]), entry["hits"], entry["model"], entry["namespace"], entry["prompt"])
+            for entry in found.entries
         ),
+        empty="no response is stored" if where == Where() else "no stored response fits these options",
     )
+    if found.total > len(found.entries):
+        typer.echo(f"{len(found.entries):,} of {found.total:,}: --limit 0 lists all", err=True)
 
 
 @app.command("show")
@@ -80,9 +85,16 @@ def show(
     if as_json:
         print_json(entry)
         return
-    print_facts((name, value) for name, value in entry.items() if name not in ("request", "response"))
+    print_facts((name, _shown(name, value)) for name, value in entry.items() if name not in ("request", "response"))
     typer.echo(f"request\n{json.dumps(entry['request'], indent=2, ensure_ascii=False)}")
     typer.echo(f"response\n{json.dumps(entry['response'], indent=2, ensure_ascii=False)}")
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A field as people read it."""
+    if name in ("created", "expires", "last_hit") and value is not None:
+        return moment(value)
+    return ", ".join(value) if isinstance(value, list) else value
 
 
 @app.command("rm")
@@ -91,26 +103,27 @@ def rm(
     everything: Annotated[bool, typer.Option("--all", help="Remove every response.")] = False,
     namespace: Namespace = None,
     model: Model = None,
-    older_than: OlderThan = None,
+    search: Search = None,
     key: Key = None,
     prompt: Prompt = None,
     tag: Tag = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    older_than: OlderThan = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Remove stored responses: by id, or all that every given option fits.
+    """Remove stored responses: those with the given ids, or those that fit every given option.
 
     Example: kvproxy cache rm --tag handbook --older-than 3600 --yes
     """
-    where = {"namespace": namespace, "key": key, "model": model, "tag": tag, "prompt": prompt, "older_than": older_than}
-    many = everything or any(value is not None for value in where.values())
+    where = Where(namespace, key, model, tag, prompt, search, older_than)
+    many = everything or where != Where()
     if bool(ids) == many:
         raise typer.BadParameter(
-            "give ids, or one of --all, --namespace, --key, --model, --tag, --prompt, --older-than"
+            "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than"
         )
     if many and not yes:
         if not sys.stdin.isatty():
@@ -121,14 +134,14 @@ def rm(
     if as_json:
         print_json({"removed": removed})
     else:
-        typer.echo(f"removed {removed} responses")
+        typer.echo(f"removed {removed:,} responses")
 
 
 @app.command("stats")
 def stats(
     url: Url = DEFAULT_URL, token: Token = None, store: Store = None, data: Data = None, as_json: Json = False
 ) -> None:
-    """Print the store's figures.
+    """Print figures of the store: how many responses, how large, how often they were served.
 
     Example: kvproxy cache stats --json
     """
@@ -137,58 +150,67 @@ def stats(
     if as_json:
         print_json(figures)
     else:
-        print_facts(flat(figures).items())
+        sizes = ("bytes", "entry_bytes", "max_bytes")
+        facts = flat(figures).items()
+        print_facts((name, size(value) if name in sizes and isinstance(value, int) else value) for name, value in facts)
 
 
 @app.command("export")
 def export(
-    file: Annotated[Path | None, typer.Argument(help="Where to write; stdout by default.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(help="File to write; stdout by default.", show_default=False)] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Write every stored response as JSON lines.
+    """Write every stored response as a line of JSON. The file is written as a whole, or not at all.
 
     Example: kvproxy cache export backup.jsonl
     """
     with open_cache(url, token, store, data) as cache:
-        lines = cache.export()
-        if file is None:
-            sys.stdout.writelines(f"{line}\n" for line in lines)
+        if file is None or str(file) == "-":
+            for part in cache.export():
+                sys.stdout.buffer.write(part)
             return
-        # The old file stays whole until the new one is.
-        partial = file.with_name(file.name + ".partial")
-        count = 0
-        with partial.open("w") as out:
-            for line in lines:
-                out.write(f"{line}\n")
-                count += 1
+        count = _write(file, cache.export())
+    _report({"exported": count, "file": str(file)}, f"exported {count:,} responses to {file}", as_json)
+
+
+def _write(file: Path, parts: Iterator[bytes]) -> int:
+    """Write parts of lines; how many lines. The old file stays until the new one is complete."""
+    partial = file.with_name(file.name + ".partial")
+    count = 0
+    try:
+        with partial.open("wb") as out:
+            for part in parts:
+                out.write(part)
+                count += part.count(b"\n")
         partial.replace(file)
-    _report({"exported": count, "file": str(file)}, f"exported {count} responses to {file}", as_json)
+    except OSError as error:
+        raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="JSON lines of an export.")],
+    file: Annotated[Path, typer.Argument(help="File that an export wrote; - is stdin.")],
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Read exported responses back; those that are there already are skipped.
+    """Read exported responses back. Those that are stored already are skipped.
 
     Example: kvproxy cache import backup.jsonl
     """
-    from kvproxy.errors import NotFound
-
-    if not file.is_file():
-        raise NotFound(f"no file {file}")
+    lines = read_bytes(file)
     with open_cache(url, token, store, data) as cache:
-        done = cache.import_(file.read_bytes())
-    _report(done, f"imported {done['imported']} responses, skipped {done['skipped']}", as_json)
+        done = cache.import_(lines)
+    _report(done, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}", as_json)
 
 
 def _report(result: dict[str, Any], sentence: str, as_json: bool) -> None:

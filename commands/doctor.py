@@ -1,6 +1,5 @@
 """kvproxy doctor: check the installation."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,31 +8,40 @@ import typer
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Url
 from kvproxy.commands.output import print_json
 
-Check = Callable[[], str]
-"""Returns what it found; raises Exception with the fix when it is wrong."""
-
 
 def doctor(
     url: Url = DEFAULT_URL,
     data: Data = None,
     store: Store = None,
-    model: Annotated[str | None, typer.Option(help="Check this model too.", show_default=False)] = None,
-    tier_host: Annotated[str | None, typer.Option(help='Check for this much memory, as in "4GiB".')] = None,
-    tier_disk: Annotated[Path | None, typer.Option(help="Check this folder of chunks.", show_default=False)] = None,
-    tier_disk_size: Annotated[str | None, typer.Option(help="Most bytes in it.", show_default=False)] = None,
-    tier_redis: Annotated[str | None, typer.Option(help="Check this Redis or Valkey.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Model that serve would load.", show_default=False)] = None,
+    upstream: Annotated[
+        list[str] | None, typer.Option(help="Server that serve would forward to; repeat it for several.")
+    ] = None,
+    tier_host: Annotated[str | None, typer.Option(help='Host memory for chunks, as "4GiB".')] = None,
+    tier_disk: Annotated[Path | None, typer.Option(help="Folder for chunks.", show_default=False)] = None,
+    tier_disk_size: Annotated[
+        str | None, typer.Option(help='Size limit of that folder, as "20GiB".', show_default=False)
+    ] = None,
+    tier_redis: Annotated[
+        str | None, typer.Option(help="URL of a Redis or Valkey server for chunks.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the installation, the weights, the data folder, the tiers and the proxy, and name each fix.
+    """Check what the proxy needs, and name the fix of what is wrong.
+
+    It looks at the installation, the data folder, the stored responses, the model with its tiers or each upstream, and
+    the proxy where one runs. The exit code is 1 when a check fails.
 
     Example: kvproxy doctor
+
+    Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
     from kvproxy.checks import all_checks
     from kvproxy.settings import load_settings
 
     given = {"host": tier_host, "disk": tier_disk, "disk_size": tier_disk_size, "redis": tier_redis}
     tiers = {name: value for name, value in given.items() if value is not None}
-    settings = load_settings(data=data, store=store, model=model, tiers=tiers or None)
+    settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers or None)
     results = []
     for name, check in all_checks(settings, url):
         try:

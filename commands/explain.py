@@ -1,103 +1,110 @@
-"""kvproxy explain: would this prompt hit, and if not, why."""
+"""kvproxy explain: which layer would answer a request, and why not the ones before it."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from kvproxy.commands.bodies import api_of, credentials, read_body
 from kvproxy.commands.client import ProxyClient
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_facts, print_json, print_table
+from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
+from kvproxy.commands.output import print_facts, print_json
+from kvproxy.commands.table import digest, print_table, text
+
+ExplainedApi = Literal["chat", "completions", "messages", "responses"]
 
 
 def explain(
     prompt: Annotated[str | None, typer.Argument(help="The user's question.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System prompt before it.", show_default=False)] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A chat request as JSON, instead of a prompt.", show_default=False)
+        Path | None,
+        typer.Option(help="File with the body of a request, instead of a prompt; - is stdin.", show_default=False),
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling setting of the request.", show_default=False)
+    api: Annotated[
+        ExplainedApi | None,
+        typer.Option(help="API that the body is for.", show_default="what its fields tell"),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model; by default the proxy's first.", show_default=False)] = None,
+    temperature: Annotated[float | None, typer.Option(help="Temperature of the request.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the proxy's first")] = None,
+    api_key: ApiKey = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Tell which layer would answer a request, and why not the ones before it. Nothing is computed or stored.
+    """Tell which layer would answer a request, and why the layers before it would not. Nothing is computed or stored.
+
+    Each client sees only the responses that its own key has stored: give the same key here.
 
     Example: kvproxy explain "What is a block?"
+
+    Example: kvproxy explain --file request.json --api messages --api-key "$KEY"
     """
     client = ProxyClient(url, token)
-    body = chat_body(prompt, system, file)
-    body.setdefault("model", model or client.get("/v1/models")["data"][0]["id"])
+    body = read_body(prompt, system, file)
+    chosen = api or _explained(body)
+    headers = credentials(chosen, api_key)
+    if model is not None or "model" not in body:
+        body["model"] = model or client.first_model(headers)
     if temperature is not None:
         body["temperature"] = temperature
-    found = client.post("/admin/explain", body)
+    found = client.post("/admin/explain", body, headers=headers, api=chosen)
     if as_json:
         print_json(found)
     else:
         _render(found)
 
 
-def chat_body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:
-    """The chat request that a command line describes."""
-    from kvproxy.errors import InvalidRequest, NotFound
-
-    if (prompt is None) == (file is None):
-        raise typer.BadParameter("give a prompt, or --file")
-    if file is None:
-        messages = [{"role": "system", "content": system}] if system else []
-        return {"messages": [*messages, {"role": "user", "content": prompt}]}
-    if not file.is_file():
-        raise NotFound(f"no file {file}")
-    try:
-        body = json.loads(file.read_text())
-    except ValueError as error:
-        raise InvalidRequest(f"{file} is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"{file} must hold one chat request, a JSON object")
-    return body
+def _explained(body: dict[str, Any]) -> ExplainedApi:
+    api = api_of(body)
+    if api == "embeddings":
+        raise typer.BadParameter("this is a request for embeddings, which are answered from equal requests only")
+    # What holds only an input is most likely one for Responses; --api tells otherwise.
+    return api or ("responses" if "input" in body else "chat")
 
 
 _SENTENCES = {
-    "exact": "This request is stored: it would be answered from the response cache, exactly.",
-    "semantic": "A stored answer to a similar question would be served.",
+    "exact": "This request is stored: the response cache would answer it.",
+    "semantic": "The response cache would answer with the stored answer to a similar question.",
     "prefix": "The engine would answer, and reuse a part of the prompt.",
-    "none": "Nothing is cached for this request: all of it would be computed.",
+    "none": "Nothing is cached for this request: the engine would compute all of it.",
 }
-
-
-def _row(near: dict[str, Any]) -> tuple[object, ...]:
-    numbers = ("-" if near[name] is None else f"{near[name]:.3f}" for name in ("similarity", "score", "error"))
-    return (*numbers, near["verdict"], near["guard"], near["id"][:12], near["prompt"][:70])
 
 
 def _render(found: dict[str, Any]) -> None:
     typer.echo(_SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
+    stored = f"stored as {exact['id'][:12]}" if exact["hit"] else "not stored"
+    if found["other_tenants"]:
+        stored += ", but another tenant has an equal request stored: give its key with --api-key"
     print_facts(
         [
-            ("exact key", f"{found['key'][:16]}  {'stored as ' + exact['id'][:12] if exact['hit'] else 'not stored'}"),
+            ("tenant", found["tenant"]),
+            ("exact key", f"{found['key'][:16]}  {stored}"),
             ("namespace", found["namespace"][:16]),
             *((name, semantic[name]) for name in ("policy", "threshold", "level", "max_error") if semantic.get(name)),
         ]
     )
     if semantic.get("reason"):
-        typer.echo(semantic["reason"])
+        typer.echo(f"similar    {semantic['reason']}")
     elif not semantic["neighbours"]:
-        typer.echo("neighbours no stored question shares this model, system prompt and these settings")
+        typer.echo("similar    no stored question has this model, system prompt, tenant and these settings")
     if semantic["neighbours"]:
         print_table(
-            ("similarity#", "score#", "error#", "verdict", "guard", "id", "prompt"), map(_row, semantic["neighbours"])
+            ("similarity#", "score#", "error#", "verdict", "guard", digest("id"), text("prompt")),
+            map(_row, semantic["neighbours"]),
         )
     if semantic.get("shadow"):
-        typer.echo("shadow     nothing is served for a similar question; what is accepted would have been")
+        typer.echo("shadow     an accepted question would be served, but shadow mode serves none")
     if prefix is None:
-        typer.echo("prefix     kept by the upstream: --kv-events shows it")
+        typer.echo("prefix     unknown: the upstream keeps its own; serve with --kv-events to see into it")
     else:
         _render_prefix(prefix)
+
+
+def _row(near: dict[str, Any]) -> tuple[object, ...]:
+    numbers = ("-" if near[name] is None else f"{near[name]:.3f}" for name in ("similarity", "score", "error"))
+    return (*numbers, near["verdict"], near["guard"], near["id"], near["prompt"])
 
 
 def _render_prefix(prefix: dict[str, Any]) -> None:
@@ -105,11 +112,11 @@ def _render_prefix(prefix: dict[str, Any]) -> None:
         typer.echo(f"prefix     unknown: {prefix['reason']}")
         return
     typer.echo(
-        f"prefix     {prefix['matched_tokens']} of {prefix['prompt_tokens']} tokens,"
-        f" blocks {', '.join(map(str, prefix['blocks'])) or 'none'}"
+        f"prefix     {prefix['matched_tokens']:,} of {prefix['prompt_tokens']:,} tokens are cached"
+        f"{_blocks(prefix['blocks'])}"
     )
     for name, tokens in prefix["tiers"].items():
-        typer.echo(f"  {name:8} {tokens} tokens more")
+        typer.echo(f"  {name:8} {tokens:,} tokens more")
     if prefix.get("engine"):
         rank = "" if prefix["rank"] is None else f", rank {prefix['rank']}"
         typer.echo(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (its mirror is incomplete)'}")
@@ -117,6 +124,24 @@ def _render_prefix(prefix: dict[str, Any]) -> None:
         typer.echo(f"           {prefix['reason']}")
     divergence = prefix["divergence"]
     if divergence:
-        typer.echo(f"diverges   at token {divergence['position']}, after {divergence['context']!r}")
+        typer.echo(f"diverges   at token {divergence['position']:,}, after {divergence['context']!r}")
         typer.echo(f"  cached   {divergence['cached']!r}")
         typer.echo(f"  prompt   {divergence['prompt']!r}")
+
+
+def _blocks(blocks: list[int] | list[str]) -> str:
+    """Which blocks hold a prompt: runs of ids as `1-28`, of mirrored blocks the first digits of their hashes."""
+    if not blocks:
+        return ""
+    if len(blocks) > 1 and all(isinstance(id, int) for id in blocks):
+        ids = [int(id) for id in blocks]
+        starts = [index for index, id in enumerate(ids) if index == 0 or id != ids[index - 1] + 1]
+        runs = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+        names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    else:
+        names = [str(id)[:12] for id in blocks]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f", in blocks {', '.join(names[:_SHOWN])}{more}"
+
+
+_SHOWN = 12

@@ -11,7 +11,7 @@ from kvproxy.commands.output import print_json
 
 Question = Annotated[
     str | None,
-    typer.Option(help="The question that it was served for: the policy learns from it.", show_default=False),
+    typer.Option(help="Question that the answer was served for; the policy learns from it.", show_default=False),
 ]
 
 
@@ -24,7 +24,7 @@ def reject(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Never serve an entry's answer for a similar question again, until it is approved. Equal requests still get it.
+    """Serve a stored answer for no similar question any more, until it is approved. Equal requests still get it.
 
     Example: kvproxy cache reject 3f2a
     """
@@ -42,7 +42,7 @@ def approve(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Take a rejection back; with the question that it was right for, the policy learns from it.
+    """Undo a rejection. With --question, the policy learns that the answer was right for that question.
 
     Example: kvproxy cache approve 3f2a --question "What is a KV block?"
     """

@@ -1,5 +1,6 @@
 """kvproxy serve: run the proxy."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,46 +13,92 @@ Flag = typer.Option
 
 
 def serve(
-    host: Annotated[str | None, Flag(help="Address to listen on.  [default: 127.0.0.1]", show_default=False)] = None,
-    port: Annotated[int | None, Flag(help="Port; 0 picks a free one.  [default: 8484]", show_default=False)] = None,
-    model: Annotated[str | None, Flag(help="demo, a folder, or a Hugging Face id.", show_default=False)] = None,
+    host: Annotated[str | None, Flag(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, Flag(help="Port to listen on; 0 picks a free one.", show_default="8484")] = None,
+    model: Annotated[
+        str | None, Flag(help="Model of the embedded engine: demo, a folder, or a Hugging Face id.", show_default=False)
+    ] = None,
     upstream: Annotated[
-        list[str] | None, Flag(help="Forward to this server instead of a model; repeat for several.")
+        list[str] | None,
+        Flag(help="Forward to this server, as http://HOST:PORT, instead of a model; repeat it for several."),
     ] = None,
     kv_events: Annotated[
-        list[str] | None, Flag(help="Where the upstream publishes KV events; one for each, in their order.")
+        list[str] | None, Flag(help="Where the upstream publishes KV events; one for each upstream, in their order.")
     ] = None,
-    kv_replay: Annotated[list[str] | None, Flag(help="Where it answers requests for missed events, likewise.")] = None,
-    embedder: Annotated[str | None, Flag(help="default, a folder, or a sentence-transformers id.")] = None,
-    store: Annotated[str | None, Flag(help="File of stored responses, or postgresql://...", show_default=False)] = None,
-    data: Annotated[Path | None, Flag(help="Folder of all state.", show_default=False)] = None,
-    num_blocks: Annotated[int | None, Flag(help="Blocks in the pool.", show_default=False)] = None,
-    block_size: Annotated[int | None, Flag(help="Tokens in a block.  [default: 16]", show_default=False)] = None,
-    kv_memory: Annotated[float | None, Flag(help="Share of free memory for the pool, or bytes.")] = None,
-    device: Annotated[str | None, Flag(help="auto, cpu, cuda or cuda:N.", show_default=False)] = None,
-    threads: Annotated[int | None, Flag(help="CPU threads of a forward pass.", show_default=False)] = None,
-    eviction: Annotated[str | None, Flag(help="Order of eviction: lru, lfu, s3fifo or arc.  [default: lru]")] = None,
-    tier_host: Annotated[str | None, Flag(help='Host memory for chunks of the prefix cache, as in "4GiB".')] = None,
-    tier_disk: Annotated[Path | None, Flag(help="Folder for chunks, found again by a restart.")] = None,
-    tier_disk_size: Annotated[str | None, Flag(help='Most bytes in it, as in "20GiB".', show_default=False)] = None,
-    tier_redis: Annotated[str | None, Flag(help="URL of a Redis or Valkey for chunks.", show_default=False)] = None,
-    chunk_tokens: Annotated[int | None, Flag(help="Tokens in a chunk.  [default: 256]", show_default=False)] = None,
-    policy: Annotated[str | None, Flag(help="threshold, checked or verified.", show_default=False)] = None,
-    max_entries: Annotated[int | None, Flag(help="Most stored responses.", show_default=False)] = None,
-    max_bytes: Annotated[int | None, Flag(help="Most bytes of stored responses.", show_default=False)] = None,
-    threshold: Annotated[float | None, Flag(help="Least similarity of a semantic hit.", show_default=False)] = None,
-    level: Annotated[float | None, Flag(help="Least probability of the verifier.", show_default=False)] = None,
-    max_error: Annotated[float | None, Flag(help="Largest wrong share, for the policy verified.")] = None,
-    verifier: Annotated[str | None, Flag(help="built-in, or a CrossEncoder.", show_default=False)] = None,
-    shadow: Annotated[bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits, serve none.")] = None,
-    ttl: Annotated[float | None, Flag(help="Seconds that a response may be served.", show_default=False)] = None,
-    semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Match similar questions.")] = None,
+    kv_replay: Annotated[
+        list[str] | None, Flag(help="Where the upstream answers requests for missed KV events, likewise.")
+    ] = None,
+    embedder: Annotated[
+        str | None, Flag(help="What embeds questions: default, a folder, or a sentence-transformers id.")
+    ] = None,
+    store: Annotated[
+        str | None, Flag(help="File of stored responses, or postgresql://HOST/DATABASE.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None, Flag(help="Data folder: all state, and the file kvproxy.toml with settings.", show_default=False)
+    ] = None,
+    num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.", show_default=False)] = None,
+    block_size: Annotated[int | None, Flag(help="Tokens in a block.", show_default="16")] = None,
+    kv_memory: Annotated[
+        float | None, Flag(help="Memory of the pool: a share of what is free, as 0.9, or bytes.")
+    ] = None,
+    device: Annotated[
+        str | None, Flag(help="Where the model runs: auto, cpu, cuda or cuda:N.", show_default=False)
+    ] = None,
+    threads: Annotated[int | None, Flag(help="CPU threads that the model uses.", show_default=False)] = None,
+    eviction: Annotated[
+        str | None, Flag(help="Which cached block goes first: lru, lfu, s3fifo or arc.", show_default="lru")
+    ] = None,
+    tier_host: Annotated[str | None, Flag(help='Host memory for chunks of the prefix cache, as "4GiB".')] = None,
+    tier_disk: Annotated[Path | None, Flag(help="Folder for chunks; a restart finds them again.")] = None,
+    tier_disk_size: Annotated[
+        str | None, Flag(help='Size limit of that folder, as "20GiB".', show_default=False)
+    ] = None,
+    tier_redis: Annotated[
+        str | None, Flag(help="URL of a Redis or Valkey server for chunks.", show_default=False)
+    ] = None,
+    chunk_tokens: Annotated[int | None, Flag(help="Tokens in a chunk.", show_default="256")] = None,
+    policy: Annotated[
+        str | None,
+        Flag(help="What decides over similar questions: threshold, checked or verified.", show_default=False),
+    ] = None,
+    max_entries: Annotated[int | None, Flag(help="Store at most this many responses.", show_default=False)] = None,
+    max_bytes: Annotated[
+        int | None, Flag(help="Store responses of at most this many bytes in all.", show_default=False)
+    ] = None,
+    threshold: Annotated[
+        float | None, Flag(help="Least cosine similarity of a semantic hit, from 0 to 1.", show_default=False)
+    ] = None,
+    level: Annotated[
+        float | None, Flag(help="Least probability of the verifier, for the policy checked.", show_default=False)
+    ] = None,
+    max_error: Annotated[
+        float | None, Flag(help="Largest share of wrong answers among those served, for the policy verified.")
+    ] = None,
+    verifier: Annotated[
+        str | None, Flag(help="Model that reads both questions: built-in, or a CrossEncoder.", show_default=False)
+    ] = None,
+    shadow: Annotated[
+        bool | None, Flag("--shadow/--no-shadow", help="Count what semantic hits would be, and serve none.")
+    ] = None,
+    ttl: Annotated[
+        float | None, Flag(help="Seconds for which a stored response may be served.", show_default=False)
+    ] = None,
+    semantic: Annotated[
+        bool | None, Flag("--semantic/--no-semantic", help="Look for similar questions, or for equal requests only.")
+    ] = None,
+    as_json: Annotated[
+        bool, Flag("--json", help="Print where the proxy listens, and what it serves, as one JSON object.")
+    ] = False,
 ) -> None:
-    """Run the proxy: the embedded engine, or --upstream URL behind both caches.
+    """Run the proxy with the embedded engine, or with --upstream in front of a server that you run.
+
+    Flags go before environment variables, and those before kvproxy.toml; docs/configuration.md lists all settings.
+
+    Example: kvproxy serve --model Qwen/Qwen3-0.6B
 
     Example: kvproxy serve --upstream http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
     """
-    from kvproxy.http.server import serve as run
     from kvproxy.settings import load_settings
 
     settings = load_settings(
@@ -86,7 +133,10 @@ def serve(
             max_bytes=max_bytes,
         ),
     )
-    run(settings, _banner)
+    # Loads the engine's libraries, so that a wrong setting is told before that.
+    from kvproxy.http.server import serve as run
+
+    run(settings, _print_json if as_json else _banner)
 
 
 def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
@@ -105,13 +155,24 @@ def _given(**flags: Any) -> dict[str, Any] | None:
     return {name: value for name, value in flags.items() if value is not None} or None
 
 
+def _print_json(services: "Services", url: str) -> None:
+    settings, worker = services.settings, services.built.worker
+    ready = {
+        "url": url,
+        "model": worker.name if worker else None,
+        "upstreams": [server.url for server in settings.servers],
+        "responses": services.answerer.store.name,
+    }
+    typer.echo(json.dumps(ready))
+
+
 def _banner(services: "Services", url: str) -> None:
     settings, worker = services.settings, services.built.worker
     if worker is None:
         typer.echo(f"kvproxy in front of {', '.join(server.url for server in settings.servers)}")
     elif worker.name == "demo":
         typer.echo(
-            "kvproxy with the built-in demo model. It is a demonstration: it knows docs/handbook.md, nothing else."
+            "kvproxy with the built-in demo model. It is a demonstration: it knows docs/handbook.md and nothing else."
         )
     else:
         typer.echo(f"kvproxy with {worker.name}")

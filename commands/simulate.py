@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.options import Json
-from kvproxy.commands.output import print_facts, print_json, print_table
+from kvproxy.commands.output import print_facts, print_json, print_table, progress_bar
 from kvproxy.commands.simulate_fleet import simulate_fleet
 
 if TYPE_CHECKING:
@@ -14,25 +14,36 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(help="Conformance trace, Mooncake trace, or JSON lines with tokens.")],
-    out: Annotated[Path | None, typer.Option(help="Conformance traces: result lines.", show_default=False)] = None,
-    blocks: Annotated[str | None, typer.Option(help="Pool sizes, as in 1000,5000.", show_default=False)] = None,
-    policies: Annotated[str, typer.Option(help="Orders of eviction.")] = "lru,lfu,s3fifo,arc,belady",
+    trace: Annotated[
+        Path, typer.Argument(help="A conformance trace, a Mooncake trace, or JSON lines with the tokens of prompts.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the result lines of a conformance trace.", show_default=False),
+    ] = None,
+    blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, as 1000,5000.", show_default=False)] = None,
+    policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,lfu,s3fifo,arc,belady",
     block_size: Annotated[int, typer.Option(help="Tokens in a block, for lines with tokens.", min=1)] = 16,
-    plot: Annotated[Path | None, typer.Option(help="Write the curves as .png or .svg.", show_default=False)] = None,
-    model: Annotated[Path | None, typer.Option(help="Model folder, to tell sizes in GiB.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the curves into this .png or .svg file.", show_default=False)
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a model, so that sizes are told in GiB too.", show_default=False)
+    ] = None,
     bytes_per_token: Annotated[
-        int | None, typer.Option(help="KV bytes of a token, likewise.", show_default=False)
+        int | None, typer.Option(help="Bytes of a token's keys and values, instead of --model.", show_default=False)
     ] = None,
     engines: Annotated[
         int | None, typer.Option(help="Compare ways to route between so many engines.", min=1, show_default=False)
     ] = None,
     prefill_rate: Annotated[
-        float, typer.Option(help="Prompt tokens an engine computes a second, for --engines.")
+        float, typer.Option(help="Prompt tokens that an engine computes a second, for --engines.")
     ] = 10_000,
     as_json: Json = False,
 ) -> None:
-    """Replay a trace: hit rates by pool size and policy, what routing does, or (conformance traces) what the blocks did.
+    """Replay a trace: hit rates by pool size and eviction policy, or what routing between engines does.
+
+    A conformance trace is replayed through the block cache itself, and tells what its blocks did.
 
     Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
     """
@@ -79,9 +90,6 @@ def _conformance(trace: Path, out: Path | None, as_json: bool) -> None:
 
 
 def _sweep(trace: Path, blocks: str | None, policies: str, block_size: int) -> "Sweep":
-    from rich.console import Console
-    from rich.progress import Progress
-
     from kvproxy.simulate.orders import POLICIES
     from kvproxy.simulate.sweep import default_sizes, sweep
     from kvproxy.simulate.workload import read_chains
@@ -98,8 +106,7 @@ def _sweep(trace: Path, blocks: str | None, policies: str, block_size: int) -> "
         raise typer.BadParameter("a pool has at least one block")
     requests, tokens = read_chains(trace, block_size)
     sizes = sizes or default_sizes(requests)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("simulating", total=len(set(sizes)) * len(chosen))
         return sweep(requests, tokens, sizes, chosen, lambda: progress.advance(task))
 

@@ -5,16 +5,13 @@ from pathlib import Path
 
 import typer
 
-from kvproxy.commands.output import print_json, print_table
+from kvproxy.commands.output import print_json, print_table, progress_bar
 
 
 def simulate_fleet(
     trace: Path, engines: int, blocks: str | None, block_size: int, prefill_rate: float, as_json: bool
 ) -> None:
     """Replay a trace by each way and print what came of it."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from kvproxy.simulate.arrivals import read_arrivals
     from kvproxy.simulate.fleet import POLICIES, FleetShape, simulate_routing
 
@@ -24,8 +21,7 @@ def simulate_fleet(
         raise typer.BadParameter("--prefill-rate is above 0")
     arrivals, tokens = read_arrivals(trace, block_size)
     shape = FleetShape(engines, int(blocks) if blocks else 5000, tokens, prefill_rate)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
+    with progress_bar() as progress:
         results = [simulate_routing(arrivals, shape, policy) for policy in progress.track(POLICIES)]
     if as_json:
         print_json({"shape": asdict(shape), "requests": len(arrivals), "results": [asdict(each) for each in results]})

@@ -13,7 +13,7 @@ from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import percent
-from kvproxy.errors import KvproxyError, ProxyUnreachable
+from kvproxy.errors import NoPrefixCache
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -24,7 +24,16 @@ _BAR = 40
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a proxy says at one moment: requests and seconds to the first byte by layer, stored responses, the prefix cache."""
+    """What a proxy says at one moment.
+
+    Attributes:
+        at: when, in seconds of a clock that only rises.
+        requests: answered so far, by layer.
+        seconds: to the first byte in all, by layer.
+        entries: stored responses.
+        blocks: figures of the prefix cache; None where an upstream keeps its own.
+        tiers: what is kept outside the pool.
+    """
 
     at: float
     requests: Counter[str]
@@ -36,14 +45,14 @@ class Sample:
 
 def top(
     interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
-    count: Annotated[
-        int | None, typer.Option(help="Looks.  [default: until Ctrl-C; 1 where nobody watches]", show_default=False)
-    ] = None,
+    count: Annotated[int | None, typer.Option(help="How many looks.", show_default="until Ctrl-C; 1 in a pipe")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a proxy: who answers how many requests a second, and how full the pool is. With --json one object a line.
+    """Watch a proxy: which layer answers how many requests a second, and how full the pool is.
+
+    With --json each look is one line.
 
     Example: kvproxy top
     """
@@ -105,12 +114,10 @@ def take(client: ProxyClient) -> Sample:
 
 
 def _ask(client: ProxyClient, path: str) -> Any:
-    """None where an upstream keeps its own, and tells nobody."""
+    """What a route says of the prefix cache; None where an upstream keeps its own."""
     try:
         return client.get(path)
-    except ProxyUnreachable:
-        raise
-    except KvproxyError:
+    except NoPrefixCache:
         return None
 
 
@@ -156,7 +163,7 @@ def _page(figures: dict[str, Any]) -> "Group":
 
 def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
     if blocks is None:
-        return [("prefix cache", "kept by the upstream")]
+        return [("prefix cache", "unknown: the upstream keeps its own")]
     if blocks["num_blocks"] is None:
         return [("prefix cache", f"{blocks['cached']:,} blocks mirrored"), ("evictions", f"{blocks['evictions']:,}")]
     total = blocks["num_blocks"] - 1

@@ -1,22 +1,22 @@
-"""kvproxy upstreams: the engines behind a proxy, how they fare, and taking one out for maintenance."""
+"""kvproxy upstreams: the engines behind a proxy, and taking one out for maintenance."""
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_json, print_table
+from kvproxy.commands.output import print_json
+from kvproxy.commands.table import print_table
 
 app = typer.Typer(help="The upstreams that requests are routed between.")
 
-Name = Annotated[str, typer.Argument(help="Its URL, or its place in the list, from 1.")]
+Name = Annotated[str, typer.Argument(help="The upstream's URL, or its place in the list, from 1.")]
 
 
 @app.callback(invoke_without_command=True)
 def ls(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """List upstreams: whether each is up, its load, and what it caches.
+    """List upstreams: whether each is up, how busy it is, and what it caches.
 
     Example: kvproxy upstreams
     """
@@ -26,11 +26,11 @@ def ls(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_j
 
 @app.command("drain")
 def drain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """Send an upstream nothing new; what it has under way ends as it would.
+    """Send an upstream no new requests. Those that it has are answered.
 
     Example: kvproxy upstreams drain 2
     """
-    _print([ProxyClient(url, token).post(f"/admin/upstreams/drain?name={quote(name, safe='')}")], as_json)
+    _print([ProxyClient(url, token).post("/admin/upstreams/drain", name=name)], as_json)
 
 
 @app.command("undrain")
@@ -39,30 +39,29 @@ def undrain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Js
 
     Example: kvproxy upstreams undrain 2
     """
-    _print([ProxyClient(url, token).post(f"/admin/upstreams/undrain?name={quote(name, safe='')}")], as_json)
+    _print([ProxyClient(url, token).post("/admin/upstreams/undrain", name=name)], as_json)
 
 
 def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(upstreams)
         return
-    print_table(
-        ("upstream", "state", "weight#", "running#", "load#", "sent#", "ejected#", "blocks#", "mirror"),
-        (
-            (
-                each["url"],
-                each["state"],
-                each["weight"],
-                each["requests"],
-                each["load"],
-                each["sent"],
-                each["ejections"],
-                each["cached_blocks"],
-                _mirror(each),
-            )
-            for each in upstreams
-        ),
-    )
+    columns = {
+        "upstream": [each["url"] for each in upstreams],
+        "state": [each["state"] for each in upstreams],
+        "running#": [each["requests"] for each in upstreams],
+        "load#": [each["load"] for each in upstreams],
+        "sent#": [each["sent"] for each in upstreams],
+    }
+    # Columns that tell nothing are left out, so that a list of plain upstreams fits a terminal.
+    if len({each["weight"] for each in upstreams}) > 1:
+        columns["weight#"] = [f"{each['weight']:g}" for each in upstreams]
+    if any(each["ejections"] for each in upstreams):
+        columns["ejected#"] = [each["ejections"] for each in upstreams]
+    if any(each["streams"] for each in upstreams):
+        columns["blocks#"] = [each["cached_blocks"] for each in upstreams]
+        columns["mirror"] = [_mirror(each) for each in upstreams]
+    print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream")
     for each in upstreams:
         if each["error"]:
             typer.echo(f"{each['url']}: {each['error']}")

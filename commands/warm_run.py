@@ -5,31 +5,42 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvproxy.commands.warm_file import WarmRequest
+from kvproxy.commands.bodies import PATHS, credentials
+from kvproxy.commands.output import progress_bar
+from kvproxy.commands.warm_file import Failure, WarmRequest
 from kvproxy.errors import ProxyUnreachable
+
+if TYPE_CHECKING:
+    import httpx
 
 _RETRIES = 5
 _PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A request that got no answer."""
-
-    line: int
-    message: str
+_APIS = {path: api for api, path in PATHS.items()}
 
 
 @dataclass(slots=True)
 class Report:
-    """What became of a run."""
+    """What became of a run.
+
+    Attributes:
+        outcomes: answers that were `stored`, `forwarded` (computed, not stored), `exact` or `semantic`.
+        passed_over: lines of the file that hold no request.
+        has_cache: whether a kvproxy answered, rather than any other server.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    passed_over: int = 0
+    has_cache: bool = False
     failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def kept(self) -> int:
+        """Requests whose answer is in the cache now."""
+        return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
 
     def facts(self) -> list[tuple[str, object]]:
         """The closing table."""
@@ -41,10 +52,12 @@ class Report:
             ("like one stored before", self.outcomes["semantic"]),
             ("prompt tokens", self.prompt_tokens),
             ("of them from blocks", self.reused_tokens),
+            ("lines passed over", self.passed_over),
             ("failed", len(self.failures)),
         ]
 
     def as_dict(self) -> dict[str, Any]:
+        """The same for scripts, with the failures."""
         names = [name.replace(",", "").replace(" ", "_") for name, _ in self.facts()]
         values = [value for _, value in self.facts()]
         failures = [{"line": failure.line, "message": failure.message} for failure in self.failures]
@@ -52,8 +65,9 @@ class Report:
 
     def count(self, status: str) -> None:
         """Take one answer's Cache-Status."""
-        # A cache behind this one has said its part before.
+        # A cache behind this one has written its part before.
         status = status.rsplit(", ", 1)[-1]
+        self.has_cache = self.has_cache or status.startswith("kvproxy")
         prefix = _PREFIX.search(status)
         if prefix:
             self.reused_tokens += int(prefix[1])
@@ -82,17 +96,22 @@ class Pace:
 
 def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
     """Requests that compute their prompts and a single token."""
-    short = {"/v1/responses": "max_output_tokens"}
+    short = {PATHS["responses"]: "max_output_tokens"}
     return [
         replace(each, body=each.body | {short.get(each.path, "max_tokens"): 1})
         for each in requests
-        if each.path != "/v1/embeddings"
+        if each.path != PATHS["embeddings"]
     ]
 
 
 async def run(
-    requests: list[WarmRequest], url: str, pace: Pace, api_key: str | None, cache_control: str | None = None
-) -> Report:
+    requests: list[WarmRequest],
+    url: str,
+    pace: Pace,
+    api_key: str | None,
+    report: Report,
+    cache_control: str | None = None,
+) -> None:
     """Send all requests in order, with a progress bar on stderr.
 
     Args:
@@ -100,26 +119,24 @@ async def run(
         url: a proxy, or any other server.
         pace: how fast.
         api_key: of the tenant whose answers they are.
+        report: counts what comes of it, also where the run ends early.
         cache_control: what to ask of the caches.
 
     Raises:
         ProxyUnreachable: the server stopped answering; what was stored stays, and a second run goes on from there.
     """
     import httpx
-    from rich.console import Console
-    from rich.progress import Progress
 
-    report = Report()
     headers = {"cache-control": cache_control} if cache_control else {}
     waiting = iter(requests)
     limits = httpx.Timeout(600.0, connect=3.0)
-    with Progress(console=Console(stderr=True), disable=not Console(stderr=True).is_terminal) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("warming", total=len(requests))
 
         async def work(client: httpx.AsyncClient) -> None:
             for request in waiting:
                 await pace.turn()
-                await _send(client, request, _credentials(request.path, api_key), report)
+                await _send(client, request, credentials(_APIS[request.path], api_key), report)
                 progress.advance(task)
 
         async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=limits) as client:
@@ -131,17 +148,9 @@ async def run(
                 raise ProxyUnreachable(
                     f"{url} stopped answering: start it and run warm again, which goes on from here"
                 ) from None
-    return report
 
 
-def _credentials(path: str, api_key: str | None) -> dict[str, str]:
-    """A key as the clients of a route send it; answers are kept apart by it."""
-    if path == "/v1/messages":
-        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-async def _send(client: Any, request: WarmRequest, headers: dict[str, str], report: Report) -> None:
+async def _send(client: "httpx.AsyncClient", request: WarmRequest, headers: dict[str, str], report: Report) -> None:
     for attempt in range(_RETRIES):
         response = await client.post(request.path, json=request.body, headers=headers)
         if response.status_code not in (429, 503):

@@ -1,7 +1,6 @@
 """A stored response, and its form in export files."""
 
 import json
-import math
 import uuid
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -75,12 +74,22 @@ class Entry:
         }
 
     def document(self) -> dict[str, Any]:
-        """Everything, JSON-able: a line of an export file, and what `show` prints."""
+        """Everything, JSON-able: what `show` prints."""
         return self.summary() | {
             "key": self.key,
             "request": json.loads(self.request),
             "response": json.loads(self.response),
         }
+
+    def line(self) -> bytes:
+        """Everything as one line of an export file, with its end.
+
+        Request and response are put in as they are kept: what was read once must not fail, or change, in being read again.
+        """
+        head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
+        # Between the tokens of JSON a line end is a blank; inside of a text it is written as \n.
+        request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))
+        return b'%s, "request": %s, "response": %s}\n' % (head, request, response)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Entry":
@@ -102,36 +111,38 @@ class Entry:
             if column.default is MISSING or column.name in document
         }
         values["tags"] = tuple(str(tag) for tag in values.get("tags", ()))
-        values["request"] = json.dumps(document["request"]).encode()
-        values["response"] = json.dumps(document["response"]).encode()
+        for name in ("request", "response"):
+            if not isinstance(document[name], dict):
+                raise ValueError(f"{name} is no object")
+            values[name] = json.dumps(document[name], allow_nan=False).encode()
         for name, value in values.items():
             _check(name, value)
         return cls(**values)
 
 
 _TEXTS = ("id", "key", "namespace", "tenant", "model", "endpoint", "prompt", "backend", "request_id")
+_MOST = 2**63 - 1
+"""Databases hold no larger numbers."""
 
 
 def _check(name: str, value: Any) -> None:
     """Databases compare what is no number with numbers too: an entry with such an age would never go."""
     if name in _TEXTS:
-        fits = isinstance(value, str) and _is_unicode(value) and (bool(value) or name not in ("id", "key", "namespace"))
+        fits = isinstance(value, str) and (bool(value) or name not in ("id", "key", "namespace")) and _is_unicode(value)
     elif name in ("created", "expires", "last_hit", "hits", "prompt_tokens", "completion_tokens"):
-        number = isinstance(value, int | float) and math.isfinite(value)
+        number = isinstance(value, int | float) and -_MOST <= value <= _MOST
         fits = number or (name == "last_hit" and value is None)
+    elif name == "tags":
+        fits = all(map(_is_unicode, value))
     else:
         fits = True
     if not fits:
         raise ValueError(f"{name} is {value!r}")
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether a text can be written at all: JSON may hold half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_unicode(value: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON can hold halves of characters."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def new_id() -> str:

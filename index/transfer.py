@@ -1,6 +1,7 @@
-"""Import of exported responses."""
+"""Export of stored responses as JSON lines, and their import."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 
 from kvproxy.index.entry import Entry
@@ -8,6 +9,11 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import Put, Store
 
 IMPORT_BATCH = 256
+
+
+def export_lines(store: Store) -> Iterator[bytes]:
+    """Every entry as a line, oldest first, each with its end."""
+    return (entry.line() for entry in store.entries())
 
 
 def read_lines(lines: bytes) -> list[Entry]:
@@ -20,11 +26,12 @@ def read_lines(lines: bytes) -> list[Entry]:
 
 
 def _entries(lines: bytes) -> Iterator[Entry]:
-    for number, line in enumerate(lines.splitlines(), 1):
+    # Other ends of lines, such as U+2028, may stand inside a text.
+    for number, line in enumerate(lines.removeprefix(BOM_UTF8).split(b"\n"), 1):
         if line.strip():
             try:
                 yield Entry.from_document(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ImportFailed(f"line {number} is no exported response ({error!r}): nothing was imported") from None
 
 

@@ -6,23 +6,28 @@ from collections.abc import Callable
 from importlib import metadata
 
 from kvproxy.errors import KvproxyError
+from kvproxy.reachable import check_proxy, check_upstream
 from kvproxy.settings import Settings
+from kvproxy.stored import opened_store, store_exists
 
 Check = Callable[[], str]
 
 
 def all_checks(settings: Settings, url: str) -> list[tuple[str, Check]]:
     """Named checks in the order in which they make sense."""
+    engine: list[tuple[str, Check]]
+    if settings.servers:
+        engine = [("upstream", functools.partial(check_upstream, server, settings)) for server in settings.servers]
+    else:
+        engine = [("torch", _torch), ("model", lambda: _model(settings)), *_tiers(settings)]
     return [
         ("python", _python),
-        ("torch", _torch),
         ("faiss", _faiss),
         ("data", lambda: _data(settings)),
         ("store", lambda: _store(settings)),
         ("embedder", _embedder),
-        ("model", lambda: _model(settings)),
-        *_tiers(settings),
-        ("proxy", lambda: _proxy(url, settings)),
+        *engine,
+        ("proxy", lambda: check_proxy(url)),
     ]
 
 
@@ -63,16 +68,10 @@ def _data(settings: Settings) -> str:
 
 
 def _store(settings: Settings) -> str:
-    from kvproxy.index.store import open_store
-    from kvproxy.index.store.opening import is_url
-
-    if not is_url(settings.store_where) and not settings.store_path.is_file():
+    if not store_exists(settings):
         return f"{settings.store_path} (not there yet)"
-    store = open_store(settings.store_where)
-    try:
-        return f"{store.name}, {store.check()} responses"
-    finally:
-        store.close()
+    with opened_store(settings) as store:
+        return f"{store.name}, {store.check():,} responses"
 
 
 def _embedder() -> str:
@@ -133,13 +132,3 @@ def _own_chunks(settings: Settings) -> str | None:
     except KvproxyError:
         return None
     return key_prefix(fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))
-
-
-def _proxy(url: str, settings: Settings) -> str:
-    import httpx
-
-    try:
-        version = httpx.get(f"{url.rstrip('/')}/health", timeout=3.0).json()["version"]
-    except (httpx.HTTPError, ValueError, KeyError):
-        return f"none at {url} (start one with kvproxy serve)"
-    return f"{version} answers at {url}"

@@ -145,6 +145,9 @@ class Store(Protocol):
     def stats(self) -> dict[str, Any]:
         """Figures of the store: entries, namespaces, hits, tokens saved by hits, bytes, tags."""
 
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, oldest first, a page at a time."""
+
     def export(self) -> Iterator[dict[str, Any]]:
         """Every entry as a JSON-able document, oldest first, with its vectors left out."""
 

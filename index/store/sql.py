@@ -106,6 +106,9 @@ class SqlStore(SqlWriter):
         }
 
     def export(self) -> Iterator[dict[str, Any]]:
+        return (entry.document() for entry in self.entries())
+
+    def entries(self) -> Iterator[Entry]:
         self.flush()
         sql = (
             f"select {COLUMNS} from responses where created > :created or (created = :created and id > :id)"
@@ -113,7 +116,7 @@ class SqlStore(SqlWriter):
         )
         last: dict[str, Any] = {"created": float("-inf"), "id": ""}
         while rows := self._query(sql, last):
-            yield from (Entry.from_row(row).document() for row in rows)
+            yield from (Entry.from_row(row) for row in rows)
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:

@@ -21,8 +21,6 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.lookup import Candidate, Lookup
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
-from kvproxy.index.store import Store
 from kvproxy.settings import CacheSettings
 
 HOLD_SECONDS = 1.0
@@ -37,8 +35,7 @@ class Answerer:
 
     Args:
         backend: computes what is not cached.
-        store: responses by exact key.
-        semantic: responses by similar question, None where that is off.
+        cache: stored responses, by exact key and by similar question.
         settings: what may be cached and for how long.
         clock: seconds since the epoch.
         observer: compares fresh answers with cached ones, None to learn nothing.
@@ -47,19 +44,18 @@ class Answerer:
     def __init__(
         self,
         backend: Backend,
-        store: Store,
-        semantic: SemanticCache | None,
+        cache: ResponseCache,
         settings: CacheSettings,
         clock: Callable[[], float] = time.time,
         observer: Observer | None = None,
     ) -> None:
         self.backend = backend
-        self.store = store
-        self.semantic = semantic
+        self.cache = cache
+        self.store = cache.store
+        self.semantic = cache.semantic
         self.observer = observer
         self.outcomes: Counter[str] = Counter()
         """Semantic lookups by what came of them."""
-        self.cache = ResponseCache(store, semantic)
         self.flights = Flights()
         self.settings = settings
         self._clock = clock

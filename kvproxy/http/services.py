@@ -8,15 +8,10 @@ from starlette.requests import Request
 
 from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
-from kvproxy.errors import SettingsError
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learning.observer import make_observer
-from kvproxy.flow.similar import build_semantic
 from kvproxy.http.metrics import Metrics
-from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
-from kvproxy.index.observations import Observations
-from kvproxy.index.store import Capacity, open_store
-from kvproxy.index.store.opening import open_observations
+from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
@@ -29,7 +24,6 @@ class Services:
 
     settings: Settings
     answerer: Answerer
-    observations: Observations
     metrics: Metrics
     built: Built
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -60,7 +54,6 @@ class Services:
             await self.answerer.observer.close()
         await self.answerer.backend.close()
         await asyncio.to_thread(self.answerer.cache.close)
-        self.observations.close()
 
 
 def build(settings: Settings) -> Services:
@@ -75,16 +68,9 @@ def build(settings: Settings) -> Services:
     built = build_backend(settings)
     if built.worker is not None:
         built.worker.observe = metrics.generated
-    try:
-        capacity = Capacity(settings.cache.max_entries, settings.cache.max_bytes)
-        store = open_store(settings.store_where, capacity=capacity)
-        observations = open_observations(settings.store_where)
-        semantic = build_semantic(settings, store, observations)
-    except (CacheStoreError, EmbedderError, VerifierError) as error:
-        raise SettingsError(str(error)) from None
-    observer = make_observer(semantic, built.backend, settings.cache) if semantic is not None else None
-    answerer = Answerer(built.backend, store, semantic, settings.cache, observer=observer)
-    return Services(settings, answerer, observations, metrics, built)
+    cache = open_response_cache(settings.store_where, settings.cache, embedder=settings.embedder, data=settings.data)
+    observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
+    return Services(settings, Answerer(built.backend, cache, settings.cache, observer=observer), metrics, built)
 
 
 def services(request: Request) -> Services:

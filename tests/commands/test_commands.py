@@ -1,44 +1,18 @@
-"""The command line as its users run it: a real process, against the running demo proxy or a store on disk."""
+"""The command line as its users run it, against the running demo proxy or a store on disk."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.store import ResponseStore
+from tests.commands.run import ask, kvproxy, result
 from tests.index.entries import make_entry
 
-ROOT = Path(__file__).resolve().parents[2]
-NOWHERE = "http://127.0.0.1:9"
 Demo = tuple[str, Services]
-
-
-def kvproxy(*arguments: object, url: str = NOWHERE, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; nothing it prints may ever be a traceback."""
-    command = [sys.executable, "-m", "kvproxy.commands", *map(str, arguments)]
-    variables = os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | environment
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=120)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
-
-
-def result(*arguments: object, url: str = NOWHERE) -> Any:
-    done = kvproxy(*arguments, "--json", url=url)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def ask(url: str, question: str, system: str = "") -> httpx.Response:
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": question})
-    return httpx.post(f"{url}/v1/chat/completions", json={"model": "demo", "messages": messages}, timeout=60)
 
 
 def test_blocks(demo: Demo) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvproxy.index.observations import SqliteObservations
 from kvproxy.index.store import ResponseStore
-from tests.commands.test_commands import kvproxy, result
+from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from kvproxy.settings import load_settings
-from tests.commands.test_commands import ask, kvproxy, result
+from tests.commands.run import ask, kvproxy, result
 from tests.servers import run_proxy
 
 SYSTEM = "You answer questions about blocks, and nothing else, in one sentence. " * 4

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.commands.test_commands import kvproxy, result
+from tests.commands.run import kvproxy, result
 
 DATA = Path(__file__).resolve().parents[1] / "simulate/data"
 

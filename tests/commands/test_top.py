@@ -4,7 +4,8 @@ import json
 import threading
 import time
 
-from tests.commands.test_commands import Demo, ask, kvproxy
+from tests.commands.run import ask, kvproxy
+from tests.commands.test_commands import Demo
 
 
 def test_one_look_as_json(demo: Demo) -> None:

@@ -1,7 +1,9 @@
-"""Warming: what is read from a file, how fast it is sent, and what a cache gives to warm with."""
+"""Warming: how fast requests are sent, what is told of them, and what a cache gives to warm with."""
 
 import asyncio
 import json
+import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.commands.warm_file import read_requests
-from kvproxy.commands.warm_run import Pace, prefix_only, run
-from kvproxy.errors import InvalidRequest
+from kvproxy.commands.warm_run import Pace, Report, run
 from kvproxy.settings import load_settings
-from tests.commands.test_commands import kvproxy, result
+from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.servers import run_app, run_proxy
 
 
@@ -30,59 +31,40 @@ def lines(file: Path, *values: Any) -> Path:
     return file
 
 
-def test_access_logs_are_read_by_frequency_and_without_what_failed(tmp_path: Path) -> None:
-    log = lines(
-        tmp_path / "log.jsonl",
-        {"method": "POST", "path": "/v1/chat/completions?a=1", "status": 200, "body": said("once")},
-        {"method": "post", "url": "http://host/v1/messages", "request": said("often", max_tokens=5), "response": {}},
-        {"endpoint": "/v1/chat/completions", "status": 500, "request_body": said("failed")},
-        {"method": "GET", "path": "/v1/models", "status": 200, "body": said("got")},
-        {"path": "/v1/images", "status": 200, "body": {"prompt": "a picture"}},
-        {"path": "/v1/messages", "request_body": json.dumps(said("often", max_tokens=5, stream=True))},
-        {"route": "/v1/embeddings", "payload": {"model": "e", "input": ["a", "b"]}},
-    )
-    found = read_requests(log, "default", None)
-    assert [(each.path, each.count, each.line) for each in found] == [
-        ("/v1/messages", 2, 2),
-        ("/v1/chat/completions", 1, 1),
-        ("/v1/embeddings", 1, 7),
-    ]
-    assert [each.path for each in prefix_only(found)] == ["/v1/messages", "/v1/chat/completions"]
-    assert {each.body["max_tokens"] for each in prefix_only(found)} == {1}
-
-
-@pytest.mark.parametrize("value", [{"a": 1}, {"input": "where to?"}, {"body": {"a": 1}}, [1], {"body": 5}])
-def test_what_is_no_request_is_named(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(InvalidRequest, match="line 2"):
-        read_requests(lines(tmp_path / "x.jsonl", said("a"), value), "m", None)
-
-
 class Upstream:
     """Any server: it answers, and notes what it was asked and when."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0, headers: dict[str, str] | None = None) -> None:
         self.asked: list[tuple[float, str, str | None]] = []
+        self.seconds = seconds
+        self.headers = headers or {}
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         question = body["messages"][-1]["content"]
         self.asked.append((time.monotonic(), question, request.headers.get("x-api-key")))
+        await asyncio.sleep(self.seconds)
         choice = {"index": 0, "message": {"role": "assistant", "content": question}, "finish_reason": "stop"}
         usage = {"prompt_tokens": len(question), "completion_tokens": 1}
-        return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage})
+        return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage}, headers=self.headers)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "m"}]})
 
     def app(self) -> Starlette:
         paths = ("/v1/chat/completions", "/v1/messages")
-        return Starlette(routes=[Route(path, self.chat, methods=["POST"]) for path in paths])
+        answered = [Route(path, self.chat, methods=["POST"]) for path in paths]
+        return Starlette(routes=[*answered, Route("/v1/models", self.models)])
 
 
 def test_no_more_requests_a_second_than_allowed_and_keys_as_clients_send_them(tmp_path: Path) -> None:
     upstream = Upstream()
     values = [{"path": "/v1/messages", "body": said(f"q{number}")} for number in range(6)]
-    requests = read_requests(lines(tmp_path / "x.jsonl", *values), "m", None)
+    requests = read_requests(lines(tmp_path / "x.jsonl", *values), "m", None).requests
+    report = Report()
     with run_app(upstream.app()) as url:
         began = time.monotonic()
-        report = asyncio.run(run(requests, url, Pace(4, rate=20.0), "key"))
+        asyncio.run(run(requests, url, Pace(4, rate=20.0), "key", report))
     assert report.outcomes["forwarded"] == 6
     # From the start, since a busy machine may deliver the first request late.
     assert max(moment for moment, _, _ in upstream.asked) - began >= 5 / 20
@@ -107,3 +89,66 @@ def test_the_most_valuable_entries_are_sent_again_or_elsewhere(tmp_path: Path) -
             assert [question for _, question, _ in upstream.asked] == ["a long question, often", "often"]
     wrong = kvproxy("warm", url=url)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_sent(tmp_path: Path) -> None:
+    upstream = Upstream()
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "\n".join(["# nightly", json.dumps(said("a")), '{"messages": [', "INFO: started", json.dumps(said("b"))])
+    )
+    with run_app(upstream.app()) as url:
+        done = kvproxy("warm", log, "--concurrency", 1, url=url)
+        counts = json.loads(kvproxy("warm", log, "--json", url=url).stdout)
+    assert done.returncode == 1
+    assert done.stderr == "line 3: this is not a JSON object\n"
+    assert [question for _, question, _ in upstream.asked][:2] == ["a", "b"]
+    assert (counts["requests"], counts["lines_passed_over"], counts["failed"]) == (3, 2, 1)
+    assert counts["failures"] == [{"line": 3, "message": "this is not a JSON object"}]
+
+
+def test_a_dash_is_standard_input() -> None:
+    upstream = Upstream()
+    with run_app(upstream.app()) as url:
+        assert kvproxy("warm", "-", "--concurrency", 1, url=url, stdin=b"one\n# two\nthree\n").returncode == 0
+    assert [question for _, question, _ in upstream.asked] == ["one", "three"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        ("kvproxy; fwd=uri-miss", 1),
+        ("other; hit, kvproxy; fwd=bypass", 1),
+        ("kvproxy; fwd=uri-miss; stored", 0),
+        ("kvproxy; hit", 0),
+        ("", 0),
+    ],
+)
+def test_a_cache_that_stores_nothing_is_told(tmp_path: Path, status: str, code: int) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo")
+    with run_app(Upstream(headers={"cache-status": status} if status else None).app()) as url:
+        done = kvproxy("warm", prompts, url=url)
+        assert (done.returncode, "nothing was stored" in done.stderr) == (code, bool(code))
+        # Then nothing is meant to be stored.
+        assert kvproxy("warm", prompts, "--prefix-only", url=url).returncode == 0
+
+
+def test_an_interrupted_run_and_a_lost_server_are_summed_up(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"question {number}" for number in range(500)))
+    upstream = Upstream(seconds=0.02)
+    arguments = command("warm", prompts, "--json", "--concurrency", 1)
+    with run_app(upstream.app()) as url:
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=variables(url, {})
+        )
+        while len(upstream.asked) < 3:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "interrupted: run warm again, which goes on from here\n")
+    assert 2 <= json.loads(out)["computed_not_stored"] < 500
+    done = kvproxy("warm", prompts, "--json", "--model", "m", url=url)
+    assert (done.returncode, json.loads(done.stdout)["requests"]) == (4, 0)
+    assert "stopped answering" in done.stderr

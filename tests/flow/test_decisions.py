@@ -19,18 +19,19 @@ from kvproxy.errors import SettingsError
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learning.judges import answer_text, normalise
 from kvproxy.flow.learning.observer import make_observer
-from kvproxy.flow.similar import build_policy
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
 from kvproxy.index.embedder import HashEmbedder
-from kvproxy.index.observations import Observation, SqliteObservations
+from kvproxy.index.observations import Observation, Observations, SqliteObservations
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.verified import VerifiedPolicy
+from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import ResponseStore
 from kvproxy.index.verifier.overlap import OverlapVerifier
+from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings, load_settings
 from tests.servers import run_app
 
@@ -72,8 +73,10 @@ def proxy(path: Path, policy: Policy, **cache: Any) -> Iterator[tuple[str, Servi
         policy.learn(observations, 0)
         built = build_backend(settings)
         observer = make_observer(semantic, built.backend, settings.cache)
-        answerer = Answerer(built.backend, store, semantic, settings.cache, observer=observer)
-        services = Services(settings, answerer, observations, Metrics(), built)
+        cache = ResponseCache(store, semantic, observations)
+        services = Services(
+            settings, Answerer(built.backend, cache, settings.cache, observer=observer), Metrics(), built
+        )
         with run_app(create_app(services)) as url:
             yield url, services, model
 
@@ -90,6 +93,12 @@ def ask(url: str, question: str, control: str = "") -> httpx.Response:
 def stats(url: str) -> dict[str, Any]:
     figures: dict[str, Any] = httpx.get(f"{url}/admin/cache/stats").json()["semantic"]
     return figures
+
+
+def observed(services: Services) -> Observations:
+    found = services.answerer.cache.observations
+    assert found is not None
+    return found
 
 
 def compared(services: Services, count: int) -> None:
@@ -149,7 +158,7 @@ def test_forwarded_answers_are_compared_with_cached_ones(tmp_path: Path) -> None
         compared(services, 2)
         assert stats(url)["compared"] == {"right": 1, "wrong": 1}
         assert stats(url)["learned"] | {"rejected": 0} == stats(url)["learned"]
-        assert services.observations.summary()["observed"] == 2
+        assert observed(services).summary()["observed"] == 2
         # Only a policy that learns folds what is the same into its neighbour.
         assert len(httpx.get(f"{url}/admin/cache").json()) == 3
         assert all(entry["semantic"] for entry in httpx.get(f"{url}/admin/cache").json())
@@ -177,7 +186,7 @@ def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> No
         assert httpx.post(route, json={"right": False, "question": NEAR}).json() == {"id": entry["id"], "right": False}
         assert "fwd=" in ask(url, NEAR, "no-store").headers["cache-status"]
         assert 'detail="exact"' in ask(url, QUESTION).headers["cache-status"]
-        assert services.observations.histories([entry["id"]], "overlap")[entry["id"]].rights == (False,)
+        assert observed(services).histories([entry["id"]], "overlap")[entry["id"]].rights == (False,)
         assert httpx.post(route, json={"right": True}).status_code == 200
         assert "semantic" in ask(url, NEAR).headers["cache-status"]
         for bad in (b"", b"[]", b'{"right": 1}', b'{"right": true, "question": 3}'):
@@ -197,7 +206,7 @@ def test_the_verified_policy_learns_from_traffic_and_remembers(tmp_path: Path) -
         entries = {entry["prompt"]: entry for entry in httpx.get(f"{url}/admin/cache").json()}
         assert not entries[NEAR]["semantic"]  # Its neighbour answers for it from now on.
         many = [Observation(f"{number}", 1.0, True, "overlap", "answer", False, 0.0) for number in range(1500)]
-        services.observations.add(many)
+        observed(services).add(many)
     with proxy(tmp_path, policy()) as (url, _, _):
         ask(url, QUESTION)
         hit = ask(url, "please tell me what is the free queue of the blocks").headers["cache-status"]

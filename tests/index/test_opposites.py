@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.flow.similar import build_policy
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.policies.policy import Neighbour
+from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings
 
 DATA = Path(__file__).parent / "data"

@@ -72,12 +72,13 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     if answerer.semantic is None:
         return {"policy": None}
     compared = dict(answerer.observer.counts) if answerer.observer is not None else {}
+    observations = answerer.cache.observations
     return SemanticFigures(
         answerer.semantic.policy.name,
         answerer.settings.shadow,
         dict(answerer.outcomes),
         compared,
-        app.observations.summary(),
+        observations.summary() if observations is not None else {},
     )
 
 

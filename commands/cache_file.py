@@ -1,0 +1,82 @@
+"""The stored responses without a proxy: the file of a stopped one, or a server's."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from kvproxy.commands.cache_access import Listing, Where
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.observations import Observation, Observations
+from kvproxy.index.store import Filter, Store
+from kvproxy.index.store.opening import open_observations
+from kvproxy.index.transfer import export_lines, import_into, read_lines
+
+
+class FileCache:
+    """A `CacheAccess` by way of the store.
+
+    Args:
+        store: the open store.
+        where: its path or URL, by which its observations are found.
+    """
+
+    def __init__(self, store: Store, where: str) -> None:
+        self._store = store
+        self._where = where
+
+    def ls(self, where: Where, *, limit: int) -> Listing:
+        chosen = Filter(**asdict(where))
+        entries = [entry.summary() for entry in self._store.ls(chosen, limit=limit or None)]
+        return Listing(entries, len(entries) if len(entries) < limit or not limit else len(self._store.ids(chosen)))
+
+    def show(self, id: str) -> dict[str, Any]:
+        entry = self._store.get(self._one(id))
+        assert entry is not None
+        return entry.document()
+
+    def _one(self, prefix: str) -> str:
+        ids = self._store.resolve(prefix)
+        if not ids:
+            raise NotFound(f"no stored response {prefix!r}: cache ls lists them")
+        if len(ids) > 1:
+            raise InvalidRequest(f"{len(ids)} entries begin with {prefix!r}: give more of the id")
+        return ids[0]
+
+    def remove(self, id: str) -> int:
+        return len(self._store.delete([self._one(id)]))
+
+    def remove_many(self, where: Where) -> int:
+        return len(self._store.delete(self._store.ids(Filter(**asdict(where)))))
+
+    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
+        if question is not None:
+            raise InvalidRequest("a question needs a running proxy, which scores it: leave --question out")
+        entry = self._one(id)
+        with self._observations() as observations:
+            observations.add([Observation.verdict(entry, right)])
+        return {"id": entry, "right": right}
+
+    @contextlib.contextmanager
+    def _observations(self) -> Iterator[Observations]:
+        observations = open_observations(self._where)
+        try:
+            yield observations
+        finally:
+            observations.close()
+
+    def stats(self) -> dict[str, Any]:
+        with self._observations() as observations:
+            return self._store.stats() | {"semantic": {"learned": observations.summary()}}
+
+    def export(self) -> Iterator[bytes]:
+        return export_lines(self._store)
+
+    def import_(self, lines: bytes) -> dict[str, int]:
+        try:
+            entries = read_lines(lines)
+        except ImportFailed as error:
+            raise InvalidRequest(str(error)) from None
+        imported = import_into(self._store, entries)
+        return {"imported": imported, "skipped": len(entries) - imported}

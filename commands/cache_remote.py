@@ -1,0 +1,49 @@
+"""The stored responses of a running proxy."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from kvproxy.commands.cache_access import Listing, Where
+from kvproxy.commands.client import ProxyClient, part
+from kvproxy.errors import NotFound
+
+
+class RemoteCache:
+    """A `CacheAccess` by way of the admin routes."""
+
+    def __init__(self, client: ProxyClient) -> None:
+        self._client = client
+
+    def ls(self, where: Where, *, limit: int) -> Listing:
+        return Listing(*self._client.rows("/admin/cache", limit=limit, **asdict(where)))
+
+    def show(self, id: str) -> dict[str, Any]:
+        entry: dict[str, Any] = self._client.get(f"/admin/cache/{part(id)}")
+        if "request" not in entry:
+            # The word is another route, such as stats.
+            raise NotFound(f"no stored response {id!r}: cache ls lists them")
+        return entry
+
+    def remove(self, id: str) -> int:
+        return int(self._client.delete(f"/admin/cache/{part(id)}")["removed"])
+
+    def remove_many(self, where: Where) -> int:
+        everything = "true" if where == Where() else None
+        return int(self._client.delete("/admin/cache", all=everything, **asdict(where))["removed"])
+
+    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
+        body = {"right": right} | ({"question": question} if question is not None else {})
+        done: dict[str, Any] = self._client.post(f"/admin/cache/{part(id)}/feedback", body)
+        return done
+
+    def stats(self) -> dict[str, Any]:
+        figures: dict[str, Any] = self._client.get("/admin/cache/stats")
+        return figures
+
+    def export(self) -> Iterator[bytes]:
+        return self._client.parts("/admin/cache/export")
+
+    def import_(self, lines: bytes) -> dict[str, int]:
+        done: dict[str, int] = self._client.post("/admin/cache/import", lines)
+        return done

@@ -1,0 +1,121 @@
+"""Tables: for people at a terminal, and for other programs in a pipe.
+
+At a terminal a table is as wide as it must be; only columns that may be cut are, and only where the terminal is too
+narrow. In a pipe nothing is cut, columns are separated by tabs, and every row is one line.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a column is shown.
+
+    Attributes:
+        name: its header.
+        right: whether it is aligned to the right, as numbers are.
+        digits: how many first characters a terminal shows, as of a digest; None shows all.
+        cut: whether a narrow terminal may cut it.
+    """
+
+    name: str
+    right: bool = False
+    digits: int | None = None
+    cut: bool = False
+
+
+def digest(name: str, digits: int = 12) -> Column:
+    """A column of ids or hashes, of which a terminal shows the first digits."""
+    return Column(name, digits=digits)
+
+
+def text(name: str) -> Column:
+    """A column of long texts, such as prompts, that a narrow terminal cuts."""
+    return Column(name, cut=True)
+
+
+_LEAST_TEXT = 20
+_GAP = 2
+
+
+def print_table(
+    columns: Sequence[Column | str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    empty: str = "nothing to list",
+) -> None:
+    """Print rows under their columns' names.
+
+    Args:
+        columns: a text alone is a column of that name that is never cut; a `#` at its end aligns it to the right.
+        rows: as many values each as there are columns; None is shown as `-`.
+        title: a line above the table.
+        empty: what to say, on stderr, when there are no rows.
+    """
+    from rich.console import Console
+
+    shown = [_column(column) if isinstance(column, str) else column for column in columns]
+    cells = [[one_line(value) for value in row] for row in rows]
+    if not cells:
+        typer.echo(empty, err=True)
+        return
+    if title is not None:
+        typer.echo(title)
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        for row in [[column.name for column in shown], *cells]:
+            typer.echo("\t".join(row))
+        return
+    _draw(console, shown, cells)
+
+
+def _column(name: str) -> Column:
+    return Column(name.rstrip("#"), right=name.endswith("#"))
+
+
+def _draw(console: "Console", columns: list[Column], cells: list[list[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
+    widths = _widths(columns, cells, console.width)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column, width in zip(columns, widths, strict=True):
+        side: Literal["right", "left"] = "right" if column.right else "left"
+        table.add_column(column.name, justify=side, overflow="ellipsis", no_wrap=True, width=width)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    # Where even that does not fit, the terminal breaks the lines: a URL that is cut is of no use.
+    console.width = max(console.width, sum(widths) + _GAP * (len(widths) - 1))
+    console.print(table)
+
+
+def _widths(columns: list[Column], cells: list[list[str]], room: int) -> list[int]:
+    """How wide each column is: as wide as its widest cell, less what those that may be cut give up."""
+    from rich.cells import cell_len
+
+    names = [column.name for column in columns]
+    widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
+    for index, column in enumerate(columns):
+        if column.cut:
+            excess = sum(widths) + _GAP * (len(widths) - 1) - room
+            widths[index] -= max(0, min(excess, widths[index] - _LEAST_TEXT))
+    return widths
+
+
+def one_line(value: object) -> str:
+    """A value as text without line ends and tabs; whole numbers with separators."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return " ".join(str(value).split())

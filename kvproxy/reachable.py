@@ -1,0 +1,81 @@
+"""Whether the servers that a proxy needs are there: its upstreams, and the proxy itself."""
+
+from typing import TYPE_CHECKING
+
+from kvproxy.errors import KvproxyError
+from kvproxy.settings import Settings, UpstreamServer
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+_PROXY_SECONDS = 3.0
+
+
+def check_upstream(server: UpstreamServer, settings: Settings) -> str:
+    """What an upstream answers when it is asked for its models.
+
+    Raises:
+        KvproxyError: it does not answer, or refuses the key; the message names the fix.
+    """
+    response = _get(f"{server.url}/v1/models", settings.routing.health_timeout, _credentials(server))
+    if response is None:
+        raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
+    if response.status_code in (401, 403):
+        # Where clients bring their own keys, the proxy needs none.
+        if _credentials(server):
+            raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
+        return f"{server.url} answers, and wants a key of each client"
+    if response.status_code >= 500:
+        raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: look at its log")
+    return f"{server.url} answers{_models(response)}"
+
+
+def check_proxy(url: str) -> str:
+    """What the proxy at a URL says; that there is none is no fault.
+
+    Raises:
+        KvproxyError: something else answers there, or the proxy is not ready.
+    """
+    url = url.rstrip("/")
+    health = _get(f"{url}/health", _PROXY_SECONDS, {})
+    if health is None:
+        return f"none at {url} (start one with kvproxy serve)"
+    try:
+        version = health.json()["version"]
+    except (ValueError, KeyError, TypeError):
+        raise KvproxyError(f"what answers at {url} is no kvproxy: give --url, or serve at another --port") from None
+    ready = _get(f"{url}/ready", _PROXY_SECONDS, {})
+    if ready is not None and ready.status_code == 503:
+        raise KvproxyError(f"{version} answers at {url}, but is not ready: {_reason(ready)}")
+    return f"{version} answers at {url}"
+
+
+def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
+    """The answer to a GET; None where there is none."""
+    import httpx
+
+    try:
+        return httpx.get(url, timeout=seconds, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None
+
+
+def _credentials(server: UpstreamServer) -> dict[str, str]:
+    if server.authorization is not None:
+        return {"authorization": server.authorization.get_secret_value()}
+    return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}
+
+
+def _models(response: "Response") -> str:
+    try:
+        names = [str(model["id"]) for model in response.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f", and serves {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
+
+
+def _reason(response: "Response") -> str:
+    try:
+        return str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:200]

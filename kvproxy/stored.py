@@ -1,0 +1,38 @@
+"""Opens the store that the settings name, without a proxy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvproxy.errors import KvproxyError
+from kvproxy.settings import Settings
+
+if TYPE_CHECKING:
+    from kvproxy.index.store import Store
+
+
+def store_exists(settings: Settings) -> bool:
+    """Whether there is something to open; a server is asked only when it is opened."""
+    from kvproxy.index.store.opening import is_url
+
+    return is_url(settings.store_where) or settings.store_path.is_file()
+
+
+@contextmanager
+def opened_store(settings: Settings) -> "Iterator[Store]":
+    """The store, closed at the end of the block.
+
+    Raises:
+        KvproxyError: it is damaged, or the server cannot be used; the message names the fix.
+    """
+    from kvproxy.index.errors import CacheStoreError
+    from kvproxy.index.store import open_store
+
+    try:
+        store = open_store(settings.store_where)
+        try:
+            yield store
+        finally:
+            store.close()
+    except CacheStoreError as error:
+        raise KvproxyError(str(error)) from None

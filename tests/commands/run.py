@@ -1,0 +1,86 @@
+"""Runs commands as their users do: the command line in, exit code, stdout and stderr out."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+
+from kvproxy.commands import main
+
+ROOT = Path(__file__).resolve().parents[2]
+_OF_WHOEVER_RUNS_THIS = ("OPENAI_API_KEY", "KVPROXY_ADMIN_TOKEN", "FORCE_COLOR")
+NOWHERE = "http://127.0.0.1:9"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def variables(url: str, more: dict[str, str]) -> dict[str, str]:
+    """The environment of a command whose proxy is at a URL."""
+    own = {name: value for name, value in os.environ.items() if name not in _OF_WHOEVER_RUNS_THIS}
+    return own | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | more
+
+
+def kvproxy(*arguments: object, url: str = NOWHERE, stdin: bytes = b"", **environment: str) -> Done:
+    """Run a command inside of this process, which spares its start; nothing it prints may ever be a traceback."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code = 0
+    with (
+        mock.patch.dict(os.environ, variables(url, environment), clear=True),
+        mock.patch.object(sys, "argv", ["kvproxy", *map(str, arguments)]),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8")),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    done = Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "unexpected" not in done.stderr, done.stderr
+    return done
+
+
+def process(*arguments: object, url: str = NOWHERE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a process of its own, where the process is what matters."""
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, cwd=ROOT, env=variables(url, environment), timeout=120
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line of a process."""
+    return [sys.executable, "-m", "kvproxy.commands", *map(str, arguments)]
+
+
+def result(*arguments: object, url: str = NOWHERE, **environment: str) -> Any:
+    """What a command prints with `--json`."""
+    done = kvproxy(*arguments, "--json", url=url, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def ask(url: str, question: str, system: str = "", **more: Any) -> httpx.Response:
+    """Ask a question of the demo model."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": question})
+    headers = more.pop("headers", {})
+    body = {"model": "demo", "messages": messages} | more
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)

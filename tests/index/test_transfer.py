@@ -1,0 +1,99 @@
+"""Export lines: each entry is one, whatever it holds, and the import reads it back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.store import ResponseStore
+from kvproxy.index.transfer import export_lines, import_into, read_lines
+from tests.index.entries import make_entry
+
+# Ends of lines for one or another reader of text.
+ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+TEXTS = st.text(st.sampled_from(f'ab"\\é漢{ENDS}'), max_size=8)
+VALUES = st.recursive(
+    TEXTS | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+BODIES = st.dictionaries(TEXTS, VALUES, max_size=4)
+
+
+@given(
+    st.lists(
+        st.tuples(BODIES, BODIES, TEXTS, st.lists(TEXTS, max_size=2), st.sampled_from((None, 2)), st.booleans()),
+        max_size=4,
+    )
+)
+def test_every_entry_is_one_line_and_is_read_back(
+    drawn: list[tuple[dict[str, Any], dict[str, Any], str, list[str], int | None, bool]],
+) -> None:
+    entries = [
+        make_entry(
+            prompt,
+            key=f"k{number}",
+            tags=tuple(tags),
+            request=json.dumps(request, indent=indent, ensure_ascii=escaped).replace("\n", "\r\n").encode(),
+            response=json.dumps(response, indent=indent, ensure_ascii=escaped).encode(),
+        )
+        for number, (request, response, prompt, tags, indent, escaped) in enumerate(drawn)
+    ]
+    lines = b"".join(entry.line() for entry in entries)
+    assert lines.count(b"\n") == len(entries)
+    assert [json.loads(line) for line in lines.split(b"\n")[:-1]] == [entry.document() for entry in entries]
+    assert [entry.document() for entry in read_lines(lines)] == [entry.document() for entry in entries]
+    assert read_lines(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n")) == read_lines(lines)
+
+
+def test_a_store_exports_what_json_libraries_stumble_over(tmp_path: Path) -> None:
+    store, other = ResponseStore(tmp_path / "a.db"), ResponseStore(tmp_path / "b.db")
+    deep = b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}"
+    odd = [b'{"metadata": {"id": 123456789012345678901234567890}}', b'{"a": 0.10, "b": 1e400}', deep]
+    for number, request in enumerate(odd):
+        store.put(make_entry(f"q{number}", request=request, created=float(number)))
+    lines = list(export_lines(store))
+    assert [request in line for request, line in zip(odd, lines, strict=True)] == [True] * 3
+    assert import_into(other, read_lines(lines[0])) == 1
+    assert other.ls()[0].document()["request"]["metadata"]["id"] == 123456789012345678901234567890
+    store.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"hits": 2**63},
+        {"prompt_tokens": 10**30},
+        {"created": float("inf")},
+        {"expires": float("nan")},
+        {"id": "\ud800"},
+        {"prompt": "half \udfff"},
+        {"tags": ["\ud800"]},
+        {"tags": 5},
+        {"request": 5},
+        {"response": "text"},
+        {"request": {"a": float("inf")}},
+        {"id": ""},
+        {"key": None},
+    ],
+)
+def test_what_no_store_could_keep_is_refused_with_its_line(changed: dict[str, Any]) -> None:
+    lines = make_entry().line() + json.dumps(make_entry("other").document() | changed).encode()
+    with pytest.raises(ImportFailed, match="line 2"):
+        read_lines(lines)
+
+
+def test_a_line_that_is_nested_too_deeply_is_refused_with_its_number() -> None:
+    with pytest.raises(ImportFailed, match="line 1"):
+        read_lines(b"[" * 100_000 + b"]" * 100_000)
+
+
+def test_a_line_holds_all_fields() -> None:
+    entry = make_entry(tags=("a",), hits=3, last_hit=2.5, backend="b", request_id="r")
+    assert Entry.from_document(json.loads(entry.line())) == entry

@@ -1,0 +1,67 @@
+"""What the judging model is asked, and with whose key."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.protocol import Forwarder, Relayed
+from kvproxy.flow.learning.judges import ModelJudge
+from tests.requests import api_request
+
+ANSWERS: dict[str, JsonObject] = {
+    "chat": {"choices": [{"message": {"content": "Hm. SAME? No: DIFFERENT."}, "finish_reason": "stop"}]},
+    "messages": {"type": "message", "content": [{"type": "text", "text": "SAME"}], "stop_reason": "end_turn"},
+    "responses": {"output": [{"type": "message", "content": [{"type": "output_text", "text": "SAME"}]}]},
+}
+
+
+class Model:
+    """A backend that keeps what it is asked."""
+
+    name = "model"
+    forwarder: Forwarder | None = None
+
+    def __init__(self) -> None:
+        self.asked: list[ApiRequest] = []
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def failure(self) -> str | None: ...
+    async def models(self) -> JsonObject:
+        return {}
+
+    async def send(self, request: ApiRequest) -> Relayed:
+        self.asked.append(request)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield dumps(ANSWERS[request.api.name])
+
+        return Relayed(200, [], body())
+
+
+@pytest.mark.parametrize(
+    ("name", "headers", "same"),
+    [
+        ("chat", {"authorization": "Bearer k", "openai-project": "p"}, False),
+        ("messages", {"x-api-key": "k", "anthropic-version": "2023-06-01"}, True),
+        ("responses", {"api-key": "k"}, True),
+    ],
+)
+async def test_it_asks_as_the_client_would(name: ApiName, headers: Mapping[str, str], same: bool) -> None:
+    model = Model()
+    request = api_request({"model": "m", "messages": []}, name, {**headers, "cookie": "c", "accept": "x"})
+    assert await ModelJudge(model).same(request, "Why?", "One.", "Two.") is same
+    (asked,) = model.asked
+    assert asked.api.name == name
+    assert {key: value for key, value in asked.headers.items() if key != "content-type"} == headers
+    asked.api.check(asked.body)
+    assert all(text in asked.raw.decode() for text in ("Why?", "One.", "Two."))
+
+
+async def test_equal_answers_cost_no_request() -> None:
+    model = Model()
+    assert await ModelJudge(model).same(api_request({"model": "m"}), "Why?", "One two.", "one  TWO")
+    assert model.asked == []

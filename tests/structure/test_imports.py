@@ -1,8 +1,10 @@
 """The import directions of the design, read from the source itself (see docs/structure.md)."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +21,10 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.settings": {"kvproxy.errors"},
     "kvproxy.checks": {
         "kvproxy.index",
-        *(f"kvproxy.{room}" for room in ("errors", "settings", "blocks", "demo", "engine", "tiers")),
+        *(f"kvproxy.{room}" for room in ("errors", "settings", "blocks", "demo", "engine", "tiers", "reachable", "stored")),
     },
+    "kvproxy.reachable": {"kvproxy.errors", "kvproxy.settings"},
+    "kvproxy.stored": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.blocks": {"kvproxy.errors"},
     "kvproxy.demo": {"kvproxy.errors"},
     # What trains models: neither is in the wheel, and no other room may import them.
@@ -46,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
-        "apis", "flow", "backends", "http", "responses",
+        "apis", "flow", "backends", "http", "responses", "reachable", "stored",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}
@@ -55,6 +59,8 @@ NO_TORCH = tuple(
     for room in ("blocks", "simulate", "tiers", "mirror", "routing", "apis", "flow", "journal", "http")
 )
 MOST_LINES = 300
+HTTP_SIDE = ("apis", "flow", "backends", "http")
+MOST_LINES_HERE, MOST_LINES_IN_A_ROOM, MOST_ANY = 250, 1200, 40
 
 
 def room_of(module: str) -> str | None:
@@ -124,6 +130,19 @@ def test_the_caches_and_the_http_side_never_import_torch() -> None:
 def test_files_are_read_in_one_sitting() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()}
     assert {path: length for path, length in lines.items() if length > MOST_LINES} == {}, "split them by noun"
+
+
+def test_the_http_side_stays_small_and_typed() -> None:
+    """A room is a folder. `Any` is for JSON of other people's making, where even the type of JSON says too much."""
+    texts = {path: path.read_text() for room in HTTP_SIDE for path in (ROOT / "kvproxy" / room).rglob("*.py")}
+    assert {
+        str(path): len(text.splitlines()) for path, text in texts.items() if text.count("\n") > MOST_LINES_HERE
+    } == {}
+    rooms = Counter[str]()
+    for path, text in texts.items():
+        rooms[str(path.parent.relative_to(ROOT))] += len(text.splitlines())
+    assert {room: lines for room, lines in rooms.items() if lines > MOST_LINES_IN_A_ROOM} == {}
+    assert sum(len(re.findall(r"\bAny\b", text)) for text in texts.values()) <= MOST_ANY
 
 
 def test_help_needs_no_heavy_import() -> None:

@@ -1,6 +1,9 @@
-"""What proxies cost: an upstream that answers a constant at once, asked directly, through kvproxy and through LiteLLM, in turn.
+"""What proxies cost: an upstream that answers a constant at once, asked directly, through kvproxy, and through a peer, in turn.
+
+The peer is LiteLLM, or kvproxy as another checkout has it:
 
 python -m tests.benchmarks.proxy_latency --litellm VENV/bin/litellm
+python -m tests.benchmarks.proxy_latency --against ../kvproxy-before
 python -m tests.benchmarks.proxy_latency --memory 1000000
 """
 
@@ -23,17 +26,21 @@ Targets = dict[str, tuple[str, bool]]
 
 
 @contextlib.contextmanager
-def targets(litellm_command: Path | None) -> Iterator[Targets]:
+def targets(litellm_command: Path | None, checkout: Path | None) -> Iterator[Targets]:
     """Everything that is compared, running."""
     with contextlib.ExitStack() as stack:
         direct = stack.enter_context(upstream())
         data = stack.enter_context(tempfile.TemporaryDirectory())
         url, _ = stack.enter_context(kvproxy(direct, Path(data)))
         found = {"direct": (direct, False), "kvproxy miss": (url, False), "kvproxy hit": (url, True)}
-        if litellm_command is None:
-            print("LiteLLM is left out: name its command with --litellm\n")
+        if checkout is not None:
+            other = stack.enter_context(tempfile.TemporaryDirectory())
+            before, _ = stack.enter_context(kvproxy(direct, Path(other), checkout.resolve()))
+            found |= {"peer miss": (before, False), "peer hit": (before, True)}
+        elif litellm_command is None:
+            print("There is no peer: name LiteLLM's command with --litellm, or a checkout with --against\n")
         else:
-            for name, cache in (("LiteLLM miss", False), ("LiteLLM hit", True)):
+            for name, cache in (("peer miss", False), ("peer hit", True)):
                 found[name] = (stack.enter_context(litellm(litellm_command, direct, Path(data), cache=cache)), cache)
         for target, hit in found.values():
             for stream in (False, True):
@@ -50,7 +57,7 @@ def compare(pool: Pool, chosen: Targets, connections: int, stream: bool, rounds:
         for name, (url, hit) in chosen.items():
             seen[name].append(pool.apply(load, (url, connections, stream, hit, seconds)))
     for name, loads in seen.items():
-        peer = seen.get(name.replace("kvproxy", "LiteLLM"))
+        peer = seen.get(name.replace("kvproxy", "peer"))
         _row(f"{'stream' if stream else 'whole'} | {connections} | {name}", loads, seen["direct"], peer)
 
 
@@ -88,6 +95,7 @@ def memory(pool: Pool, requests: int, connections: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--litellm", type=Path, help="the command of a LiteLLM proxy in an environment of its own")
+    parser.add_argument("--against", type=Path, help="another checkout of kvproxy, to be the peer")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each load")
@@ -97,8 +105,8 @@ def main() -> None:
         if chosen.memory:
             memory(pool, chosen.memory, chosen.connections[-1] if len(chosen.connections) == 1 else 16)
             return
-        with targets(chosen.litellm) as found:
-            print("| body | connections | | requests/s | p50 ms | p99 ms | added p50 | added p99 | rate / LiteLLM |")
+        with targets(chosen.litellm, chosen.against) as found:
+            print("| body | connections | | requests/s | p50 ms | p99 ms | added p50 | added p99 | rate / peer |")
             print("|---|---|---|---|---|---|---|---|---|")
             for stream in (False, True):
                 for connections in chosen.connections:

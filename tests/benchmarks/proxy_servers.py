@@ -79,11 +79,20 @@ def upstream() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def kvproxy(target: str, data: Path) -> Iterator[tuple[str, int]]:
-    """kvproxy in front of a server, exact keys only: its URL and its process id."""
+def kvproxy(target: str, data: Path, checkout: Path | None = None) -> Iterator[tuple[str, int]]:
+    """kvproxy in front of a server, exact keys only: its URL and its process id.
+
+    Args:
+        checkout: another checkout, to run its code in place of ours.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--upstream", target, "--port", str(port)]
-    with _running([*command, "--no-semantic", "--data", str(data)], f"http://127.0.0.1:{port}/health") as process:
+    module = "kvproxy.commands"
+    environment = {} if checkout is None else {"PYTHONPATH": str(checkout)}
+    if checkout is not None and not (checkout / "kvproxy" / "commands").exists():
+        module = "commands"
+    command = [sys.executable, "-m", module, "serve", "--upstream", target, "--port", str(port)]
+    arguments = [*command, "--no-semantic", "--data", str(data)]
+    with _running(arguments, f"http://127.0.0.1:{port}/health", **environment) as process:
         yield f"http://127.0.0.1:{port}", process.pid
 
 
@@ -111,8 +120,9 @@ def litellm(command: Path, target: str, data: Path, *, cache: bool) -> Iterator[
 
 @contextlib.contextmanager
 def _running(command: list[str], health: str, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
+    # From another folder, so that the environment decides whose code runs.
     process = subprocess.Popen(
-        command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, env=os.environ | environment, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         end = time.monotonic() + 180

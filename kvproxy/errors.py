@@ -58,6 +58,14 @@ class Unauthorized(KvproxyError):
     code = "invalid_api_key"
 
 
+class Forbidden(KvproxyError):
+    """Who asks may not do this, whatever they know."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
 class NotFound(KvproxyError):
     """A named thing (entry, block, route) does not exist."""
 

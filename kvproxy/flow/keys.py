@@ -1,7 +1,7 @@
 """The names under which an answer is kept: an exact key, and the namespace inside which similar questions are sought."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -9,12 +9,11 @@ import orjson
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import Unkeyable
+from kvproxy.settings.access import TENANT_HEADERS
 
 # The embedder reads some 256 tokens; of two longer texts it could miss the difference.
 _MAX_SEMANTIC_BYTES = 800
 PUBLIC = "public"
-# Servers differ in the header by which they tell clients apart; any of them makes a tenant of its own.
-_CREDENTIALS = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "cookie")
 # Which version of an API answers; the same body means another thing in another version.
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Lists whose items, and the items' own content, may carry a marker of where a prefix is to be cached.
@@ -40,9 +39,9 @@ class CacheKey:
     prompt: str
 
 
-def tenant_of(headers: Mapping[str, str]) -> str:
-    """Who asks: a digest of the headers that carry credentials, `public` without any. Names in lower case."""
-    given: JsonObject = {name: headers[name] for name in _CREDENTIALS if headers.get(name)}
+def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS) -> str:
+    """Who asks: a digest of the headers that tell clients apart, `public` without any. Names in lower case."""
+    given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     return _digest(given)[:16] if given else PUBLIC
 
 

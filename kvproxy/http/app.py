@@ -15,7 +15,7 @@ from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes
 from kvproxy.http.cache_status import BYPASS
-from kvproxy.http.guard import Guard
+from kvproxy.http.guard import AdminGuard, PageGuard
 from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
@@ -34,11 +34,11 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[Middleware(Guard, settings=services.settings)])
+    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access)])
     app = Starlette(
         routes=[*routes.ROUTES, guarded, routes.OTHER],
         lifespan=lifespan,
-        middleware=[Middleware(Labels)],
+        middleware=[Middleware(Labels), Middleware(PageGuard, access=services.access)],
         exception_handlers={
             KvproxyError: _known,
             CacheStoreError: _store,

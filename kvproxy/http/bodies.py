@@ -1,7 +1,7 @@
 """Request bodies: read up to a limit, and turned into requests off the event loop where they are large."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.requests import Request
 
@@ -43,10 +43,11 @@ async def parsed(raw: bytes) -> JsonObject:
     return await asyncio.to_thread(read_body, raw) if len(raw) > _SLOW_BYTES else read_body(raw)
 
 
-async def api_request(request: Request, api: Api, raw: bytes, *, check: bool) -> ApiRequest:
+async def api_request(request: Request, api: Api, raw: bytes, tenants: Sequence[str], *, check: bool) -> ApiRequest:
     """A request to one of the cached APIs.
 
     Args:
+        tenants: headers that tell clients apart.
         check: whether to refuse what no server could answer; else that is left to the upstream.
 
     Raises:
@@ -57,7 +58,9 @@ async def api_request(request: Request, api: Api, raw: bytes, *, check: bool) ->
         api.check(body)
     headers = joined_headers(request)
     request_id: str = request.scope["state"]["request_id"]
-    return ApiRequest(api, body, raw, headers, tenant_of(headers), request_id, query_of(request), read_control(headers))
+    return ApiRequest(
+        api, body, raw, headers, tenant_of(headers, tenants), request_id, query_of(request), read_control(headers)
+    )
 
 
 def joined_headers(request: Request) -> dict[str, str]:

@@ -51,7 +51,7 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     forwarder = app.answerer.backend.forwarder
     raw = await whole_body(request, app.settings.limits.body)
     try:
-        asked = await api_request(request, api, raw, check=forwarder is None)
+        asked = await api_request(request, api, raw, app.settings.access.tenant_headers, check=forwarder is None)
         given = await unless_gone(request, app.answerer.answer(asked))
     except Unkeyable:
         if forwarder is None:
@@ -81,29 +81,32 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: the process answers, and its engine is not broken."""
+    """GET /health: the process answers, and its engine is not broken. What is private is told to the operator only."""
     app = services(request)
     broken = app.built.worker.failure if app.built.worker is not None else None
-    told = {
-        "status": "ok" if broken is None else "failed",
-        "version": __version__,
-        "backend": app.answerer.backend.name,
-        "data": str(app.settings.data),
-    }
-    return JSONResponse(told if broken is None else {**told, "error": broken}, 200 if broken is None else 503)
+    told = {"status": "ok" if broken is None else "failed", "version": __version__}
+    if app.access.admin(request) is None:
+        told |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
+        told |= {"error": broken} if broken is not None else {}
+    return JSONResponse(told, 200 if broken is None else 503)
 
 
 async def ready(request: Request) -> Response:
     """GET /ready: a request would be answered now; 503 with the cause where it would not."""
-    failure = services(request).answerer.backend.failure()
+    app = services(request)
+    failure = app.answerer.backend.failure()
     if failure is None:
         return JSONResponse({"status": "ready"})
-    return JSONResponse({"status": "not ready", "error": failure}, 503)
+    cause = {"error": failure} if app.access.admin(request) is None else {}
+    return JSONResponse({"status": "not ready", **cause}, 503)
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: Prometheus' text format."""
+    """GET /metrics: Prometheus' text format, for the operator only: it names upstreams, and says who uses what."""
     app = services(request)
+    refused = app.access.admin(request)
+    if refused is not None:
+        raise refused
     if app.built.worker is not None:
         app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
         app.metrics.tiers(app.built.worker.tier_figures())

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from starlette.requests import Request
 
@@ -10,6 +11,7 @@ from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learning.observer import make_observer
+from kvproxy.http.access import Access
 from kvproxy.http.metrics import Metrics
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
@@ -18,7 +20,7 @@ _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Services:
     """Parts of an app."""
 
@@ -27,6 +29,10 @@ class Services:
     metrics: Metrics
     built: Built
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @cached_property
+    def access(self) -> Access:
+        return Access(self.settings)
 
     @property
     def prefix(self) -> PrefixCache:

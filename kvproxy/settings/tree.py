@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from kvproxy.errors import SettingsError
+from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.keys import PlainKey
@@ -68,6 +69,7 @@ class Settings(BaseSettings):
     tiers: TierSettings = TierSettings()
     forward: UpstreamSettings = UpstreamSettings()
     routing: RoutingSettings = RoutingSettings()
+    access: AccessSettings = AccessSettings()
     limits: LimitSettings = LimitSettings()
 
     @field_validator("store", mode="before")

@@ -11,6 +11,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.flow.keys import cache_key, tenant_of
+from kvproxy.settings.access import TENANT_HEADERS
 from tests.requests import api_request
 
 VALUES = st.one_of(st.integers(0, 3), st.booleans(), st.text("ab", max_size=2))
@@ -73,7 +74,8 @@ def test_the_order_of_fields_is_irrelevant_and_the_backend_is_not() -> None:
 
 
 def test_every_header_with_credentials_makes_a_tenant() -> None:
-    names = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "cookie")
+    names = TENANT_HEADERS
+    assert {"x-goog-api-key", "x-litellm-api-key", "x-auth-token", "x-forwarded-user", "cookie"} <= set(names)
     tenants = {tenant_of({name: value}) for name in names for value in ("a", "b")}
     assert len(tenants) == 2 * len(names)
     assert tenant_of({}) == tenant_of({"user-agent": "a"}) == "public"

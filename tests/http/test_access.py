@@ -50,10 +50,42 @@ def test_a_token_is_compared_whole(tmp_path: Path, headers: dict[str, str | byte
 
 
 def test_web_pages_and_other_names_are_turned_away_on_loopback(tmp_path: Path) -> None:
-    found = settings(tmp_path)
+    found = settings(tmp_path, access={"origins": ["*"], "hosts": ["known.example"]})
     assert status(found, {}) == 200
     assert status(found, {"origin": "http://evil.example"}) == 401
-    assert status(found, {}, "http://rebound.example") == 401
+    assert status(found, {}, "http://known.example") == 401
+    assert status(found, {}, "http://rebound.example") == 403
+
+
+@pytest.mark.parametrize(
+    "header", ["forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip", "x-forwarded-host"]
+)
+def test_admin_routes_are_closed_behind_a_reverse_proxy(tmp_path: Path, header: str) -> None:
+    """It makes everybody's requests come from loopback."""
+    assert status(settings(tmp_path), {header: "203.0.113.9"}) == 403
+    assert status(settings(tmp_path, admin_token="t"), {header: "203.0.113.9", "authorization": "Bearer t"}) == 200
+
+
+def test_what_is_private_is_told_to_the_operator_only(tmp_path: Path) -> None:
+    with TestClient(create_app(build(settings(tmp_path, admin_token="t"))), base_url="http://127.0.0.1") as client:
+        operator = {"authorization": "Bearer t"}
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics", headers=operator).status_code == 200
+        assert set(client.get("/health").json()) == {"status", "version"}
+        assert client.get("/health", headers=operator).json()["data"] == str(tmp_path)
+
+
+def test_what_the_operator_changes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level("INFO", "kvproxy.admin"),
+        TestClient(create_app(build(settings(tmp_path))), base_url="http://127.0.0.1") as client,
+    ):
+        client.get("/admin/cache")
+        client.delete("/admin/cache", params={"all": "true"})
+        client.delete("/admin/cache", params={"all": "true"}, headers={"x-forwarded-for": "203.0.113.9"})
+    told = [record.getMessage() for record in caplog.records if record.name == "kvproxy.admin"]
+    assert [line.rsplit(": ")[-1] for line in told] == ["200", "403"]
+    assert all("DELETE /admin/cache?all=true" in line for line in told)
 
 
 def test_every_admin_route_lies_behind_the_guard(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ async def pin(request: Request) -> Response:
     asked = None
     if not leaf:
         raw = await whole_body(request, app.settings.limits.body)
-        asked = await api_request(request, APIS["chat"], raw, check=True)
+        asked = await api_request(request, APIS["chat"], raw, app.settings.access.tenant_headers, check=True)
     tokens = await app.prefix.pin(name, ttl, asked, leaf)
     if tokens == 0:
         raise NotFound("nothing of this prompt is cached: send it once, then pin it")

@@ -1,0 +1,39 @@
+"""Settings of who may do what."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TENANT_HEADERS = (
+    "authorization",
+    "api-key",
+    "x-api-key",
+    "x-goog-api-key",
+    "x-litellm-api-key",
+    "x-auth-token",
+    "x-forwarded-user",
+    "x-forwarded-email",
+    "x-auth-request-user",
+    "x-auth-request-email",
+    "x-remote-user",
+    "remote-user",
+    "openai-organization",
+    "openai-project",
+    "cookie",
+)
+
+
+class AccessSettings(BaseModel):
+    """Who may do what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    origins: tuple[str, ...] = Field(
+        (), description="Origins of web pages that may use the proxy, as https://chat.example.org; * is every page."
+    )
+    hosts: tuple[str, ...] = Field(
+        (),
+        description="Public names that this proxy is reached by, as llm.example.org. Addresses, localhost and names that are"
+        " not public need no entry.",
+    )
+    tenant_headers: tuple[str, ...] = Field(
+        TENANT_HEADERS, description="Headers that tell clients apart: answers are kept apart by what they hold."
+    )

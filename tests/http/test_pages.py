@@ -1,0 +1,115 @@
+"""Web pages: those of another origin can do nothing, on any route, by whatever name they reach the proxy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.http.hosts import host_of, is_public_name
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+ROUTES = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/embeddings"),
+    ("DELETE", "/v1/files/f1"),
+    ("GET", "/v1/models"),
+    ("OPTIONS", "/v1/chat/completions"),
+    ("GET", "/metrics"),
+    ("DELETE", "/admin/cache?all=true"),
+]
+
+
+@pytest.fixture(scope="module")
+def reached() -> Iterator[tuple[str, list[str]]]:
+    """An upstream, and the requests that reached it."""
+    seen: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        if request.url.path != "/health":
+            seen.append(request.url.path)
+        return JSONResponse({})
+
+    every = ["GET", "POST", "DELETE", "OPTIONS"]
+    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=every)])) as url:
+        yield url, seen
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, reached: tuple[str, list[str]]) -> Iterator[str]:
+    data: Path = tmp_path_factory.mktemp("pages")
+    access = {"origins": ["https://chat.example.org"], "hosts": ["llm.example.org"]}
+    settings = load_settings(
+        data=data, upstream=reached[0], cache={"semantic": False}, forward={"api_key": "operators"}, access=access
+    )
+    with run_proxy(settings) as (proxy, _):
+        yield proxy
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "http://evil.example", "host": "evil.example"},
+        {"host": "evil.example"},
+        {"host": "llm.example.org.evil.example:8484"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+    ],
+)
+def test_a_foreign_page_reaches_nothing(
+    url: str, reached: tuple[str, list[str]], method: str, path: str, headers: dict[str, str]
+) -> None:
+    """A form of another page deleted a file of the operator's at the upstream."""
+    before = len(reached[1])
+    answer = httpx.request(method, url + path, headers=headers, content=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+    assert len(reached[1]) == before
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "https://chat.example.org"},
+        {"host": "llm.example.org"},
+        {"host": "kvproxy:8484"},
+        {"host": "box.local"},
+        {"host": "192.168.1.7:8484"},
+        {"host": "[::1]:8484"},
+        {"sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+    ],
+)
+def test_others_do(url: str, headers: dict[str, str]) -> None:
+    assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+
+
+def test_a_page_of_the_same_origin_does(url: str) -> None:
+    assert httpx.get(f"{url}/v1/models", headers={"origin": url}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("authority", "public"),
+    [
+        ("evil.example", True),
+        ("EVIL.example.:80", True),
+        ("localhost:8484", False),
+        ("a.localhost", False),
+        ("kvproxy", False),
+        ("10.0.0.1:80", False),
+        ("[fe80::1]:80", False),
+        ("box.home.arpa", False),
+        ("local.evil.example", True),
+    ],
+)
+def test_names_that_anybody_could_register(authority: str, public: bool) -> None:
+    assert is_public_name(host_of(authority)) == public

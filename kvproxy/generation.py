@@ -53,7 +53,8 @@ class GenerationRequest:
         salt: requests with different salts never share blocks.
         priority: what the request leaves cached outlives what those of a lower one left.
         tenant: whose request it is; tenants of the same queue priority get equal shares of the engine.
-        queue_priority: lower is served first.
+        queue_priority: lower is served first, whoever asks.
+        own_priority: lower is served first among the tenant's own requests.
     """
 
     id: str
@@ -63,6 +64,7 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""
     queue_priority: int = 0
+    own_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ from kvproxy.apis.control import Control
 from kvproxy.apis.json import JsonObject, loads
 from kvproxy.errors import InvalidRequest
 
+PUBLIC = "public"
+"""The tenant of those who say nothing of themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
@@ -18,7 +21,7 @@ class ApiRequest:
         body: the parsed JSON.
         raw: the bytes as the client sent them.
         headers: the client's, names in lower case.
-        tenant: who asks, see `keys`.
+        tenant: who asks, see `flow/keys.py`.
         request_id: also given to the client; a client that chose it may choose it twice.
         query: the URL's query, without its question mark.
         control: what its headers ask of the caches.

@@ -45,7 +45,7 @@ def _embedded(settings: Settings) -> Built:
     from kvproxy.engine.worker import EngineWorker
 
     worker = EngineWorker.load(settings.engine, settings.model, settings.tiers)
-    backend = EmbeddedBackend(worker)
+    backend = EmbeddedBackend(worker, shared=settings.cache.shared, ranked=settings.access.priorities == "all")
     return Built(backend, EmbeddedPrefix(backend), worker=worker)
 
 

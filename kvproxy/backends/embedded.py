@@ -7,7 +7,7 @@ from contextlib import aclosing
 from kvproxy.apis.embedded import SPEAKERS
 from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Speaker, Wanted
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.protocol import Forwarder, Generated
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ModelNotFound, NotFound
@@ -15,10 +15,18 @@ from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 
 
 class EmbeddedBackend:
-    """Answers from the embedded engine."""
+    """Answers from the embedded engine.
 
-    def __init__(self, worker: EngineWorker) -> None:
+    Args:
+        worker: the engine.
+        shared: let tenants share blocks. Otherwise each has its own, and none can tell what another one sent.
+        ranked: let clients choose their rank among all. Otherwise it counts among a tenant's own requests only.
+    """
+
+    def __init__(self, worker: EngineWorker, *, shared: bool = True, ranked: bool = True) -> None:
         self.worker = worker
+        self._shared = shared
+        self._ranked = ranked
         self.name = f"local:{worker.name}"
         self.forwarder: Forwarder | None = None
         self._numbers = itertools.count()
@@ -81,11 +89,18 @@ class EmbeddedBackend:
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
             sampling_params(wanted, self.worker.sampling),
-            salt=wanted.salt,
-            priority=request.control.priority,
+            salt=self._salt(request, wanted),
+            priority=request.control.priority if self._ranked else 0,
             tenant=request.tenant,
-            queue_priority=wanted.queue_priority,
+            queue_priority=wanted.queue_priority if self._ranked else 0,
+            own_priority=0 if self._ranked else wanted.queue_priority,
         )
+
+    def _salt(self, request: ApiRequest, wanted: Wanted) -> str | None:
+        """What keeps a tenant's blocks apart, together with the salt of the request's own."""
+        if self._shared or request.tenant == PUBLIC:
+            return wanted.salt
+        return f"{request.tenant}:{wanted.salt or ''}"
 
     async def _tokens(self, prompt: PromptForm) -> list[int]:
         tokenizer = self.worker.async_tokenizer

@@ -68,7 +68,9 @@ class WaitingLine:
     def append(self, sequence: RunningSequence) -> None:
         """Let a sequence that entered wait; one that was preempted is in front of those that came after it."""
         line = self._lines.setdefault(sequence.source.tenant, [])
-        insort(line, sequence, key=lambda each: (each.source.queue_priority, self._number(each)))
+        insort(
+            line, sequence, key=lambda each: (each.source.queue_priority, each.source.own_priority, self._number(each))
+        )
 
     def remove(self, sequence: RunningSequence) -> None:
         """It waits no more."""

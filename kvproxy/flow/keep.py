@@ -105,10 +105,13 @@ class FlightKeeper:
         self._keep = keep
 
     def push(self, source: Source, chunk: bytes) -> bool:
-        return self._keep and source.status == 200 and source.said.push(chunk)
+        return self._keeps(source) and source.said.push(chunk)
+
+    def _keeps(self, source: Source) -> bool:
+        return self._keep and source.status == 200 and not source.private
 
     async def finish(self, source: Source) -> str | None:
-        if not self._keep or source.status != 200:
+        if not self._keeps(source):
             return None
         try:
             whole = await source.said.whole()

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import orjson
 
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.settings.access import TENANT_HEADERS
 
 # The embedder reads some 256 tokens; of two longer texts it could miss the difference.
 _MAX_SEMANTIC_BYTES = 800
-PUBLIC = "public"
 # Which version of an API answers; the same body means another thing in another version.
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Lists whose items, and the items' own content, may carry a marker of where a prefix is to be cached.

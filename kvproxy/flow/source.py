@@ -16,6 +16,11 @@ from kvproxy.flow.outcome import PrefixUse
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
+# What these vary is the form of an answer or who may read it, or it is part of the key.
+_SAME_FOR_ALL = frozenset(
+    "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
+    " access-control-request-method access-control-request-headers openai-organization openai-project".split()
+)
 _SLOW_BYTES = 256 * 1024
 """From here on parsing takes milliseconds, and leaves the event loop."""
 
@@ -38,6 +43,7 @@ class Source:
         chunks: the body's parts; raises a KvproxyError where it breaks off.
         said: what it says.
         at_once: the body comes as one part when all is done.
+        private: whether who sent it forbids to keep it for others.
         prefix: what was reused of the prompt, where the backend tells.
     """
 
@@ -48,6 +54,7 @@ class Source:
     close: Callable[[], Awaitable[None]]
     at_once: bool = False
     streams: bool = False
+    private: bool = False
     prefix: PrefixUse | None = None
 
 
@@ -62,7 +69,29 @@ def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
             return _generated(request, reply, limit)
         case Relayed():
             said = Recording(request.api, reply.streams, limit)
-            return Source(reply.status, reply.headers, reply.chunks, said, reply.close, streams=reply.streams)
+            private = forbids_keeping(reply.headers, request)
+            return Source(
+                reply.status, reply.headers, reply.chunks, said, reply.close, streams=reply.streams, private=private
+            )
+
+
+def forbids_keeping(headers: Headers, request: ApiRequest) -> bool:
+    """Whether an upstream's answer must not be kept.
+
+    It says `Cache-Control: no-store` or `private`, or it varies with a header that the request has and no key holds.
+    """
+    directives: set[str] = set()
+    varying: set[str] = set()
+    for name, value in headers:
+        each = {part.strip().lower() for part in value.split(",")}
+        if name == "cache-control":
+            directives |= {part.partition("=")[0] for part in each}
+        elif name == "vary":
+            varying |= each
+    if directives & {"no-store", "private"} or "*" in varying:
+        return True
+    # Only what the request said could have made the answer another one; who asks is part of the key already.
+    return any(name in request.headers for name in varying - _SAME_FOR_ALL)
 
 
 async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:

@@ -1,5 +1,7 @@
 """Settings of who may do what."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 TENANT_HEADERS = (
@@ -33,6 +35,11 @@ class AccessSettings(BaseModel):
         (),
         description="Public names that this proxy is reached by, as llm.example.org. Addresses, localhost and names that are"
         " not public need no entry.",
+    )
+    priorities: Literal["tenant", "all"] = Field(
+        "tenant",
+        description="Among whom `priority` and x-kvproxy-priority rank a request: a tenant's own requests, or all. Only with all"
+        " do blocks of a higher priority outlive those of a lower one.",
     )
     tenant_headers: tuple[str, ...] = Field(
         TENANT_HEADERS, description="Headers that tell clients apart: answers are kept apart by what they hold."

@@ -19,7 +19,9 @@ SYSTEM = "You answer questions about blocks, and nothing else, in one sentence. 
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # Blocks for the longest request, and thirty more that pins may hold.
     engine = {"num_blocks": 1 + 32 + 30, "max_model_len": 512}
-    with run_proxy(load_settings(data=tmp_path_factory.mktemp("pins"), engine=engine)) as (address, _):
+    with run_proxy(
+        load_settings(data=tmp_path_factory.mktemp("pins"), engine=engine, access={"priorities": "all"})
+    ) as (address, _):
         yield address
 
 

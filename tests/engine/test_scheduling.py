@@ -24,7 +24,9 @@ class Log:
         self.served: Counter[str] = Counter()
         self.tokens: dict[str, list[int]] = {}
 
-    def submit(self, id: str, tokens: list[int], *, tenant: str = "", priority: int = 0, count: int = 4) -> None:
+    def submit(
+        self, id: str, tokens: list[int], *, tenant: str = "", priority: int = 0, own: int = 0, count: int = 4
+    ) -> None:
         params = SamplingParams(max_tokens=count, temperature=0.0)
 
         def take(delta: Delta) -> None:
@@ -34,7 +36,7 @@ class Log:
                 self.done.append(id)
 
         self.driven.engine.submit(
-            GenerationRequest(id, tuple(tokens), params, tenant=tenant, queue_priority=priority), take
+            GenerationRequest(id, tuple(tokens), params, tenant=tenant, queue_priority=priority, own_priority=own), take
         )
 
 
@@ -44,6 +46,17 @@ def test_what_is_more_urgent_is_answered_first() -> None:
         log.submit(f"{priority}.{number}", prompt(20), priority=priority)
     log.driven.run()
     assert log.done == ["-1.2", "0.1", "0.4", "5.0", "5.3"]
+
+
+def test_a_rank_among_ones_own_requests_starves_no_other_tenant() -> None:
+    log = Log(Driven(tiny(), {}, max_sequences=1))
+    for number in range(12):
+        log.submit(f"pushy.{number}", prompt(20), tenant="pushy", own=-number)
+    log.submit("calm", prompt(20), tenant="calm")
+    log.driven.run()
+    assert log.done.index("calm") <= 2
+    pushy = [id for id in log.done if id != "calm"]
+    assert pushy[1:] == sorted(pushy[1:], key=lambda id: -int(id.split(".")[1]))
 
 
 def test_a_tenant_with_many_requests_does_not_hold_up_one_with_few() -> None:

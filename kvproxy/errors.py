@@ -18,6 +18,8 @@ class KvproxyError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
     exit_code: ClassVar[int] = 1
+    retry_after: float | None = None
+    """Seconds after which the same request may succeed, where that is known."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -44,6 +46,13 @@ class TooLarge(InvalidRequest):
 
     status = 413
     code = "request_too_large"
+
+
+class TooSlow(InvalidRequest):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class Unkeyable(InvalidRequest):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvproxy.backends.admission import Admission
 from kvproxy.backends.prefix import NoPrefix, PrefixCache
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import SettingsError
@@ -45,7 +46,10 @@ def _embedded(settings: Settings) -> Built:
     from kvproxy.engine.worker import EngineWorker
 
     worker = EngineWorker.load(settings.engine, settings.model, settings.tiers)
-    backend = EmbeddedBackend(worker, shared=settings.cache.shared, ranked=settings.access.priorities == "all")
+    # The engine has a line of its own, fair to all tenants: what may wait there comes in, the others are turned away.
+    door = Admission(settings.engine.max_sequences + settings.limits.waiting, 0, settings.limits.waiting_seconds)
+    ranked = settings.access.priorities == "all"
+    backend = EmbeddedBackend(worker, shared=settings.cache.shared, ranked=ranked, door=door)
     return Built(backend, EmbeddedPrefix(backend), worker=worker)
 
 
@@ -55,7 +59,7 @@ def _upstreams(settings: Settings) -> Built:
     from kvproxy.backends.upstreams.mirrored_prefix import MirroredPrefix
     from kvproxy.backends.upstreams.tokenize import load_tokenizer
 
-    engines = [FleetEngine(server, settings.forward, settings.routing) for server in settings.servers]
+    engines = [FleetEngine(server, settings.forward, settings.routing, settings.limits) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError(
             "an upstream is named twice: give each once, with a weight if it is faster", param="upstreams"

@@ -8,10 +8,13 @@ from kvproxy.apis.embedded import SPEAKERS
 from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Speaker, Wanted
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import PUBLIC, ApiRequest
+from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
+
+_MOST = 1_000_000
 
 
 class EmbeddedBackend:
@@ -20,11 +23,15 @@ class EmbeddedBackend:
     Args:
         worker: the engine.
         shared: let tenants share blocks. Otherwise each has its own, and none can tell what another one sent.
+        door: how many requests it takes at once.
         ranked: let clients choose their rank among all. Otherwise it counts among a tenant's own requests only.
     """
 
-    def __init__(self, worker: EngineWorker, *, shared: bool = True, ranked: bool = True) -> None:
+    def __init__(
+        self, worker: EngineWorker, *, shared: bool = True, ranked: bool = True, door: Admission | None = None
+    ) -> None:
         self.worker = worker
+        self.door = door or Admission(_MOST, 0, 0.0)
         self._shared = shared
         self._ranked = ranked
         self.name = f"local:{worker.name}"
@@ -51,7 +58,16 @@ class EmbeddedBackend:
             NotFound: the engine does not speak this API.
             ModelNotFound: the request names another model.
             InvalidRequest: it asks for what the engine cannot do.
+            Overloaded: too many requests wait for it.
         """
+        await self.door.enter()
+        try:
+            return await self._generate(request)
+        except BaseException:
+            self.door.leave()
+            raise
+
+    async def _generate(self, request: ApiRequest) -> Generated:
         wanted = self._speaker(request).wanted(request.body)
         generation = await self.generation(request, wanted)
         echo = await self._echo(wanted, generation.tokens) if wanted.echo else None
@@ -64,7 +80,11 @@ class EmbeddedBackend:
                 async for piece in rest:
                     yield piece
 
+        inside = [self.door.leave]
+
         async def close() -> None:
+            while inside:
+                inside.pop()()
             await pieces.aclose()  # type: ignore[attr-defined]
 
         return Generated(all_pieces(), first.usage, self.worker.name, echo, close)

@@ -68,6 +68,29 @@ class Relayed:
 Reply: TypeAlias = Generated | Relayed
 
 
+def when_over(reply: Relayed, done: Callable[[], None]) -> Relayed:
+    """The reply, with something to do once it is read to its end, breaks off or is closed, whatever comes first."""
+    chunks, close, left = reply.chunks, reply.close, [done]
+
+    def over() -> None:
+        while left:
+            left.pop()()
+
+    async def all_chunks() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            over()
+
+    async def closed() -> None:
+        over()
+        await close()
+
+    reply.chunks, reply.close = all_chunks(), closed
+    return reply
+
+
 class Forwarder(Protocol):
     """Takes any request, not only those of the cached APIs."""
 

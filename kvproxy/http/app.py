@@ -15,6 +15,7 @@ from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes
 from kvproxy.http.cache_status import BYPASS
+from kvproxy.http.failures import failed
 from kvproxy.http.guard import AdminGuard, PageGuard
 from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services
@@ -54,7 +55,7 @@ def create_app(services: Services) -> Starlette:
 
 async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
-    return JSONResponse(openai_error(error), error.status)
+    return failed(error)
 
 
 async def _store(request: Request, error: Exception) -> Response:

@@ -9,19 +9,32 @@ from kvproxy.apis.api import Api
 from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest, read_body
-from kvproxy.errors import TooLarge
+from kvproxy.errors import TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
 
 _SLOW_BYTES = 64 * 1024
 """From here on parsing takes long enough to leave the event loop."""
 
 
-async def whole_body(request: Request, limit: int) -> bytes:
+async def whole_body(request: Request, limit: int, seconds: float | None = None) -> bytes:
     """The body of a request.
+
+    Args:
+        limit: most bytes.
+        seconds: within which it must arrive; None for ever.
 
     Raises:
         TooLarge: it has more bytes than the limit; no more of them is read.
+        TooSlow: it did not arrive in time.
     """
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise TooSlow(f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     parts, size = [], 0
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:

@@ -3,12 +3,11 @@
 import logging
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.apis.api import openai_error
 from kvproxy.errors import KvproxyError
 from kvproxy.http.access import Access
+from kvproxy.http.failures import failed
 
 _READING = ("GET", "HEAD")
 _log = logging.getLogger("kvproxy.admin")
@@ -53,7 +52,7 @@ class AdminGuard:
 
 
 async def _refuse(error: KvproxyError, scope: Scope, receive: Receive, send: Send) -> None:
-    await JSONResponse(openai_error(error), error.status)(scope, receive, send)
+    await failed(error)(scope, receive, send)
 
 
 def _tell(request: Request, status: int) -> None:

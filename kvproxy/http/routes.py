@@ -16,6 +16,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
 from kvproxy.flow.outcome import Outcome
 from kvproxy.http.bodies import api_request, query_of, upload, whole_body
 from kvproxy.http.cache_status import BYPASS, cache_headers
+from kvproxy.http.failures import failed
 from kvproxy.http.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
@@ -35,7 +36,7 @@ def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
             status = response.status_code
         except KvproxyError as error:
             status = error.status
-            return JSONResponse(api.error(error), status)
+            return failed(error, api.error(error))
         except ClientDisconnect:
             outcome, status = Outcome("gone"), _GONE
             raise
@@ -49,7 +50,8 @@ def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
 async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     app = services(request)
     forwarder = app.answerer.backend.forwarder
-    raw = await whole_body(request, app.settings.limits.body)
+    limits = app.settings.limits
+    raw = await whole_body(request, limits.body, limits.body_seconds)
     try:
         asked = await api_request(request, api, raw, app.settings.access.tenant_headers, check=forwarder is None)
         given = await unless_gone(request, app.answerer.answer(asked))

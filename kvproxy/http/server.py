@@ -38,6 +38,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             # Labels adds one where the upstream has not.
             date_header=False,
             timeout_graceful_shutdown=5,
+            limit_concurrency=settings.limits.connections,
         )
         # Relaying an upstream that breaks off closes the connection on purpose, and says so itself.
         logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.msg)

@@ -28,7 +28,9 @@ class Recorder:
     async def any(self, request: Request) -> Response:
         raw = await request.body()
         target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
-        self.seen.append((target.decode(), request.headers.items(), raw))
+        # Probes of the proxy's own are no requests of a client.
+        if target != b"/health":
+            self.seen.append((target.decode(), request.headers.items(), raw))
         if request.url.path == "/v1/embeddings":
             return JSONResponse(VECTORS, headers={"set-cookie": "session=1"})
         if request.url.path == "/v1/models":

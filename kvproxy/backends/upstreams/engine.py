@@ -13,6 +13,7 @@ from kvproxy.routing.choose import Candidate
 from kvproxy.routing.health import Health
 from kvproxy.routing.load import Load
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
+from kvproxy.settings.limits import LimitSettings
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -54,15 +55,22 @@ class FleetEngine:
         server: its URL, keys, weight and events.
         forward: timeouts and connections.
         routing: when it is ejected.
+        limits: how many requests may wait for it.
 
     Raises:
         SettingsError: an events endpoint is none.
     """
 
-    def __init__(self, server: UpstreamServer, forward: UpstreamSettings, routing: RoutingSettings) -> None:
+    def __init__(
+        self,
+        server: UpstreamServer,
+        forward: UpstreamSettings,
+        routing: RoutingSettings,
+        limits: LimitSettings = LimitSettings(),
+    ) -> None:
         self.url = server.url
         self.weight = server.weight
-        self.upstream = Upstream(server, forward)
+        self.upstream = Upstream(server, forward, limits)
         self.health = Health(routing.eject_after)
         self._probe_timeout = routing.health_timeout
         self.load = Load()
@@ -85,17 +93,16 @@ class FleetEngine:
         """Ask whether it is there: any answer that is not a server error will do, since not all have the route."""
         try:
             async with asyncio.timeout(self._probe_timeout):
-                reply = await self.upstream.forward("GET", "/health", {}, b"")
-                await reply.close()
+                status = await self.upstream.probe()
         except TimeoutError:
             self.health.failed(f"/health gave no answer in {self._probe_timeout:g} s")
         except KvproxyError as error:
             self.health.failed(error.message)
         else:
-            if reply.status < 500:
+            if status < 500:
                 self.health.succeeded()
             else:
-                self.health.failed(f"/health answered {reply.status}")
+                self.health.failed(f"/health answered {status}")
 
     def candidate(self, prompt: Prompt | None) -> Candidate:
         """How it would fare with a prompt whose digests are there already; see `mirror.match.prepare`."""

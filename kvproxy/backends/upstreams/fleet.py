@@ -10,7 +10,7 @@ import orjson
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Body, Forwarder, Relayed
+from kvproxy.backends.protocol import Body, Forwarder, Relayed, when_over
 from kvproxy.backends.upstreams.engine import FleetEngine
 from kvproxy.backends.upstreams.tokenize import PromptTokenizer
 from kvproxy.backends.upstreams.upstream import Upstream
@@ -202,19 +202,12 @@ def _repeatable(request: ApiRequest) -> bool:
 
 def _ticketed(reply: Relayed, ticket: Ticket) -> Relayed:
     """The reply, its engine's load lowered when its answer begins and when it ends."""
-    chunks, close = reply.chunks, reply.close
+    chunks = reply.chunks
 
-    async def counted() -> AsyncIterator[bytes]:
-        try:
-            async for chunk in chunks:
-                ticket.begun()
-                yield chunk
-        finally:
-            ticket.ended()
+    async def begun() -> AsyncIterator[bytes]:
+        async for chunk in chunks:
+            ticket.begun()
+            yield chunk
 
-    async def closed() -> None:
-        ticket.ended()
-        await close()
-
-    reply.chunks, reply.close = counted(), closed
-    return reply
+    reply.chunks = begun()
+    return when_over(reply, ticket.ended)

@@ -7,11 +7,15 @@ from pydantic import SecretStr
 from kvproxy.apis.control import ADMIN_TOKEN, OURS
 from kvproxy.apis.json import JsonObject, loads
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Body, Headers, Relayed
+from kvproxy.backends.admission import Admission
+from kvproxy.backends.protocol import Body, Headers, Relayed, when_over
 from kvproxy.backends.upstreams.connection import Connection, Timeouts, end_to_end
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
+from kvproxy.settings.limits import LimitSettings
 
+_SPARE = 8
+"""Connections for probes, beyond those for requests."""
 _KEYS = ("authorization", "x-api-key", "api-key")
 
 
@@ -21,15 +25,19 @@ class Upstream:
     Args:
         server: its URL and keys.
         settings: timeouts, connections, retries.
+        limits: how many requests may wait for a connection.
     """
 
-    def __init__(self, server: UpstreamServer, settings: UpstreamSettings) -> None:
+    def __init__(
+        self, server: UpstreamServer, settings: UpstreamSettings, limits: LimitSettings = LimitSettings()
+    ) -> None:
         self.url = server.url
         self._server = server
         self._settings = settings
         self._connection = Connection(
-            server.url, Timeouts(settings.connect_timeout, settings.read_timeout), settings.max_connections
+            server.url, Timeouts(settings.connect_timeout, settings.read_timeout), settings.max_connections + _SPARE
         )
+        self.door = Admission(settings.max_connections, limits.waiting, limits.waiting_seconds)
 
     def open(self) -> None:
         """Get ready; called on the event loop."""
@@ -68,10 +76,26 @@ class Upstream:
 
         Raises:
             InvalidRequest: the path does not begin with a slash.
+            Overloaded: too many requests wait for a connection.
             UpstreamError: there was no answer.
         """
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
+        await self.door.enter()
+        try:
+            reply = await self._request(method, path, headers, body)
+        except BaseException:
+            self.door.leave()
+            raise
+        return when_over(reply, self.door.leave)
+
+    async def probe(self) -> int:
+        """The status that `/health` answers with; it waits for no other request."""
+        reply = await self._request("GET", "/health", {}, b"")
+        await reply.close()
+        return reply.status
+
+    async def _request(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
         sent = self._headers(headers, path, whole=isinstance(body, bytes))
         # A body that comes in parts is used up by the first try.
         tries = 1 + (self._settings.retries if isinstance(body, bytes) else 0)

@@ -1,0 +1,19 @@
+"""Errors of our own as responses."""
+
+import math
+
+from starlette.responses import JSONResponse, Response
+
+from kvproxy.apis.api import openai_error
+from kvproxy.apis.json import JsonObject
+from kvproxy.errors import KvproxyError
+
+
+def failed(error: KvproxyError, body: JsonObject | None = None) -> Response:
+    """The response that tells of an error.
+
+    Args:
+        body: the error in an API's form; OpenAI's by default.
+    """
+    headers = {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
+    return JSONResponse(openai_error(error) if body is None else body, error.status, headers=headers)

@@ -1,0 +1,141 @@
+"""More than can be served: what is over the bound is told to come back, and the rest is served."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+
+
+class Slow:
+    """An upstream whose answers wait at a gate."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.most = self.inside = 0
+
+    def open(self) -> None:
+        """Let all answers go; the gate belongs to the server's own loop."""
+        self.loop.call_soon_threadsafe(self.gate.set)
+
+    async def answer(self, request: Request) -> Response:
+        self.loop = asyncio.get_running_loop()
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await self.gate.wait()
+        self.inside -= 1
+        return JSONResponse(WHOLE)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[str, Slow]]:
+    server = Slow()
+    routes = [Route("/health", lambda request: Response()), Route("/{path:path}", server.answer, methods=["POST"])]
+    with run_app(Starlette(routes=routes)) as upstream:
+        settings = load_settings(
+            data=tmp_path,
+            upstream=upstream,
+            cache={"semantic": False},
+            forward={"max_connections": 4},
+            limits={"waiting": 3, "waiting_seconds": 60.0},
+        )
+        with run_proxy(settings) as (url, _):
+            yield url, server
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank"])
+def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slow], path: str) -> None:
+    url, server = slow
+
+    async def ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
+        body = {"model": "m", "messages": [{"role": "user", "content": str(number)}]}
+        return await client.post(f"{url}{path}", json=body)
+
+    async def all_of_them() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            asked = [asyncio.create_task(ask(client, number)) for number in range(20)]
+            waiting = set(asked)
+            while len(waiting) > 7:
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert (await client.get(f"{url}/health")).status_code == 200
+            server.open()
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(all_of_them())
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [503] * 13
+    assert server.most == 4
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["code"] == "overloaded"
+    assert asyncio.run(_once(url)).status_code == 200
+
+
+async def _once(url: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60) as client:
+        body = {"model": "m", "messages": [{"role": "user", "content": "after"}]}
+        return await client.post(f"{url}/v1/chat/completions", json=body)
+
+
+def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
+    url, server = slow
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(timeout=0.3) as client:
+            bodies = [{"model": "m", "messages": [{"role": "user", "content": str(n)}]} for n in range(7)]
+            asked = [client.post(f"{url}/v1/chat/completions", json=body) for body in bodies]
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(leave())
+    server.open()
+    assert asyncio.run(_once(url)).status_code == 200
+
+
+def test_the_engine_takes_no_more_than_it_has_a_line_for(tmp_path: Path) -> None:
+    settings = load_settings(
+        data=tmp_path, cache={"enabled": False}, engine={"max_sequences": 2}, limits={"waiting": 3}
+    )
+
+    async def ask(client: httpx.AsyncClient, number: int) -> int:
+        body = {"model": "demo", "prompt": f"question {number}", "max_tokens": 40, "ignore_eos": True}
+        return (await client.post("/v1/completions", json=body)).status_code
+
+    async def all_of_them(url: str) -> list[int]:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(30)))
+
+    with run_proxy(settings) as (url, services):
+        statuses = asyncio.run(all_of_them(url))
+        assert set(statuses) == {200, 503}
+        assert statuses.count(200) >= 5
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert services.answerer.backend.door.under_way == 0  # type: ignore[attr-defined]
+
+
+def test_a_body_that_trickles_in_is_given_up(tmp_path: Path) -> None:
+    settings = load_settings(
+        data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body_seconds": 0.3}
+    )
+
+    async def trickle(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head + b'{"model"')
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 20)
+        writer.close()
+        return answer
+
+    with run_proxy(settings) as (url, _):
+        answer = asyncio.run(trickle(httpx.URL(url).port or 0))
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"request_timeout" in answer

@@ -36,7 +36,7 @@ def doctor(
 
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
-    from kvproxy.checks import all_checks
+    from kvproxy.checks.installation import all_checks
     from kvproxy.settings import load_settings
 
     given = {"host": tier_host, "disk": tier_disk, "disk_size": tier_disk_size, "redis": tier_redis}

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 
+from kvproxy.checks.servers import check_proxy, check_upstream
+from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
-from kvproxy.reachable import check_proxy, check_upstream
 from kvproxy.settings import Settings
-from kvproxy.stored import opened_store, store_exists
 
 Check = Callable[[], str]
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,19 @@ def test_doctor_asks_each_upstream(tmp_path: Path) -> None:
         assert doctor(guarded)[1] == [(True, f"{guarded} answers, and wants a key of each client")]
         code, told, printed = doctor(guarded, KVPROXY_FORWARD__API_KEY="SECRET")
         assert (code, "refuses the key" in told[0][1], "SECRET" in printed) == (1, True, False)
+
+
+def test_doctor_tells_of_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
+    routing = {"health_interval": 0.05, "eject_after": 1}
+    settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, routing=routing)
+    with run_proxy(settings) as (url, _):
+        deadline = time.monotonic() + 30
+        while httpx.get(f"{url}/ready").is_success:
+            assert time.monotonic() < deadline
+        done = kvproxy("doctor", "--json", "--data", tmp_path, url=url)
+        (proxy,) = [check for check in json.loads(done.stdout) if check["check"] == "proxy"]
+        assert (done.returncode, proxy["ok"]) == (1, False)
+        assert "is not ready" in proxy["detail"]
 
 
 def test_a_url_that_no_request_can_go_to_is_refused_before_anything_is_loaded() -> None:

@@ -37,7 +37,7 @@ def test_one_look_as_json(demo: Demo) -> None:
 def test_one_look_as_a_table_where_nobody_watches(demo: Demo) -> None:
     done = kvproxy("top", "--interval", 0.1, url=demo[0])
     assert done.returncode == 0, done.stderr
-    assert "answered by" in done.stdout
+    assert "first byte" in done.stdout
     assert "pool" in done.stdout
 
 

@@ -43,8 +43,8 @@ class EngineSettings(BaseModel):
     )
     strict: bool = Field(
         False,
-        description="Compute each sequence alone and in whole batches, so that the logits of a hit equal those of an uncached run bit for bit,"
-        " whatever else runs. Slow.",
+        description="Compute each sequence alone and in whole batches, so that the logits of a hit equal those of an uncached"
+        " run bit for bit, whatever else runs. Slow.",
     )
     policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field(
         "lru", description="Which cached block that nobody uses is evicted first."

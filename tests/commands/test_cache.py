@@ -103,6 +103,14 @@ def test_odd_requests_leave_and_come_back_through_a_running_proxy(tmp_path: Path
     ]
 
 
+def test_what_is_nested_too_deeply_to_be_shown_is_exported(tmp_path: Path) -> None:
+    entry = make_entry(request=b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}")
+    path = stored(tmp_path / "a.db", entry)
+    shown = kvproxy("cache", "show", entry.id, "--store", path)
+    assert (shown.returncode, "cache export writes it out" in shown.stderr) == (1, True)
+    assert entry.request.decode() in kvproxy("cache", "export", "--store", path).stdout
+
+
 def test_an_export_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored(tmp_path / "responses.db", make_entry("one"), make_entry("two"))
     backup = tmp_path / "backup.jsonl"

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Url
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json
 
 
 def doctor(
     url: Url = DEFAULT_URL,
+    token: Token = None,
     data: Data = None,
     store: Store = None,
     model: Annotated[str | None, typer.Option(help="Model that serve would load.", show_default=False)] = None,
@@ -43,7 +44,7 @@ def doctor(
     tiers = {name: value for name, value in given.items() if value is not None}
     settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers or None)
     results = []
-    for name, check in all_checks(settings, url):
+    for name, check in all_checks(settings, url, token):
         try:
             results.append({"check": name, "ok": True, "detail": check()})
         except Exception as error:

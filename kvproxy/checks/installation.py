@@ -13,7 +13,7 @@ from kvproxy.settings import Settings
 Check = Callable[[], str]
 
 
-def all_checks(settings: Settings, url: str) -> list[tuple[str, Check]]:
+def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
     """Named checks in the order in which they make sense."""
     engine: list[tuple[str, Check]]
     if settings.servers:
@@ -27,7 +27,7 @@ def all_checks(settings: Settings, url: str) -> list[tuple[str, Check]]:
         ("store", lambda: _store(settings)),
         ("embedder", _embedder),
         *engine,
-        ("proxy", lambda: check_proxy(url)),
+        ("proxy", lambda: check_proxy(url, token)),
     ]
 
 

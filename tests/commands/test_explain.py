@@ -122,6 +122,8 @@ def test_an_admin_token_and_a_key_are_told_apart(tmp_path: Path) -> None:
             assert result(*given, "--token", "secret", url=url)["layer"] == "exact"
             assert result(*given, url=url, KVPROXY_ADMIN_TOKEN="secret")["layer"] == "exact"
             assert len(result("cache", "ls", "--token", "secret", url=url)) == 1
+            assert "forward" in kvproxy("top", "--interval", 0.1, "--token", "secret", url=url).stdout
+            assert kvproxy("top", "--interval", 0.1, url=url).returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,13 @@ def test_doctor_asks_each_upstream(tmp_path: Path) -> None:
 
 def test_doctor_tells_of_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
     routing = {"health_interval": 0.05, "eject_after": 1}
-    settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, routing=routing)
+    settings = load_settings(
+        data=tmp_path,
+        upstream="http://127.0.0.1:9",
+        cache={"semantic": False},
+        routing=routing,
+        admin_token="secret",
+    )
     with run_proxy(settings) as (url, _):
         deadline = time.monotonic() + 30
         while httpx.get(f"{url}/ready").is_success:
@@ -193,7 +199,9 @@ def test_doctor_tells_of_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         done = kvproxy("doctor", "--json", "--data", tmp_path, url=url)
         (proxy,) = [check for check in json.loads(done.stdout) if check["check"] == "proxy"]
         assert (done.returncode, proxy["ok"]) == (1, False)
-        assert "is not ready" in proxy["detail"]
+        assert proxy["detail"].endswith("is not ready: it tells the cause to its operator only, so give --token")
+        told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
+        assert "is not ready: cannot reach the upstream http://127.0.0.1:9" in told.stdout
 
 
 def test_a_url_that_no_request_can_go_to_is_refused_before_anything_is_loaded() -> None:

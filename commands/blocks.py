@@ -154,7 +154,7 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
         residency = found.pop("residency", None) or {}
         if residency.get("evicted"):
             found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
-        plain = {name: value for name, value in found.items() if not isinstance(value, list)}
+        plain = {name: value for name, value in found.items() if value is not None and not isinstance(value, list)}
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in plain.items())
 
 

@@ -77,9 +77,9 @@ def open_cache(url: str, token: str | None, store: str | None, data: Path | None
             return
         if url != DEFAULT_URL:
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave --url out to read the file")
+    from kvproxy.checks.stored import opened_store, store_exists
     from kvproxy.commands.cache_file import FileCache
     from kvproxy.settings import load_settings
-    from kvproxy.stored import opened_store, store_exists
 
     settings = load_settings(store=store, data=data)
     if not store_exists(settings):

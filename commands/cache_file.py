@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvproxy.commands.cache_access import Listing, Where
-from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.store import Filter, Store
@@ -34,7 +34,10 @@ class FileCache:
     def show(self, id: str) -> dict[str, Any]:
         entry = self._store.get(self._one(id))
         assert entry is not None
-        return entry.document()
+        try:
+            return entry.document()
+        except RecursionError:
+            raise KvproxyError(f"{entry.id} is nested too deeply to be shown: cache export writes it out") from None
 
     def _one(self, prefix: str) -> str:
         ids = self._store.resolve(prefix)

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from kvproxy.checks.servers import ADMIN_TOKEN
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable
 
 if TYPE_CHECKING:
     from httpx import Response
 
-ADMIN_TOKEN = "x-kvproxy-admin-token"
-"""Takes the admin token where `Authorization` holds a client's key."""
+_OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
 class ProxyClient:
@@ -103,7 +103,7 @@ class ProxyClient:
         **more: Any,
     ) -> "Response":
         # Other routes may lead to an upstream, which must not see the token.
-        headers = dict(headers or {}) | (self._token if path.startswith("/admin/") else {})
+        headers = dict(headers or {}) | (self._token if path.startswith(_OWN_ROUTES) else {})
         # httpx drops a query that stands in the path as soon as it is given one beside it, even an empty one.
         params = {name: value for name, value in query.items() if value is not None} or None
         with self._reached():

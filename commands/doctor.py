@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Url
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json
 
 
 def doctor(
     url: Url = DEFAULT_URL,
+    token: Token = None,
     data: Data = None,
     store: Store = None,
     model: Annotated[str | None, typer.Option(help="Model that serve would load.", show_default=False)] = None,
@@ -36,14 +37,14 @@ def doctor(
 
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
-    from kvproxy.checks import all_checks
+    from kvproxy.checks.installation import all_checks
     from kvproxy.settings import load_settings
 
     given = {"host": tier_host, "disk": tier_disk, "disk_size": tier_disk_size, "redis": tier_redis}
     tiers = {name: value for name, value in given.items() if value is not None}
     settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers or None)
     results = []
-    for name, check in all_checks(settings, url):
+    for name, check in all_checks(settings, url, token):
         try:
             results.append({"check": name, "ok": True, "detail": check()})
         except Exception as error:

@@ -1,17 +1,15 @@
 """kvproxy explain: which layer would answer a request, and why not the ones before it."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.bodies import api_of, credentials, read_body
+from kvproxy.commands.bodies import Api, api_of, credentials, read_body
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.table import digest, print_table, text
-
-ExplainedApi = Literal["chat", "completions", "messages", "responses"]
 
 
 def explain(
@@ -22,7 +20,7 @@ def explain(
         typer.Option(help="File with the body of a request, instead of a prompt; - is stdin.", show_default=False),
     ] = None,
     api: Annotated[
-        ExplainedApi | None,
+        Api | None,
         typer.Option(help="API that the body is for.", show_default="what its fields tell"),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Temperature of the request.", show_default=False)] = None,
@@ -42,7 +40,8 @@ def explain(
     """
     client = ProxyClient(url, token)
     body = read_body(prompt, system, file)
-    chosen = api or _explained(body)
+    # What holds only an input is most likely one for Responses; --api tells otherwise.
+    chosen = api or api_of(body) or ("responses" if "input" in body else "chat")
     headers = credentials(chosen, api_key)
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
@@ -53,14 +52,6 @@ def explain(
         print_json(found)
     else:
         _render(found)
-
-
-def _explained(body: dict[str, Any]) -> ExplainedApi:
-    api = api_of(body)
-    if api == "embeddings":
-        raise typer.BadParameter("this is a request for embeddings, which are answered from equal requests only")
-    # What holds only an input is most likely one for Responses; --api tells otherwise.
-    return api or ("responses" if "input" in body else "chat")
 
 
 _SENTENCES = {
@@ -80,7 +71,7 @@ def _render(found: dict[str, Any]) -> None:
     print_facts(
         [
             ("tenant", found["tenant"]),
-            ("exact key", f"{found['key'][:16]}  {stored}"),
+            ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
             *((name, semantic[name]) for name in ("policy", "threshold", "level", "max_error") if semantic.get(name)),
         ]

@@ -18,7 +18,9 @@ from kvproxy.errors import NoPrefixCache
 if TYPE_CHECKING:
     from rich.console import Group
 
-LAYERS = ("exact", "semantic", "forward", "error")
+LAYERS = ("exact", "semantic", "forward", "bypass", "gone", "error")
+"""What becomes of requests, as `flow.outcome.Layer`: answered by a cache or by the engine, passed on unread, left by their
+client, or refused."""
 _BAR = 40
 
 
@@ -129,7 +131,7 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
     elapsed = now.at - before.at
     new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
     taken = {layer: now.seconds[layer] - before.seconds[layer] for layer in LAYERS}
-    answered = sum(new.values())
+    answered = sum(new.values()) - new["gone"]
     return {
         "per_second": {layer: round(new[layer] / elapsed, 2) for layer in LAYERS},
         "first_byte_ms": {
@@ -149,8 +151,8 @@ def _page(figures: dict[str, Any]) -> "Group":
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("answered by", "a second", "first byte, ms", "in all"):
-        table.add_column(column, justify="left" if column == "answered by" else "right")
+    for column in ("requests", "a second", "first byte, ms", "in all"):
+        table.add_column(column, justify="left" if column == "requests" else "right")
     for layer in LAYERS:
         first = figures["first_byte_ms"][layer]
         rate, total = figures["per_second"][layer], figures["requests"][layer]

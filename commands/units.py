@@ -21,8 +21,11 @@ def age(created: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A moment, given in seconds since the epoch, in local time."""
-    return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
+    """A moment, given in seconds since the epoch, in local time; the number itself where no calendar has it."""
+    try:
+        return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:g}"
 
 
 def size(count: float) -> str:

@@ -59,6 +59,8 @@ class Settings(BaseSettings):
     )
     store: str | None = Field(
         None,
+        # A URL may hold a password.
+        repr=False,
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; responses.db in the data folder if unset.",
     )
     admin_token: PlainKey = Field(

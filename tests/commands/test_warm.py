@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvproxy.commands.bodies import PATHS, Api, credentials
 from kvproxy.commands.warm_file import read_requests
 from kvproxy.commands.warm_run import Pace, Report, run
 from kvproxy.settings import load_settings
@@ -46,6 +47,10 @@ class Upstream:
         await asyncio.sleep(self.seconds)
         choice = {"index": 0, "message": {"role": "assistant", "content": question}, "finish_reason": "stop"}
         usage = {"prompt_tokens": len(question), "completion_tokens": 1}
+        if request.url.path == "/v1/messages":
+            blocks = [{"type": "text", "text": question}]
+            message = {"type": "message", "role": "assistant", "content": blocks, "stop_reason": "end_turn"}
+            return JSONResponse(message, headers=self.headers)
         return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage}, headers=self.headers)
 
     async def models(self, request: Request) -> Response:
@@ -89,6 +94,29 @@ def test_the_most_valuable_entries_are_sent_again_or_elsewhere(tmp_path: Path) -
             assert [question for _, question, _ in upstream.asked] == ["a long question, often", "often"]
     wrong = kvproxy("warm", url=url)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> None:
+    upstream = Upstream()
+    with run_app(upstream.app()) as target:
+        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
+        with run_proxy(settings) as (url, _):
+            asked: list[tuple[Api, str]] = [("chat", "a"), ("messages", "a"), ("chat", "b")]
+            for api, key in asked:
+                for _ in range(2):
+                    body = said(f"{api} {key}", max_tokens=5)
+                    assert httpx.post(f"{url}{PATHS[api]}", json=body, headers=credentials(api, key)).is_success
+            before = {entry["id"] for entry in result("cache", "ls", url=url)}
+            done = kvproxy("warm", "--cache", "--refresh", "--api-key", "a", url=url)
+            assert (done.returncode, done.stdout.split("\n")[1].split()[-1]) == (0, "2")
+            assert done.stderr == "1 responses of other tenants were left out: give their key with --api-key\n"
+            after = result("cache", "ls", url=url)
+            assert len(after) == 3
+            assert len(before & {entry["id"] for entry in after}) == 1
+            # Without a key, or with an unknown one, there is nothing to renew, and that is no success.
+            for key in ((), ("--api-key", "c")):
+                none = kvproxy("warm", "--cache", "--refresh", *key, url=url)
+                assert (none.returncode, "responses of other tenants were" in none.stderr) == (3, True)
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_sent(tmp_path: Path) -> None:

@@ -103,6 +103,11 @@ def test_a_key_alone_is_an_api_key_and_goes_before_the_common_one() -> None:
 
 def test_settings_print_no_secret() -> None:
     settings = load_settings(
-        upstream="http://u:SECRET@h", forward={"api_key": "SECRET"}, admin_token="SECRET", upstreams=["http://SECRET@h"]
+        upstream="http://u:SECRET@h",
+        forward={"api_key": "SECRET"},
+        admin_token="SECRET",
+        upstreams=["http://SECRET@h"],
+        store="postgresql://u:SECRET@h/d",
+        tiers={"redis": "redis://:SECRET@h"},
     )
     assert "SECRET" not in repr(settings) + str(settings) + repr(settings.servers)

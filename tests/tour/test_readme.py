@@ -1,15 +1,25 @@
-"""The README's tour is run against a fresh proxy, and prints what the README says.
+"""The README's tour is run against a fresh proxy: it prints what the README says, and what `explain` says is true.
 
 python -m tests.tour.test_readme    # writes the printed output into the README
 """
 
+import contextlib
+import fcntl
 import os
+import pty
 import re
+import shlex
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
@@ -18,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 MARK = "----- end of command -----"
+WIDTH = 100
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
 # What differs from run to run: ids, times, and how often the caches were asked; and a similarity's last digits, from
 # processor to processor (see index/minilm).
 VARIABLE = [
@@ -26,28 +38,74 @@ VARIABLE = [
     (re.compile(r"(?<=similarity=0\.9)\d+|(?<=verifier=0\.9)\d+"), "<digits>"),
     (re.compile(r"ttl=\d+"), "ttl=<s>"),
     (re.compile(r"verifier=0\.\d+"), "verifier=<p>"),
-    (re.compile(r"(?<=[ >])\d+s(?= )"), "<age>"),
+    (re.compile(r"\b0\.\d{3}\b"), "<number>"),
+    (re.compile(r"(?<=[ >])\d+ s(?= )"), "<age>"),
     (re.compile(r" +"), " "),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command of the tour, and what it printed."""
+
+    command: str
+    output: str
+
+    @property
+    def question(self) -> str:
+        """The last word of an `ask` or an `explain`."""
+        return shlex.split(self.command.partition(" | ")[0])[-1]
 
 
 def commands(text: str) -> list[str]:
     return [line[2:] for block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ ")]
 
 
-def run_tour(text: str) -> list[str]:
-    """What each command prints, in one shell, against a proxy of its own."""
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[int, list[bytes]]]:
+    """A pseudo-terminal to write to, and what was written; complete when the block has ended."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
+    parts: list[bytes] = []
+
+    def collect() -> None:
+        # Linux reports the end of a terminal as an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(reader, 65_536):
+                parts.append(part)
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        yield writer, parts
+    finally:
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+def run_tour(text: str, more: tuple[str, ...] = ()) -> list[Step]:
+    """Run each command of the README, and some more, in one shell at a terminal, against a proxy of its own."""
+    todo = [*commands(text), *more]
     with tempfile.TemporaryDirectory() as data:
         settings = load_settings(data=data, engine={"num_blocks": 1024})
-        with run_proxy(settings) as (url, _):
-            lines = [f"{line.replace('http://127.0.0.1:8484', url)}\necho '{MARK}'" for line in commands(text)]
+        with run_proxy(settings) as (url, _), terminal() as (screen, parts):
+            lines = [f"{line.replace('http://127.0.0.1:8484', url)}\necho '{MARK}'" for line in todo]
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            variables = os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "110", "PATH": path}
+            variables = os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "TERM": "xterm", "PATH": path}
+            variables.pop("OPENAI_API_KEY", None)
             done = subprocess.run(
-                ["bash"], input="\n".join(lines), capture_output=True, text=True, cwd=ROOT, env=variables, timeout=120
+                ["bash"],
+                input="\n".join(lines).encode(),
+                stdout=screen,
+                stderr=subprocess.PIPE,
+                cwd=ROOT,
+                env=variables,
+                timeout=120,
             )
-    assert done.stderr == ""
-    return [part.lstrip("\n") for part in done.stdout.replace("\r", "").split(f"{MARK}\n")[:-1]]
+    assert done.stderr == b""
+    printed = STYLE.sub("", b"".join(parts).decode().replace("\r", "")).split(f"{MARK}\n")
+    return [Step(command, part.lstrip("\n")) for command, part in zip(todo, printed[:-1], strict=True)]
 
 
 def normal(text: str) -> str:
@@ -63,13 +121,49 @@ def written(text: str) -> Iterator[str]:
             yield part.partition("\n")[2]
 
 
-def test_the_tour_prints_what_the_readme_says() -> None:
+@pytest.fixture(scope="module")
+def tour() -> list[Step]:
+    """The tour, and after it each explained question asked for real, by a request that leaves no answer behind."""
     text = README.read_text()
-    printed = run_tour(text)
-    shown = list(written(text))
-    assert len(printed) == len(shown) > 8
-    for command, real, claimed in zip(commands(text), printed, shown, strict=True):
-        assert normal(real) == normal(claimed), command
+    explained = [command for command in commands(text) if command.startswith("kvproxy explain")]
+    return run_tour(text, tuple(f"ask {shlex.quote(Step(command, '').question)}" for command in explained))
+
+
+def test_the_tour_prints_what_the_readme_says(tour: list[Step]) -> None:
+    shown = list(written(README.read_text()))
+    assert len(shown) > 8
+    for step, claimed in zip(tour, shown, strict=False):
+        assert normal(step.output) == normal(claimed), step.command
+
+
+LAYERS = {
+    "This request is stored": 'detail="exact"',
+    "The response cache would answer with the stored answer to a similar question": 'detail="semantic',
+    "The engine would answer, and reuse a part": 'fwd=uri-miss; stored; detail="prefix',
+}
+
+
+def test_what_explain_says_is_what_then_happens(tour: list[Step]) -> None:
+    explained = [step for step in tour if step.command.startswith("kvproxy explain")]
+    asked = {step.question: step.output for step in tour[-len(explained) :]}
+    told = {step.question: layer for step in explained for layer in LAYERS if step.output.startswith(layer)}
+    # All three layers are shown, and each is what the proxy did.
+    assert sorted(told.values()) == sorted(LAYERS)
+    for question, layer in told.items():
+        assert LAYERS[layer] in asked[question], question
+
+
+def test_after_a_semantic_hit_explain_finds_the_neighbour_that_was_served(tour: list[Step]) -> None:
+    served = next(step for step in tour if step.command.startswith("ask") and "semantic" in step.output)
+    explained = next(step for step in tour if "explain" in step.command and step.question == served.question)
+    (row,) = [line.split() for line in explained.output.splitlines() if " accepted " in line]
+    stored = next(step for step in tour if step.command == "kvproxy cache ls")
+    (entry,) = [line.split() for line in stored.output.splitlines() if line.rstrip().endswith("What is a block?")]
+    assert entry[0] in row
+    assert f"similarity={row[0]}" in served.output
+    # As often as the tour was answered with it.
+    hits = [step for step in tour[: tour.index(stored)] if "; hit;" in step.output]
+    assert entry[3] == str(len(hits)) == "2"
 
 
 def refresh() -> None:
@@ -79,7 +173,7 @@ def refresh() -> None:
 
     def fill(block: re.Match[str]) -> str:
         lines = [line for line in block[1].splitlines() if line.startswith("$ ")]
-        return "```console\n" + "".join(f"{line}\n{_trimmed(next(printed))}" for line in lines) + "```"
+        return "```console\n" + "".join(f"{line}\n{_trimmed(next(printed).output)}" for line in lines) + "```"
 
     README.write_text(BLOCK.sub(fill, text))
 

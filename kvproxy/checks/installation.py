@@ -5,15 +5,15 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 
+from kvproxy.checks.servers import check_proxy, check_upstream
+from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
-from kvproxy.reachable import check_proxy, check_upstream
 from kvproxy.settings import Settings
-from kvproxy.stored import opened_store, store_exists
 
 Check = Callable[[], str]
 
 
-def all_checks(settings: Settings, url: str) -> list[tuple[str, Check]]:
+def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
     """Named checks in the order in which they make sense."""
     engine: list[tuple[str, Check]]
     if settings.servers:
@@ -27,7 +27,7 @@ def all_checks(settings: Settings, url: str) -> list[tuple[str, Check]]:
         ("store", lambda: _store(settings)),
         ("embedder", _embedder),
         *engine,
-        ("proxy", lambda: check_proxy(url)),
+        ("proxy", lambda: check_proxy(url, token)),
     ]
 
 

@@ -3,15 +3,18 @@
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError
-from kvproxy.settings import Settings, UpstreamServer
 
 if TYPE_CHECKING:
     from httpx import Response
 
+    from kvproxy.settings import Settings, UpstreamServer
+
 _PROXY_SECONDS = 3.0
+ADMIN_TOKEN = "x-kvproxy-admin-token"
+"""Carries the admin token, so that `Authorization` is free for a client's key; `apis.control` reads it."""
 
 
-def check_upstream(server: UpstreamServer, settings: Settings) -> str:
+def check_upstream(server: "UpstreamServer", settings: "Settings") -> str:
     """What an upstream answers when it is asked for its models.
 
     Raises:
@@ -30,21 +33,26 @@ def check_upstream(server: UpstreamServer, settings: Settings) -> str:
     return f"{server.url} answers{_models(response)}"
 
 
-def check_proxy(url: str) -> str:
+def check_proxy(url: str, token: str | None) -> str:
     """What the proxy at a URL says; that there is none is no fault.
+
+    Args:
+        url: where it listens.
+        token: its admin token; without it, a proxy beyond loopback does not tell why it is not ready.
 
     Raises:
         KvproxyError: something else answers there, or the proxy is not ready.
     """
     url = url.rstrip("/")
-    health = _get(f"{url}/health", _PROXY_SECONDS, {})
+    headers = {ADMIN_TOKEN: token} if token else {}
+    health = _get(f"{url}/health", _PROXY_SECONDS, headers)
     if health is None:
         return f"none at {url} (start one with kvproxy serve)"
     try:
         version = health.json()["version"]
     except (ValueError, KeyError, TypeError):
         raise KvproxyError(f"what answers at {url} is no kvproxy: give --url, or serve at another --port") from None
-    ready = _get(f"{url}/ready", _PROXY_SECONDS, {})
+    ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:
         raise KvproxyError(f"{version} answers at {url}, but is not ready: {_reason(ready)}")
     return f"{version} answers at {url}"
@@ -60,7 +68,7 @@ def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None"
         return None
 
 
-def _credentials(server: UpstreamServer) -> dict[str, str]:
+def _credentials(server: "UpstreamServer") -> dict[str, str]:
     if server.authorization is not None:
         return {"authorization": server.authorization.get_secret_value()}
     return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}
@@ -78,4 +86,4 @@ def _reason(response: "Response") -> str:
     try:
         return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
-        return response.text[:200]
+        return "it tells the cause to its operator only, so give --token"

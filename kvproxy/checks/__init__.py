@@ -1,0 +1,1 @@
+"""What `kvproxy doctor` checks, and the store without a proxy; read `installation` first."""

@@ -1,0 +1,181 @@
+"""kvproxy cache: of a running proxy, and of a store on disk."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from kvproxy.http.services import Services
+from kvproxy.index.entry import Entry
+from kvproxy.index.store import ResponseStore
+from kvproxy.settings import load_settings
+from tests.commands.run import ask, kvproxy, result
+from tests.commands.test_warm import Upstream, said
+from tests.index.entries import make_entry
+from tests.servers import run_app, run_proxy
+
+Demo = tuple[str, Services]
+
+
+def stored(path: Path, *entries: Entry) -> Path:
+    """A store on disk with entries."""
+    store = ResponseStore(path)
+    for entry in entries:
+        store.put(entry)
+    store.close()
+    return path
+
+
+def test_cache_of_a_running_proxy(demo: Demo, tmp_path: Path) -> None:
+    url = demo[0]
+    ask(url, "What is a namespace?", "For this test.")
+    ask(url, "What is a namespace?", "For this test.")
+    found = [entry for entry in result("cache", "ls", url=url) if entry["prompt"] == "What is a namespace?"]
+    entry = max(found, key=lambda entry: entry["created"])
+    assert {"id", "namespace", "model", "prompt", "created", "hits"} <= set(entry)
+    assert entry["hits"] == 1
+    shown = result("cache", "show", entry["id"][:10], url=url)
+    assert shown["response"]["choices"][0]["finish_reason"] == "stop"
+    backup = tmp_path / "backup.jsonl"
+    exported = result("cache", "export", backup, url=url)["exported"]
+    assert len(backup.read_text().splitlines()) == exported
+    assert result("cache", "rm", entry["id"], url=url) == {"removed": 1}
+    assert kvproxy("cache", "show", entry["id"], url=url).returncode == 3
+    assert result("cache", "import", backup, url=url) == {"imported": 1, "skipped": exported - 1}
+    hit = ask(url, "What is a namespace?", "For this test.")
+    assert 'detail="exact"' in hit.headers["cache-status"]
+    assert result("cache", "stats", url=url)["entries"] == exported
+
+
+def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path)
+    entries = [make_entry(f"question {number}", model=f"m{number % 2}", created=time.time()) for number in range(6)]
+    for entry in entries:
+        store.put(entry)
+    store.close()
+    assert len(result("cache", "ls", "--store", path)) == 6
+    assert len(result("cache", "ls", "--data", tmp_path, "--model", "m1")) == 3
+    assert "question 4" in kvproxy("cache", "ls", "--store", path).stdout
+    assert result("cache", "rm", "--model", "m1", "--yes", "--store", path) == {"removed": 3}
+    assert kvproxy("cache", "rm", "--all", "--store", path).returncode == 2
+    lines = kvproxy("cache", "export", "--store", path).stdout.splitlines()
+    assert len(lines) == 3
+    other = tmp_path / "other.db"
+    ResponseStore(other).close()
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("\n".join(lines))
+    assert result("cache", "import", copy, "--store", other) == {"imported": 3, "skipped": 0}
+    copy.write_text(lines[0] + "\n{broken")
+    done = kvproxy("cache", "import", copy, "--store", other)
+    assert (done.returncode, "line 2" in done.stderr) == (2, True)
+
+
+ODD = {"metadata": {"id": 123456789012345678901234567890, "note": "a\u2028b\x85c"}}
+
+
+def test_odd_requests_leave_and_come_back_through_a_running_proxy(tmp_path: Path) -> None:
+    backup = tmp_path / "backup.jsonl"
+    with run_app(Upstream().app()) as target:
+        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
+        with run_proxy(settings) as (url, _):
+            for question in ("one\u2028more", "two"):
+                assert "stored" in ask(url, question, **ODD).headers["cache-status"]
+            assert len(result("cache", "ls", url=url)) == 2
+            assert result("cache", "export", backup, url=url)["exported"] == 2
+            printed = kvproxy("cache", "export", url=url).stdout
+            assert result("cache", "rm", "--all", "--yes", url=url) == {"removed": 2}
+            assert result("cache", "import", backup, url=url) == {"imported": 2, "skipped": 0}
+            again = ask(url, "one\u2028more", **ODD)
+            assert 'detail="exact"' in again.headers["cache-status"]
+            entry = result("cache", "ls", "--search", "one", url=url)[0]
+            assert result("cache", "show", entry["id"], url=url)["request"]["metadata"] == ODD["metadata"]
+    assert printed == backup.read_text()
+    assert not list(tmp_path.glob("*.partial"))
+    # And through a store without a proxy, from standard input.
+    other = stored(tmp_path / "other.db")
+    piped = kvproxy("cache", "import", "-", "--store", other, stdin=backup.read_bytes())
+    assert (piped.returncode, piped.stdout) == (0, "imported 2 responses, skipped 0\n")
+    again = kvproxy("cache", "export", "--store", other).stdout
+    assert [json.loads(line) for line in again.split("\n")[:-1]] == [
+        json.loads(line) for line in printed.split("\n")[:-1]
+    ]
+
+
+def test_what_is_nested_too_deeply_to_be_shown_is_exported(tmp_path: Path) -> None:
+    entry = make_entry(request=b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}")
+    path = stored(tmp_path / "a.db", entry)
+    shown = kvproxy("cache", "show", entry.id, "--store", path)
+    assert (shown.returncode, "cache export writes it out" in shown.stderr) == (1, True)
+    assert entry.request.decode() in kvproxy("cache", "export", "--store", path).stdout
+
+
+def test_an_export_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored(tmp_path / "responses.db", make_entry("one"), make_entry("two"))
+    backup = tmp_path / "backup.jsonl"
+    backup.write_text("old")
+    monkeypatch.setattr(Entry, "line", lambda entry: 1 / 0)
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        kvproxy("cache", "export", backup, "--store", path)
+    assert [file.name for file in tmp_path.glob("backup*")] == ["backup.jsonl"]
+    assert backup.read_text() == "old"
+    monkeypatch.undo()
+    nowhere = kvproxy("cache", "export", tmp_path / "no/such/folder/file", "--store", path)
+    assert (nowhere.returncode, "cannot write" in nowhere.stderr) == (1, True)
+
+
+def test_a_list_says_when_it_is_cut_or_empty(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.db", *(make_entry(f"question {n}", created=time.time() - 200) for n in range(5)))
+    cut = kvproxy("cache", "ls", "--limit", 2, "--store", path)
+    assert cut.stderr == "2 of 5: --limit 0 lists all\n"
+    assert len(cut.stdout.splitlines()) == 3
+    for limit in (0, 5, 6):
+        assert kvproxy("cache", "ls", "--limit", limit, "--store", path).stderr == ""
+    assert kvproxy("cache", "ls", "--limit", 2, "--search", "question 1", "--store", path).stderr == ""
+    none = kvproxy("cache", "ls", "--search", "nothing", "--store", path)
+    assert (none.stdout, none.stderr) == ("", "no stored response fits these options\n")
+    empty = kvproxy("cache", "ls", "--store", stored(tmp_path / "b.db"))
+    assert empty.stderr == "no response is stored\n"
+
+
+def test_a_running_proxy_says_when_its_list_is_cut(demo: Demo) -> None:
+    for number in range(3):
+        ask(demo[0], f"What is number {number}?", "For the test of lists.")
+    given = ("cache", "ls", "--search", "what is number", "--limit")
+    assert kvproxy(*given, 2, url=demo[0]).stderr == "2 of 3: --limit 0 lists all\n"
+    assert kvproxy(*given, 3, url=demo[0]).stderr == ""
+
+
+def test_nothing_is_cut_in_a_pipe_and_only_the_prompt_at_a_terminal(tmp_path: Path) -> None:
+    prompt = "What is a block\tand\nwhat is it good for? " * 5
+    entry = make_entry(prompt, namespace="n" * 64, model="a-model/with-a-rather-long-name", created=time.time() - 200)
+    path = stored(tmp_path / "a.db", entry)
+    header, row = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
+    assert header.split("\t") == ["id", "age", "hits", "model", "namespace", "prompt"]
+    assert row.split("\t") == [entry.id, "3 min", "0", entry.model, "n" * 64, " ".join(prompt.split())]
+    _, row = kvproxy("cache", "ls", "--store", path, FORCE_COLOR="1", COLUMNS="80").stdout.splitlines()
+    shown = row.split()
+    assert [entry.id[:12], "3", "min", "0", entry.model, "n" * 8] == shown[:6]
+    assert row.rstrip().endswith("…")
+    assert len(row) == max(80, row.index("What") + 20)
+
+
+@pytest.mark.parametrize("id", ["stats", "export", "../blocks", "a/b", "a?b=c", "%2e%2e", ""])
+def test_an_id_is_never_another_route(demo: Demo, id: str) -> None:
+    for command in ("show", "rm"):
+        done = kvproxy("cache", command, id, url=demo[0])
+        assert done.returncode in (1, 2, 3), done.stdout
+        assert done.stdout == ""
+
+
+def test_figures_and_facts_are_told_for_people_and_raw_for_scripts(tmp_path: Path) -> None:
+    entry = make_entry("one", created=1e9, tags=("b", "a"), request=json.dumps(said("x" * 3000)).encode())
+    path = stored(tmp_path / "a.db", entry)
+    facts = dict(line.split(maxsplit=1) for line in kvproxy("cache", "stats", "--store", path).stdout.splitlines())
+    assert facts["entry_bytes"].endswith(" KiB")
+    assert isinstance(result("cache", "stats", "--store", path)["entry_bytes"], int)
+    shown = kvproxy("cache", "show", entry.id, "--store", path).stdout
+    assert "2001-09-0" in shown
+    assert "tags               a, b" in shown or "tags               b, a" in shown
+    assert result("cache", "show", entry.id, "--store", path)["created"] == 1e9

@@ -1,0 +1,143 @@
+"""kvproxy explain says what the proxy then does, for each API and each client."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvproxy.commands.bodies import PATHS, Api, api_of, credentials
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.commands.run import ask, kvproxy, result
+from tests.commands.test_warm import Upstream
+from tests.servers import run_app, run_proxy
+
+Demo = tuple[str, Services]
+
+
+def test_each_layer_is_told_as_it_would_answer(demo: Demo) -> None:
+    url, system = demo[0], "You explain things. " * 30
+    before = result("explain", "What is prefill?", "--system", system, url=url)
+    assert before["layer"] == "none"
+    ask(url, "What is prefill?", system)
+    assert result("explain", "What is prefill?", "--system", system, url=url)["layer"] == "exact"
+    near = result("explain", "Explain what prefill is", "--system", system, url=url)
+    assert near["semantic"]["neighbours"][0]["similarity"] > 0.6
+    other = result("explain", "What is TTFT?", "--system", system, url=url)
+    assert other["layer"] == "prefix"
+    assert other["prefix"]["matched_tokens"] > 100
+    assert other["prefix"]["divergence"]["position"] >= other["prefix"]["matched_tokens"]
+    text = kvproxy("explain", "What isn't prefill?", "--system", system, url=url).stdout
+    assert "negation" in text
+    assert "diverges" in text
+
+
+def test_what_is_explained_as_stored_is_a_hit(demo: Demo) -> None:
+    url = demo[0]
+    ask(url, "What is decode?", temperature=0)
+    explained = result("explain", "What is decode?", "--temperature", 0, url=url)
+    assert explained["layer"] == "exact"
+    again = ask(url, "What is decode?", temperature=0)
+    assert 'detail="exact"' in again.headers["cache-status"]
+    reworded = ask(url, "Can you tell me what decode is?", temperature=0)
+    told = result("explain", "Please tell me what decode is", "--temperature", 0, url=url)
+    assert "semantic" in reworded.headers["cache-status"]
+    assert told["layer"] == "semantic"
+    assert told["semantic"]["neighbours"][0]["id"] == explained["exact"]["id"]
+
+
+def test_a_client_s_key_decides_whose_responses_are_meant(demo: Demo) -> None:
+    url, question = demo[0], "What is a tenant's key?"
+    ask(url, question, headers={"authorization": "Bearer own"})
+    assert result("explain", question, "--api-key", "own", url=url)["layer"] == "exact"
+    assert result("explain", question, url=url, OPENAI_API_KEY="own")["layer"] == "exact"
+    foreign = kvproxy("explain", question, "--api-key", "another", url=url).stdout
+    assert "not stored, but another tenant has an equal request stored" in foreign
+    public = kvproxy("explain", question, url=url).stdout
+    assert "tenant     public" in public
+    assert "another tenant" in public
+    assert "another tenant" not in kvproxy("explain", "Nobody asked this?", url=url).stdout
+
+
+SAID = [{"role": "user", "content": "What is an API?"}]
+BODIES: dict[Api, dict[str, Any]] = {
+    "chat": {"messages": SAID},
+    "completions": {"prompt": "What is an API?", "max_tokens": 5},
+    "messages": {"system": "Be brief.", "messages": SAID, "max_tokens": 50},
+    "responses": {"instructions": "Be brief.", "input": "What is an API?"},
+}
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: Api) -> None:
+    url, body = demo[0], {"model": "demo"} | BODIES[api]
+    file = tmp_path / "body.json"
+    file.write_text(json.dumps(body))
+    key = f"client of {api}"
+    answered = httpx.post(f"{url}{PATHS[api]}", json=body, headers=credentials(api, key), timeout=60)
+    assert answered.is_success, answered.text
+    for given in ((), ("--api", api)):
+        explained = result("explain", "--file", file, "--api-key", key, *given, url=url)
+        assert (explained["api"], explained["layer"]) == (api, "exact")
+    assert result("explain", "--file", file, "--api-key", "other", url=url)["other_tenants"]
+    piped = kvproxy("explain", "--file", "-", "--api-key", key, url=url, stdin=file.read_bytes())
+    assert "This request is stored" in piped.stdout
+
+
+@pytest.mark.parametrize(
+    ("body", "api"),
+    [
+        ({"messages": []}, "chat"),
+        ({"messages": SAID, "max_tokens": 5, "tools": [{"type": "function", "function": {}}]}, "chat"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "chat"),
+        ({"messages": SAID, "system": "s"}, "messages"),
+        ({"messages": SAID, "stop_sequences": ["x"]}, "messages"),
+        ({"messages": SAID, "tools": [{"name": "f", "input_schema": {}}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages"),
+        ({"prompt": [1, 2]}, "completions"),
+        ({"input": "x"}, None),
+        ({"input": ["x", "y"]}, None),
+        ({"input": "x", "dimensions": 5}, "embeddings"),
+        ({"input": [{"role": "user", "content": "x"}]}, "responses"),
+        ({"input": "x", "instructions": "s"}, "responses"),
+        ({"messages": 5, "tools": 5}, "chat"),
+        ({"messages": [5, {"content": [5]}], "tools": [5]}, "chat"),
+        ({}, None),
+    ],
+)
+def test_the_fields_of_a_body_tell_its_api(body: dict[str, Any], api: Api | None) -> None:
+    assert api_of(body) == api
+
+
+def test_an_admin_token_and_a_key_are_told_apart(tmp_path: Path) -> None:
+    with run_app(Upstream().app()) as target:
+        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False}, admin_token="secret")
+        with run_proxy(settings) as (url, _):
+            ask(url, "What is a token?", headers={"authorization": "Bearer own"})
+            given = ("explain", "What is a token?", "--model", "demo", "--api-key", "own")
+            refused = kvproxy(*given, url=url)
+            assert (refused.returncode, "needs the admin token" in refused.stderr) == (1, True)
+            assert result(*given, "--token", "secret", url=url)["layer"] == "exact"
+            assert result(*given, url=url, KVPROXY_ADMIN_TOKEN="secret")["layer"] == "exact"
+            assert len(result("cache", "ls", "--token", "secret", url=url)) == 1
+            assert "forward" in kvproxy("top", "--interval", 0.1, "--token", "secret", url=url).stdout
+            assert kvproxy("top", "--interval", 0.1, url=url).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "give a prompt"),
+        (("x", "--file", "y"), 2, "give a prompt"),
+        (("--file", "no-such-file"), 3, "no file"),
+        (("--file", "README.md"), 2, "README.md is not JSON"),
+        (("--file", "."), 2, "cannot read ."),
+        (("--file", "README.md", "--system", "x"), 2, "goes with a prompt"),
+        (("x", "--api", "images"), 2, "--api"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = kvproxy("explain", *arguments)
+    assert (done.returncode, says in done.stderr.replace("\n", " ")) == (code, True), done.stderr

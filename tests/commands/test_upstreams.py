@@ -1,0 +1,243 @@
+"""Commands about upstreams: taking one out, looking at them, resetting what they hold, and starting in front of them."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.commands.run import ROOT, ask, command, kvproxy, result, variables
+from tests.commands.test_warm import Upstream
+from tests.servers import run_app, run_proxy
+
+
+class Two:
+    """A proxy in front of two upstreams."""
+
+    def __init__(self, url: str, targets: list[str], upstreams: list[Upstream]) -> None:
+        self.url = url
+        self.targets = targets
+        self.upstreams = upstreams
+
+    def asked(self) -> list[int]:
+        """How many questions each upstream got since the last call."""
+        counts = [len(upstream.asked) for upstream in self.upstreams]
+        for upstream in self.upstreams:
+            upstream.asked.clear()
+        return counts
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    upstreams = [Upstream(), Upstream()]
+    with run_app(upstreams[0].app()) as first, run_app(upstreams[1].app()) as second:
+        data = tmp_path_factory.mktemp("two")
+        with run_proxy(load_settings(data=data, upstreams=[first, second], cache={"enabled": False})) as (url, _):
+            yield Two(url, [first, second], upstreams)
+
+
+def test_a_drained_upstream_gets_nothing_until_it_is_undrained(two: Two) -> None:
+    (drained,) = result("upstreams", "drain", 1, url=two.url)
+    assert (drained["url"], drained["state"]) == (two.targets[0], "draining")
+    for number in range(6):
+        assert ask(two.url, f"question {number}").is_success
+    assert two.asked() == [0, 6]
+    assert result("upstreams", "undrain", two.targets[0], url=two.url)[0]["state"] == "up"
+    kvproxy("upstreams", "drain", 2, url=two.url)
+    for number in range(6):
+        assert ask(two.url, f"again {number}").is_success
+    assert two.asked() == [6, 0]
+    assert [each["state"] for each in result("upstreams", url=two.url)] == ["up", "draining"]
+    assert result("upstreams", "undrain", 2, url=two.url)[0]["state"] == "up"
+    for name in ("3", "0", "http://other", "a&name=1", ""):
+        unknown = kvproxy("upstreams", "drain", name, url=two.url)
+        assert (unknown.returncode, unknown.stderr.count("\n")) == (3, 1), name
+    assert {each["state"] for each in result("upstreams", url=two.url)} == {"up"}
+
+
+def test_the_list_shows_whole_urls(two: Two) -> None:
+    for target in two.targets:
+        terminal = kvproxy("upstreams", url=two.url, FORCE_COLOR="1", COLUMNS="80").stdout
+        assert target in terminal
+        assert target in kvproxy("upstreams", url=two.url).stdout.splitlines()[1:][two.targets.index(target)].split(
+            "\t"
+        )
+    assert max(map(len, terminal.splitlines()[1:])) <= 80
+    assert "…" not in terminal
+
+
+def admin(answers: dict[str, Any], asked: list[str]) -> Starlette:
+    """A proxy whose admin routes give fixed answers, and that notes what it is asked."""
+
+    async def answer(request: Request) -> Response:
+        asked.append(f"{request.method} {request.url.path}")
+        return JSONResponse(answers[request.url.path])
+
+    return Starlette(routes=[Route(path, answer, methods=["GET", "POST"]) for path in answers])
+
+
+@pytest.mark.parametrize(
+    ("done", "code", "says"),
+    [
+        ({"reset": True, "pinned": 0, "used": 0, "engines": []}, 0, ["the prefix cache is empty now"]),
+        (
+            {"reset": False, "pinned": 3, "used": 0, "engines": []},
+            1,
+            ["refused: 3 blocks are pinned; blocks pins lists the pins, blocks unpin removes one"],
+        ),
+        (
+            {"reset": False, "pinned": 0, "used": 2, "engines": []},
+            1,
+            ["refused: a request holds blocks; try again when it has ended"],
+        ),
+        (
+            {
+                "reset": False,
+                "pinned": None,
+                "used": None,
+                "engines": [
+                    {"engine": "http://a", "reset": True, "message": None},
+                    {"engine": "http://b", "reset": False, "message": "blocks are in use"},
+                ],
+            },
+            1,
+            ["http://a: its prefix cache is empty now", "http://b: not reset (blocks are in use)"],
+        ),
+    ],
+)
+def test_a_reset_tells_what_happened_at_each_engine(done: dict[str, Any], code: int, says: list[str]) -> None:
+    with run_app(admin({"/admin/blocks/reset": done}, [])) as url:
+        told = kvproxy("blocks", "reset", url=url)
+        assert (told.returncode, told.stdout.splitlines()) == (code, says)
+        raw = kvproxy("blocks", "reset", "--json", url=url)
+        assert (raw.returncode, json.loads(raw.stdout)) == (code, done)
+
+
+@pytest.mark.parametrize("id", ["stats", "queue", "chains"])
+def test_a_block_is_never_another_route(demo: tuple[str, Services], id: str) -> None:
+    done = kvproxy("blocks", "show", id, url=demo[0])
+    assert (done.returncode, done.stdout) == (3, "")
+
+
+def test_another_server_at_the_url_is_told() -> None:
+    async def page(request: Request) -> Response:
+        return Response("<html>", media_type="text/html")
+
+    with run_app(Starlette(routes=[Route("/{path:path}", page, methods=["GET", "POST", "DELETE"])])) as url:
+        for arguments in (("blocks", "stats"), ("upstreams",), ("explain", "x", "--model", "m")):
+            done = kvproxy(*arguments, url=url)
+            assert (done.returncode, "is no kvproxy" in done.stderr) == (1, True)
+        assert kvproxy("cache", "ls", url=url).returncode == 4
+        checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--json", url=url).stdout)}
+        assert "is no kvproxy" in checks["proxy"]["detail"]
+
+
+class Guarded:
+    """An upstream that wants one header."""
+
+    def __init__(self, header: str) -> None:
+        self.header = header
+
+    async def models(self, request: Request) -> Response:
+        if request.headers.get("authorization") != self.header:
+            return JSONResponse({"error": {"message": "who are you?"}}, 401)
+        return JSONResponse({"data": [{"id": "a"}, {"id": "b"}]})
+
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/models", self.models)])
+
+
+def doctor(*upstreams: str, **environment: str) -> tuple[int, list[tuple[bool, str]], str]:
+    """Exit code, what is said of each upstream, and everything printed."""
+    flags = [flag for upstream in upstreams for flag in ("--upstream", upstream)]
+    done = kvproxy("doctor", "--json", *flags, **environment)
+    checks = [check for check in json.loads(done.stdout) if check["check"] == "upstream"]
+    return done.returncode, [(check["ok"], check["detail"]) for check in checks], done.stdout
+
+
+def test_doctor_asks_each_upstream(tmp_path: Path) -> None:
+    basic = "Basic " + base64.b64encode(b"user:SECRET").decode()
+    with run_app(Upstream().app()) as good, run_app(Guarded(basic).app()) as guarded:
+        code, told, _ = doctor(good, "http://127.0.0.1:9")
+        assert (code, [ok for ok, _ in told]) == (1, [True, False])
+        assert told[0][1] == f"{good} answers, and serves m"
+        assert "nothing answers at http://127.0.0.1:9: start the server" in told[1][1]
+        code, told, printed = doctor(guarded.replace("://", "://user:SECRET@"))
+        assert (code, told) == (0, [(True, f"{guarded} answers, and serves a, b")])
+        assert "SECRET" not in printed
+        assert doctor(guarded)[1] == [(True, f"{guarded} answers, and wants a key of each client")]
+        code, told, printed = doctor(guarded, KVPROXY_FORWARD__API_KEY="SECRET")
+        assert (code, "refuses the key" in told[0][1], "SECRET" in printed) == (1, True, False)
+
+
+def test_doctor_tells_of_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
+    routing = {"health_interval": 0.05, "eject_after": 1}
+    settings = load_settings(
+        data=tmp_path,
+        upstream="http://127.0.0.1:9",
+        cache={"semantic": False},
+        routing=routing,
+        admin_token="secret",
+    )
+    with run_proxy(settings) as (url, _):
+        deadline = time.monotonic() + 30
+        while httpx.get(f"{url}/ready").is_success:
+            assert time.monotonic() < deadline
+        done = kvproxy("doctor", "--json", "--data", tmp_path, url=url)
+        (proxy,) = [check for check in json.loads(done.stdout) if check["check"] == "proxy"]
+        assert (done.returncode, proxy["ok"]) == (1, False)
+        assert proxy["detail"].endswith("is not ready: it tells the cause to its operator only, so give --token")
+        told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
+        assert "is not ready: cannot reach the upstream http://127.0.0.1:9" in told.stdout
+
+
+def test_a_url_that_no_request_can_go_to_is_refused_before_anything_is_loaded() -> None:
+    for arguments in (("serve", "--port", 0), ("doctor",)):
+        done = kvproxy(*arguments, "--upstream", "127.0.0.1:8000")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "write http://127.0.0.1:8000" in done.stderr
+
+
+def test_serve_reads_the_settings_of_its_data_folder(demo: tuple[str, Services], tmp_path: Path) -> None:
+    port = demo[0].rsplit(":", 1)[1]
+    (tmp_path / "kvproxy.toml").write_text(f"port = {port}")
+    for arguments, environment in ((("--data", tmp_path), {}), ((), {"KVPROXY_DATA": str(tmp_path)})):
+        done = kvproxy("serve", *arguments, **environment)
+        assert (done.returncode, f"cannot listen on 127.0.0.1:{port}" in done.stderr) == (2, True), done.stderr
+
+
+def test_serve_tells_scripts_where_it_listens_and_nobody_a_secret(tmp_path: Path) -> None:
+    arguments = command("serve", "--json", "--port", 0, "--data", tmp_path, "--no-semantic")
+    environment = variables("", {"KVPROXY_UPSTREAM": "http://user:SECRET@127.0.0.1:9"})
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert (ready["model"], ready["upstreams"]) == (None, ["http://127.0.0.1:9"])
+    url = ready["url"]
+    with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=3)) as client:
+        seen = [ask(url, "x").text]
+        seen += [client.get(path).text for path in ("/health", "/ready", "/metrics", "/admin/upstreams", "/v1/models")]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    encoded = base64.b64encode(b"user:SECRET").decode()
+    for text in (json.dumps(ready), out, err, *seen):
+        assert "SECRET" not in text
+        assert encoded not in text
+    assert "127.0.0.1:9" in seen[0]
+    assert os.path.exists(tmp_path / "responses.db")

@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kvproxy.http.services import Services
@@ -82,6 +83,12 @@ def test_odd_requests_leave_and_come_back_through_a_running_proxy(tmp_path: Path
         with run_proxy(settings) as (url, _):
             for question in ("one\u2028more", "two"):
                 assert "stored" in ask(url, question, **ODD).headers["cache-status"]
+            # Too deep for Python's own reader of JSON.
+            deep = b'{"model": "demo", "messages": [], "metadata": ' + b"[" * 1010 + b"]" * 1010 + b"}"
+            deep = deep.replace(b"[]", b'[{"role": "user", "content": "three"}]', 1)
+            assert "stored" in httpx.post(f"{url}/v1/chat/completions", content=deep).headers["cache-status"]
+            assert kvproxy("cache", "export", url=url).stdout.count("\n") == 3
+            assert kvproxy("cache", "rm", "--search", "three", "--yes", url=url).returncode == 0
             assert len(result("cache", "ls", url=url)) == 2
             assert result("cache", "export", backup, url=url)["exported"] == 2
             printed = kvproxy("cache", "export", url=url).stdout

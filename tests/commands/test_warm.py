@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -41,7 +42,7 @@ class Upstream:
         self.headers = headers or {}
 
     async def chat(self, request: Request) -> Response:
-        body = await request.json()
+        body = orjson.loads(await request.body())
         question = body["messages"][-1]["content"]
         self.asked.append((time.monotonic(), question, request.headers.get("x-api-key")))
         await asyncio.sleep(self.seconds)

@@ -1,7 +1,6 @@
 """The response cache: list, show, remove, export, import."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.datastructures import QueryParams
@@ -9,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from kvproxy.apis.json import dumps
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import number, reply
 from kvproxy.http.bodies import whole_body
@@ -17,7 +15,7 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import EVERYTHING, Filter
-from kvproxy.index.transfer import IMPORT_BATCH, read_lines
+from kvproxy.index.transfer import IMPORT_BATCH, export_lines, read_lines
 
 _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than")
 
@@ -121,12 +119,7 @@ async def delete_many(request: Request) -> Response:
 
 async def export(request: Request) -> Response:
     """Every entry, a line each."""
-    store = services(request).answerer.store
-
-    def lines() -> Iterator[bytes]:
-        yield from (dumps(document) + b"\n" for document in store.export())
-
-    return StreamingResponse(lines(), media_type="application/jsonl")
+    return StreamingResponse(export_lines(services(request).answerer.store), media_type="application/jsonl")
 
 
 async def import_(request: Request) -> Response:

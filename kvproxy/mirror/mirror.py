@@ -71,11 +71,11 @@ class Mirror:
                 merged.pools[PoolKey(rank, key.medium, key.group)] = pool
         return merged
 
-    def before_reset(self) -> tuple[int | None, ...]:
+    def before_reset(self) -> tuple[int, ...]:
         """A mark to take before the engine is asked to reset its cache; `cleared` needs it."""
-        return tuple(subscriber.sequencer.last_clear for subscriber in self.subscribers)
+        return tuple(subscriber.sequencer.resets.mark() for subscriber in self.subscribers)
 
-    def cleared(self, mark: tuple[int | None, ...]) -> None:
+    def cleared(self, mark: tuple[int, ...]) -> None:
         """The engine confirmed a reset of its cache: show it empty now.
 
         vLLM publishes the reset only with its next step. Until then, what still arrives is from before the reset and counts
@@ -84,9 +84,8 @@ class Mirror:
         Args:
             mark: from `before_reset`, taken before the engine was asked.
         """
-        for subscriber, last_clear in zip(self.subscribers, mark, strict=True):
-            if subscriber.sequencer.last_clear == last_clear:
-                subscriber.sequencer.cleared()
+        for subscriber, known in zip(self.subscribers, mark, strict=True):
+            subscriber.sequencer.cleared(known)
 
     def streams(self) -> list[StreamStatus]:
         """How each stream fares."""

@@ -8,7 +8,7 @@ replay buffer, always with one batch that is known already, to see that the run 
 
 from collections.abc import Callable
 
-from kvproxy.mirror.resets import ConfirmedReset
+from kvproxy.mirror.resets import Resets
 from kvproxy.mirror.seen import Seen
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import Counts
@@ -32,7 +32,7 @@ class Sequencer:
         next: number of the batch that is due.
         wanted: number from which a replay should be asked for, None when nothing is missing.
         complete: whether everything since the publisher's start was applied.
-        last_clear: number of the last batch that told of a reset of the cache; None where none has.
+        resets: resets of the cache, told and confirmed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Sequencer:
         self.next = 0
         self.wanted: int | None = None
         self.complete = True
-        self.last_clear: int | None = None
+        self.resets = Resets()
         self.counts = Counts()
         self.timestamp = float("-inf")
         self._seen = Seen()
@@ -57,7 +57,6 @@ class Sequencer:
         self._answered = False
         self._skipping = False
         self._top = -1
-        self._reset = ConfirmedReset()
 
     def connected(self) -> None:
         """A connection was made: the publisher may be another one, or have said much before."""
@@ -220,23 +219,18 @@ class Sequencer:
         else:
             self._state.apply(batch)
             self.timestamp = batch.timestamp
-            if batch.clears:
-                # After a reset of the cache nothing that was lost before matters.
-                self.complete = True
-                self.last_clear = number
-            if self._reset.voids(number, batch):
+            # After a reset of the cache nothing that was lost before matters.
+            self.complete = self.complete or batch.clears
+            if self.resets.voids(number, batch):
                 self._state.clear()
         self._seen.add(number, payload)
         self.next = number + 1
         self.counts.batches += 1
 
-    def cleared(self) -> None:
-        """The engine confirmed a reset of its cache, and has not published it yet.
-
-        What comes before the event that tells of the reset is from before it, and counts for nothing: see `resets`.
-        """
-        self._state.clear()
-        self._reset.confirm(max(self.next, self._top + 1))
+    def cleared(self, mark: int) -> None:
+        """The engine confirmed a reset of its cache, asked for after `mark` was taken of `resets`."""
+        if self.resets.confirm(mark, max(self.next, self._top + 1)):
+            self._state.clear()
 
     def fail(self) -> None:
         """Something unforeseen broke while a batch was taken over: what is known is doubtful, and begins anew after it."""
@@ -248,8 +242,7 @@ class Sequencer:
     def _restart(self) -> None:
         self.counts.restarts += 1
         self._top = -1
-        self.last_clear = None
-        self._reset.forget()
+        self.resets.restart()
         self._forget()
         self.complete = True
         self._asked_all = False

@@ -52,7 +52,9 @@ class MirroredPool:
 
     def store(self, event: Stored) -> None:
         """Count one more copy of each block of a run."""
-        self.block_size, self.kind, self.window = event.block_size, event.kind, event.window
+        # A prompt's tail may be published as a smaller block of its own.
+        self.block_size = max(self.block_size, event.block_size)
+        self.kind, self.window = event.kind, event.window
         # A run that begins a chain and ends in a block that is held may only tell of reuse: see `doubts`.
         doubtful = event.parent is None and bool(event.hashes) and event.hashes[-1] in self.blocks
         if doubtful and self._doubts.are_reports:

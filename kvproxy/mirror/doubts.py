@@ -8,7 +8,7 @@ prompt computes all of it anew, and so does one on a hybrid model when another g
 A doubtful copy is counted, since almost all engines never report. When only doubtful copies of a block are left, the engine
 must show that it has them: by giving one up, or by going on after the block. When it does neither while it gives up twice as
 many blocks as the pool holds (an idle block is the next to go long before), the copies were reports. From then on no
-report is counted.
+doubtful run is counted: a block that is there may be missing from the view, but none is shown that is gone.
 """
 
 from kvproxy.mirror.wire import Hash

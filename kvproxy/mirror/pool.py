@@ -1,5 +1,7 @@
 """One engine's cached blocks, as its events tell: which there are, in how many copies, and how they hang together."""
 
+from collections.abc import Iterator
+
 from kvproxy.mirror.doubts import Doubts
 from kvproxy.mirror.wire import Extra, Hash, Stored
 
@@ -51,34 +53,38 @@ class MirroredPool:
         self._doubts = Doubts()
 
     def store(self, event: Stored) -> None:
-        """Count one more copy of each block of a run."""
+        """Count one more copy of each block of a run, unless it only tells of reuse: see `doubts`."""
         # A prompt's tail may be published as a smaller block of its own.
         self.block_size = max(self.block_size, event.block_size)
         self.kind, self.window = event.kind, event.window
-        # A run that begins a chain and ends in a block that is held may only tell of reuse: see `doubts`.
-        doubtful = event.parent is None and bool(event.hashes) and event.hashes[-1] in self.blocks
-        if doubtful and self._doubts.are_reports:
+        is_doubtful = event.parent is None and bool(event.hashes) and event.hashes[-1] in self.blocks
+        if is_doubtful and self._doubts.are_reports:
             return
         if event.parent is not None and self._doubts:
             self._show_alive(event.parent)
+        for block in self._blocks_of(event):
+            block.copies += 1
+            self.num_copies += 1
+            if is_doubtful:
+                self._doubts.add(block.hash, block.copies)
+            else:
+                self._doubts.certain(block.hash)
+
+    def _blocks_of(self, event: Stored) -> Iterator[MirroredBlock]:
+        """The blocks of a run; those that are new have no copy yet."""
         size = event.block_size
         # A group that leaves out blocks which fell out of its window publishes all tokens of the run, and fewer names.
-        aligned = len(event.tokens) == len(event.hashes) * size
+        is_aligned = len(event.tokens) == len(event.hashes) * size
         parent = event.parent
         for index, digest in enumerate(event.hashes):
             block = self.blocks.get(digest)
             if block is None:
-                tokens = tuple(event.tokens[index * size : (index + 1) * size]) if aligned else ()
+                tokens = tuple(event.tokens[index * size : (index + 1) * size]) if is_aligned else ()
                 extra = event.extras[index] if event.extras and index < len(event.extras) else None
                 block = self._add(MirroredBlock(digest, parent, tokens, extra, self.stored))
-            block.copies += 1
             self.stored += 1
-            if doubtful:
-                self._doubts.add(digest, block.copies)
-            else:
-                self._doubts.certain(digest)
+            yield block
             parent = digest
-        self.num_copies += len(event.hashes)
 
     def _add(self, block: MirroredBlock) -> MirroredBlock:
         self.blocks[block.hash] = block

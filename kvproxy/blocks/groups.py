@@ -189,7 +189,12 @@ class BlockGroup:
         return [block for block in table if block is not null] if self.spec.kind != "full" else table
 
     def num_common(self, request_id: str, num_running: int) -> int:
-        """Leading blocks of a request that all `num_running` requests hold."""
+        """Leading blocks of a request that all `num_running` requests hold; 0 for a group with a window, as in vLLM.
+
+        Such a group has null blocks at its beginning, whose ref count tells nothing.
+        """
+        if self.spec.kind != "full":
+            return 0
         count = 0
         for block in self.tables.get(request_id, ()):
             if block.ref_count != num_running:

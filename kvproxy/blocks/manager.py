@@ -4,22 +4,21 @@ Behaviour follows vLLM v1's `KVCacheManager` block id by block id (see docs/bloc
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.copies import CopyOnWrite
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.events import BlockStored, KVEvent
-from kvproxy.blocks.free_queue import FreeQueue
 from kvproxy.blocks.groups import GroupSpec
 from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.lookup import GroupBlocks, make_groups, reusable
-from kvproxy.blocks.policies import PriorityQueue, make_queue
+from kvproxy.blocks.policies import queue_maker
 from kvproxy.blocks.pool import BlockPool
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.residency import Residency
-from kvproxy.blocks.stats import LookupStats, PoolStats
+from kvproxy.blocks.stats import LookupStats, PoolStats, pool_stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class KVCacheManager:
         self.policy = policy
         self.pool = BlockPool(
             num_blocks,
-            make_queue=_queue_maker(policy, priorities, num_blocks - 1),
+            make_queue=queue_maker(policy, num_blocks - 1, priorities=priorities),
             record_events=record_events,
             keep_tokens=keep_tokens,
             residency=residency,
@@ -233,20 +232,7 @@ class KVCacheManager:
 
     def stats(self) -> PoolStats:
         """Figures of this moment. Counts idle cached blocks, so it costs a walk over the pool."""
-        pool = self.pool
-        used = pool.num_blocks - 1 - pool.num_free
-        return PoolStats(
-            num_blocks=pool.num_blocks,
-            block_size=self.block_size,
-            free=pool.num_free,
-            cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
-            used=used,
-            usage=pool.usage,
-            queries=self.lookups.queries,
-            hits=self.lookups.hits,
-            hit_rate=self.lookups.hit_rate,
-            evictions=pool.evictions,
-        )
+        return pool_stats(self.pool, self.block_size, self.lookups)
 
     def check_integrity(self, held: Counter[int] | None = None) -> None:
         """Raise AssertionError, naming the broken rule, unless every invariant holds.
@@ -255,9 +241,3 @@ class KVCacheManager:
             held: holders outside the tables, by block id (`Pins.held`).
         """
         check_integrity(self.pool, self.groups, held)
-
-
-def _queue_maker(policy: str, priorities: bool, capacity: int) -> Callable[[Iterable[Block]], FreeQueue]:
-    if priorities:
-        return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
-    return lambda blocks: make_queue(policy, blocks, capacity)

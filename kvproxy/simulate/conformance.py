@@ -12,9 +12,8 @@ from kvproxy.simulate.errors import TraceError
 from kvproxy.simulate.lines import parse_line
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MOST_BLOCKS = 10_000_000
 _LONGEST = 10_000_000
-"""Tokens that a segment may have: more is a mistake, which would take all memory."""
+"""Tokens of a segment, and blocks of a pool: more is a mistake, which would take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +59,17 @@ def read_header(path: Path) -> Header:
     if line.get("op") != "meta" or line.get("v") != 1:
         raise TraceError(f"{path}, line 1: a conformance trace begins with a 'meta' line of version 1")
     try:
-        name = str(line.get("name", path.stem))
         header = Header(
-            name, *(_count(line[field], 1) for field in ("block_size", "num_blocks", "vocab", "max_model_len"))
+            name=str(line.get("name", path.stem)),
+            block_size=_count(line["block_size"], 1),
+            num_blocks=_count(line["num_blocks"], 2),
+            vocab=_count(line["vocab"], 1, 2**64 - 1),
+            max_model_len=_count(line["max_model_len"], 1),
         )
     except KeyError as missing:
         raise TraceError(f"{path}, line 1: the header lacks {missing}") from None
     except ValueError as error:
         raise TraceError(f"{path}, line 1: bad header ({error})") from None
-    if not 1 < header.num_blocks <= _MOST_BLOCKS:
-        raise TraceError(f"{path}, line 1: a pool of {header.num_blocks} blocks: use 2 to {_MOST_BLOCKS:,}")
     return header
 
 
@@ -116,9 +116,9 @@ def _segment(seed: object, length: object, vocab: int) -> list[int]:
     return segment(seed, _count(length), vocab)
 
 
-def _count(value: object, least: int = 0) -> int:
-    if type(value) is not int or not least <= value <= _LONGEST:
-        raise ValueError(f"{value!r} is no number from {least} to {_LONGEST:,}")
+def _count(value: object, least: int = 0, most: int = _LONGEST) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no number from {least} to {most:,}")
     return value
 
 

@@ -20,6 +20,8 @@ class BlockStored:
         lora: name of the adapter.
         extra_keys: for each block the untagged extra keys (adapter, salt, (item, offset)), None without any.
         group: number of the attention group, None where there is one group.
+        kind, window: the group's kind of attention in vLLM's words, and its sliding window; None for one group with full
+            attention.
     """
 
     hashes: tuple[bytes, ...]
@@ -29,6 +31,8 @@ class BlockStored:
     lora: str | None = None
     extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None
     group: int | None = None
+    kind: str | None = None
+    window: int | None = None
 
     @classmethod
     def of(
@@ -70,19 +74,25 @@ class BlockStored:
         }
         if self.extra_keys is not None:
             wire["extra_keys"] = list(self.extra_keys)
-        if self.group is not None:
-            wire["group_idx"] = self.group
-        return wire
+        optional = {
+            "group_idx": self.group,
+            "kv_cache_spec_kind": self.kind,
+            "kv_cache_spec_sliding_window": self.window,
+        }
+        return wire | {name: value for name, value in optional.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """One physical copy of each named block was given up."""
+    """One physical copy of each named block of a group was given up."""
 
     hashes: tuple[bytes, ...]
+    group: int | None = None
 
     def as_wire(self) -> dict[str, Any]:
-        return {"type": "BlockRemoved", "block_hashes": [event_hash(digest) for digest in self.hashes], "medium": "GPU"}
+        names = [event_hash(digest) for digest in self.hashes]
+        wire: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"}
+        return wire if self.group is None else wire | {"group_idx": self.group}
 
 
 @dataclass(frozen=True, slots=True)

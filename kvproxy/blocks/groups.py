@@ -1,19 +1,26 @@
 """Block tables of one attention group: which blocks a request holds, how far they are cached, what a lookup may reuse.
 
 A full-attention layer needs every block of its past. Layers with a sliding window or with chunked local attention need
-only the recent ones; blocks that fell out of reach are replaced by the null block and released. `hybrid` puts groups of
+only the recent ones; blocks that fell out of reach are replaced by the null block and released. `lookup` puts groups of
 different kinds together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvproxy.blocks.block import Block
+from kvproxy.blocks.events import BlockStored
 from kvproxy.blocks.pool import BlockPool
 from kvproxy.blocks.request import CacheRequest
 
 GroupKind = Literal["full", "sliding_window", "chunked_local"]
+PUBLISHED: dict[GroupKind, str] = {
+    "full": "full_attention",
+    "sliding_window": "sliding_window",
+    "chunked_local": "chunked_local_attention",
+}
+"""vLLM's words for the kinds, in its KV events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,13 @@ class BlockGroup:
     def find(self, digest: bytes) -> Block | None:
         """The oldest block of this group cached under a digest."""
         return self.pool.find(digest if self.number is None else (self.number, digest))
+
+    def described(self, event: BlockStored) -> BlockStored:
+        """An event of this group with the group's kind and window, which one group with full attention leaves out."""
+        if self.number is None and self.spec.kind == "full":
+            return event
+        window = self.spec.reach if self.spec.kind == "sliding_window" else None
+        return replace(event, kind=PUBLISHED[self.spec.kind], window=window)
 
     def longest_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[Block]:
         """Cached blocks from the start of the chain to its first miss, `max_blocks` at most."""
@@ -175,7 +189,12 @@ class BlockGroup:
         return [block for block in table if block is not null] if self.spec.kind != "full" else table
 
     def num_common(self, request_id: str, num_running: int) -> int:
-        """Leading blocks of a request that all `num_running` requests hold."""
+        """Leading blocks of a request that all `num_running` requests hold; 0 for a group with a window, as in vLLM.
+
+        Such a group has null blocks at its beginning, whose ref count tells nothing.
+        """
+        if self.spec.kind != "full":
+            return 0
         count = 0
         for block in self.tables.get(request_id, ()):
             if block.ref_count != num_running:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import gcd, lcm
+from typing import Protocol, TypeVar
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.groups import BlockGroup, GroupSpec
@@ -9,6 +10,26 @@ from kvproxy.blocks.pool import BlockPool
 from kvproxy.blocks.windows import make_group
 
 GroupBlocks = tuple[Sequence[Block], ...]
+Name = TypeVar("Name")
+Found = TypeVar("Found")
+
+
+class Searchable(Protocol[Name, Found]):
+    """A group in which a prompt's blocks can be looked up: the block cache's own, or one that is mirrored."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+
+    @property
+    def eagle(self) -> bool:
+        """Whether every hit loses its last block."""
+
+    def names(self, hashes: Sequence[Name]) -> Sequence[Name]:
+        """Names of this group's blocks, from those of the smallest block of all groups."""
+
+    def longest_hit(self, hashes: Sequence[Name], max_blocks: int) -> list[Found]:
+        """Blocks of the longest prefix that this group can reuse."""
 
 
 def make_groups(
@@ -39,7 +60,9 @@ def make_groups(
     return groups, hash_block_size
 
 
-def reusable(groups: Sequence[BlockGroup], hashes: Sequence[bytes], max_tokens: int) -> tuple[GroupBlocks, int]:
+def reusable(
+    groups: Sequence[Searchable[Name, Found]], hashes: Sequence[Name], max_tokens: int
+) -> tuple[tuple[Sequence[Found], ...], int]:
     """Blocks of each group, and the tokens that they cover in every group.
 
     With several groups each may only shorten what the others found, so they are asked in turn until none does. For EAGLE
@@ -56,7 +79,7 @@ def reusable(groups: Sequence[BlockGroup], hashes: Sequence[bytes], max_tokens: 
     length = max_tokens // step * step
     while True:
         before = length
-        blocks: list[list[Block]] = []
+        blocks: list[list[Found]] = []
         for group, chain in zip(groups, chains, strict=True):
             found = group.longest_hit(chain, length // group.block_size + group.eagle)
             if group.eagle:

@@ -4,21 +4,21 @@ Behaviour follows vLLM v1's `KVCacheManager` block id by block id (see docs/bloc
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.block import Block
+from kvproxy.blocks.copies import CopyOnWrite
 from kvproxy.blocks.digest import BlockHasher
-from kvproxy.blocks.events import KVEvent
-from kvproxy.blocks.free_queue import FreeQueue
-from kvproxy.blocks.groups import BlockGroup, GroupSpec
+from kvproxy.blocks.events import BlockStored, KVEvent
+from kvproxy.blocks.groups import GroupSpec
 from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.lookup import GroupBlocks, make_groups, reusable
-from kvproxy.blocks.policies import PriorityQueue, make_queue
+from kvproxy.blocks.policies import queue_maker
 from kvproxy.blocks.pool import BlockPool
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.residency import Residency
-from kvproxy.blocks.stats import LookupStats, PoolStats
+from kvproxy.blocks.stats import LookupStats, PoolStats, pool_stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class KVCacheManager:
         self.policy = policy
         self.pool = BlockPool(
             num_blocks,
-            make_queue=_queue_maker(policy, priorities, num_blocks - 1),
+            make_queue=queue_maker(policy, num_blocks - 1, priorities=priorities),
             record_events=record_events,
             keep_tokens=keep_tokens,
             residency=residency,
@@ -88,7 +88,7 @@ class KVCacheManager:
         self.lookups = LookupStats()
         self.requests: dict[str, CacheRequest] = {}
         self._watermark = int(watermark * num_blocks)
-        self._copies: dict[int, int] = {}  # destination -> source
+        self._copies = CopyOnWrite(self.pool)
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
         """The longest cached prefix that a request can reuse; changes nothing.
@@ -146,7 +146,7 @@ class KVCacheManager:
             if group.spec.kind != "full":
                 group.remove_skipped(request.id, request.num_computed_tokens)
         needed = sum(group.num_needed(request.id, num_tokens, hit) for group, hit in zip(groups, hits, strict=True))
-        shared = self._shared_tail(request)
+        shared = self._copies.shared_tail(groups, request)
         free = self.pool.num_free
         if needed + len(shared) + (self._watermark if computed else 0) > free:
             return None
@@ -155,7 +155,7 @@ class KVCacheManager:
         elif request.id not in self.requests:
             self.requests[request.id] = request
         if shared:
-            self._copy_on_write(request, shared)
+            self._copies.write(request, shared)
         new = [block for group in groups for block in group.grow(request.id, num_tokens)]
         if not delay_caching:
             self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
@@ -203,33 +203,12 @@ class KVCacheManager:
             group.tables[child.id] = list(table)
             group.num_cached[child.id] = group.num_cached.get(parent.id, 0)
 
-    def _shared_tail(self, request: CacheRequest) -> list[tuple[BlockGroup, int]]:
-        shared = []
-        for group in self.groups:
-            table = group.tables.get(request.id)
-            if not table:
-                continue
-            first = request.num_computed_tokens // group.block_size
-            shared += [(group, index) for index in range(first, len(table)) if table[index].ref_count > 1]
-        return shared
-
-    def _copy_on_write(self, request: CacheRequest, shared: list[tuple[BlockGroup, int]]) -> None:
-        for group, index in shared:
-            table = group.tables[request.id]
-            old, new = table[index], self.pool.allocate(1)[0]
-            table[index] = new
-            if index * group.block_size < request.num_computed_tokens:
-                # A block that is itself yet to be copied holds nothing: its own source does.
-                self._copies[new.id] = self._copies.get(old.id, old.id)
-            self.pool.release([old])
-
     def take_copies(self) -> list[tuple[int, int]]:
         """Pending copies as (source, destination) block ids, to be carried out before the next forward pass.
 
         They may be carried out all at once or in any order that reads every source first: no destination comes twice.
         """
-        copies, self._copies = self._copies, {}
-        return [(source, destination) for destination, source in copies.items()]
+        return self._copies.take()
 
     def block_ids(self, request_id: str, group: int = 0) -> list[int]:
         """A request's block table."""
@@ -245,24 +224,15 @@ class KVCacheManager:
 
     def take_events(self) -> list[KVEvent]:
         """KV events since the last call; empty unless `record_events` is set."""
-        return self.pool.take_events()
+        return [self.described(event) for event in self.pool.take_events()]
+
+    def described(self, event: KVEvent) -> KVEvent:
+        """An event with what its group tells of itself."""
+        return self.groups[event.group or 0].described(event) if isinstance(event, BlockStored) else event
 
     def stats(self) -> PoolStats:
         """Figures of this moment. Counts idle cached blocks, so it costs a walk over the pool."""
-        pool = self.pool
-        used = pool.num_blocks - 1 - pool.num_free
-        return PoolStats(
-            num_blocks=pool.num_blocks,
-            block_size=self.block_size,
-            free=pool.num_free,
-            cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
-            used=used,
-            usage=pool.usage,
-            queries=self.lookups.queries,
-            hits=self.lookups.hits,
-            hit_rate=self.lookups.hit_rate,
-            evictions=pool.evictions,
-        )
+        return pool_stats(self.pool, self.block_size, self.lookups)
 
     def check_integrity(self, held: Counter[int] | None = None) -> None:
         """Raise AssertionError, naming the broken rule, unless every invariant holds.
@@ -271,9 +241,3 @@ class KVCacheManager:
             held: holders outside the tables, by block id (`Pins.held`).
         """
         check_integrity(self.pool, self.groups, held)
-
-
-def _queue_maker(policy: str, priorities: bool, capacity: int) -> Callable[[Iterable[Block]], FreeQueue]:
-    if priorities:
-        return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
-    return lambda blocks: make_queue(policy, blocks, capacity)

@@ -194,7 +194,7 @@ class BlockPool:
         if self.residency is not None:
             self.residency.evicted(blocks)
         if self.record_events:
-            self.events += [BlockRemoved((block.hash,)) for block in blocks if block.hash is not None]
+            self.events += [BlockRemoved((block.hash,), block.group) for block in blocks if block.hash is not None]
         for block in blocks:
             key = self.key_of(block) if block.group is not None else block.hash
             copies = cached.pop(key)  # type: ignore[arg-type]

@@ -20,13 +20,13 @@ class Place:
         engine: the engine's URL.
         rank: its data-parallel rank; None where it does not tell.
         medium: GPU, CPU, ...
-        group: number of its attention group; None where there is one.
+        groups: numbers of the attention groups that hold it; empty where the engine has one.
     """
 
     engine: str
     rank: int | None = None
     medium: str | None = None
-    group: int | None = None
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class BlockRow:
         num_tokens: tokens that it holds.
         last_accessed: ordinal of the block's last use.
         requests: ids of the requests that hold it.
-        copies: physical blocks with this content.
+        copies: physical blocks with this content, in all groups.
         place: where it lies, for a mirrored block.
     """
 

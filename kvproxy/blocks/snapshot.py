@@ -32,15 +32,16 @@ def take_snapshot(manager: KVCacheManager) -> Snapshot:
     pool = manager.pool
     if not pool.keep_tokens or not pool.record_events:
         raise ValueError("a snapshot needs a manager with keep_tokens and record_events")
-    sizes = {group.number: group.block_size for group in manager.groups}
     cached = [block for block in pool.blocks if block.hash is not None]
     # A chain's blocks can lie anywhere in the pool; the offset of a block's first token says how deep it is.
     cached.sort(key=lambda block: block.source[1] if block.source else 0)
-    return Snapshot(pool.num_events, tuple(_stored(block, sizes[block.group]) for block in cached))
+    return Snapshot(pool.num_events, tuple(_stored(manager, block) for block in cached))
 
 
-def _stored(block: Block, block_size: int) -> BlockStored:
+def _stored(manager: KVCacheManager, block: Block) -> BlockStored:
     assert block.hash is not None
     assert block.source is not None
     request, start = block.source
-    return BlockStored.of(request, [block.hash], block.parent, start // block_size, block_size, block.group)
+    group = manager.groups[block.group or 0]
+    size = group.block_size
+    return group.described(BlockStored.of(request, [block.hash], block.parent, start // size, size, block.group))

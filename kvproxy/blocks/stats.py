@@ -3,6 +3,8 @@
 from collections import deque
 from dataclasses import dataclass
 
+from kvproxy.blocks.pool import BlockPool
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
@@ -66,3 +68,19 @@ class LookupStats:
     def recent_hit_rate(self) -> float:
         """The same over the window of recent requests."""
         return self._recent_hits / self._recent_queries if self._recent_queries else 0.0
+
+
+def pool_stats(pool: BlockPool, block_size: int, lookups: LookupStats) -> PoolStats:
+    """The figures of this moment. Counts idle cached blocks, so it costs a walk over the pool."""
+    return PoolStats(
+        num_blocks=pool.num_blocks,
+        block_size=block_size,
+        free=pool.num_free,
+        cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
+        used=pool.num_blocks - 1 - pool.num_free,
+        usage=pool.usage,
+        queries=lookups.queries,
+        hits=lookups.hits,
+        hit_rate=lookups.hit_rate,
+        evictions=pool.evictions,
+    )

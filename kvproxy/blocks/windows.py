@@ -1,10 +1,47 @@
 """Groups whose attention does not reach back to the first token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.groups import BlockGroup, GroupSpec
 from kvproxy.blocks.pool import BlockPool
+
+T = TypeVar("T")
+
+
+def blocks_in_window(reach: int, block_size: int) -> int:
+    """Blocks that the next token attends to before its own, at a block's end."""
+    return -(-(reach - 1) // block_size)
+
+
+def window_hit(find: Callable[[int], T | None], num_blocks: int, needed: int, null: T) -> list[T]:
+    """The longest prefix whose last window is cached.
+
+    Args:
+        find: the cached block at a place of the chain.
+        num_blocks: places to look at.
+        needed: blocks in a window.
+        null: stands for the blocks before the window, which nothing attends to.
+    """
+    found = [null] * num_blocks
+    if needed == 0:
+        return found
+    run = 0
+    for index in range(num_blocks - 1, -1, -1):
+        block = find(index)
+        if block is None:
+            run = 0
+            continue
+        if run == 0:
+            del found[index + 1 :]
+        found[index] = block
+        run += 1
+        if run >= needed:
+            found[:index] = [null] * index
+            return found
+    # No full window: what remains must then reach back to the very first token.
+    return found[:run]
 
 
 class SlidingWindowGroup(BlockGroup):
@@ -13,26 +50,9 @@ class SlidingWindowGroup(BlockGroup):
     def longest_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[Block]:
         """The longest prefix whose last window is cached; blocks before the window are the null block."""
         # The block that EAGLE drops must not be missed by the window before it.
-        needed = -(-(self.spec.reach - 1) // self.block_size) + self.eagle
-        null = self.pool.null_block
-        found = [null] * min(len(hashes), max_blocks)
-        if needed == 0:
-            return found
-        run = 0
-        for index in range(len(found) - 1, -1, -1):
-            block = self.find(hashes[index])
-            if block is None:
-                run = 0
-                continue
-            if run == 0:
-                del found[index + 1 :]
-            found[index] = block
-            run += 1
-            if run >= needed:
-                found[:index] = [null] * index
-                return found
-        # No full window: what remains must then reach back to the very first token.
-        return found[:run] if run else []
+        needed = blocks_in_window(self.spec.reach, self.block_size) + self.eagle
+        blocks = min(len(hashes), max_blocks)
+        return window_hit(lambda index: self.find(hashes[index]), blocks, needed, self.pool.null_block)
 
     def num_skipped(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - self.spec.reach + 1)

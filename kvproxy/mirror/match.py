@@ -1,41 +1,22 @@
-"""What a prompt would reuse of a mirrored pool, and where it leaves what is cached."""
+"""What a prompt would reuse of a mirrored engine, and where it leaves what is cached.
 
-from collections.abc import Iterator, Sequence
+`prepare` hashes the prompt, which is slow; it may run in any thread. All else reads pools that events change, so it runs where
+they change: on the event loop.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.divergence import find_divergence
-from kvproxy.blocks.events import BlockStored
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.lookup import reusable
 from kvproxy.blocks.rows import Divergence
+from kvproxy.mirror.groups import NULL, FullGroup, Group, PromptNames, make_groups
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
-from kvproxy.mirror.wire import Extra
+from kvproxy.mirror.prompt import Prompt
 
-
-class Prompt:
-    """A prompt and its block digests, computed once for each block size and recipe, however many pools are asked.
-
-    Args:
-        tokens: token ids.
-        salt: the request's cache salt.
-        lora: name and path of its adapter.
-    """
-
-    def __init__(self, tokens: Sequence[int], *, salt: str | None = None, lora: tuple[str, str] | None = None) -> None:
-        self.tokens = list(tokens)
-        self._salt = salt
-        self._lora = lora
-        self._named: dict[tuple[bytes, str, int], tuple[list[bytes], Sequence[Extra]]] = {}
-
-    def named(self, hasher: BlockHasher, size: int) -> tuple[list[bytes], Sequence[Extra]]:
-        """Digests of the full blocks, and what else names each, as it is published."""
-        recipe = (hasher.none_hash, hasher.algorithm, size)
-        if recipe not in self._named:
-            request = CacheRequest("", self.tokens, salt=self._salt, lora=self._lora)
-            digests = request.update_hashes(hasher, size)
-            extras = BlockStored.of(request, digests, None, 0, size, None).extra_keys
-            self._named[recipe] = (digests, (None,) * len(digests) if extras is None else extras)
-        return self._named[recipe]
+Recipe = tuple[BlockHasher, int]
+"""How an engine names blocks, and the size of those that it hashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +26,7 @@ class MirrorMatch:
     Attributes:
         prompt_tokens: length of the prompt.
         matched_tokens: how many of them are held.
-        blocks: the blocks that hold them.
+        blocks: the blocks that hold them, of the first attention group.
         digests: the prompt's own block digests, by the recipe that we were told.
         named_alike: whether the engine's names are those digests; None where nothing matched.
         divergence: where the prompt leaves the chain that it follows furthest.
@@ -59,49 +40,48 @@ class MirrorMatch:
     divergence: Divergence | None
 
 
-def match(pool: MirroredPool, prompt: Prompt, hasher: BlockHasher) -> MirrorMatch:
-    """Follow a prompt through a pool; one token at least is left to compute, as in vLLM."""
-    tokens, size = prompt.tokens, pool.block_size
-    if not size:
-        return MirrorMatch(len(tokens), 0, [], [], None, None)
-    digests, extras = prompt.named(hasher, size)
-    followed = list(_follow(pool, tokens, digests, extras))
-    reused = followed[: (len(tokens) - 1) // size]
-    alike = _find(pool, digests[0]) is not None if followed else None
-    divergence = _divergence(pool, tokens, followed, size)
-    return MirrorMatch(len(tokens), len(reused) * size, reused, digests, alike, divergence)
+def prepare(prompt: Prompt, recipes: Iterable[Recipe]) -> None:
+    """Hash a prompt by each of these recipes, so that asking mirrors is only a matter of looking up."""
+    for hasher, size in recipes:
+        prompt.named(hasher, size)
 
 
-def matched_tokens(pool: MirroredPool, prompt: Prompt, hasher: BlockHasher) -> int:
-    """Tokens of a prompt that a pool holds, at most all but one."""
-    size = pool.block_size
-    if not size:
+def match(pools: Sequence[MirroredPool], prompt: Prompt, hasher: BlockHasher) -> MirrorMatch:
+    """Follow a prompt through the groups of one rank; one token at least is left to compute, as in vLLM."""
+    if not pools:
+        return MirrorMatch(len(prompt.tokens), 0, [], [], None, None)
+    groups, names = make_groups(pools, prompt, hasher)
+    found, length = _reusable(groups, names)
+    blocks = [block for block in found if block is not NULL]
+    alike = None
+    if blocks:
+        last = length // names.size - 1
+        alike = names.by_recipe(groups[0].pool, last)
+    return MirrorMatch(
+        len(prompt.tokens), length, blocks, names.named.digests, alike, _divergence(groups[0], prompt.tokens)
+    )
+
+
+def matched_tokens(pools: Sequence[MirroredPool], prompt: Prompt, hasher: BlockHasher) -> int:
+    """Tokens of a prompt that the groups of one rank hold, at most all but one."""
+    if not pools:
         return 0
-    held = sum(1 for _ in _follow(pool, prompt.tokens, *prompt.named(hasher, size)))
-    return min(held, (len(prompt.tokens) - 1) // size) * size
+    return _reusable(*make_groups(pools, prompt, hasher))[1]
 
 
-def _follow(
-    pool: MirroredPool, tokens: list[int], digests: Sequence[bytes], extras: Sequence[Extra]
-) -> Iterator[MirroredBlock]:
-    """Blocks of the longest prefix held: by digest, and where the engine names blocks otherwise, by their content."""
-    size = pool.block_size
-    block: MirroredBlock | None = None
-    for index, digest in enumerate(digests):
-        parent = block.hash if block else None
-        block = _find(pool, digest)
-        if block is None:
-            block = pool.follow(parent, tuple(tokens[index * size : (index + 1) * size]), extras[index])
-        if block is None:
-            return
-        yield block
+def _reusable(groups: Sequence[Group], names: PromptNames) -> tuple[Sequence[MirroredBlock], int]:
+    """Blocks of the first group, and the tokens that all groups can reuse."""
+    places = range(len(names.named.numbers))
+    found, length = reusable(groups, places, max(0, len(names.prompt.tokens) - 1))
+    return found[0], length
 
 
-def _find(pool: MirroredPool, digest: bytes) -> MirroredBlock | None:
-    """The block that a digest names, in either form."""
-    return pool.blocks.get(event_hash(digest)) or pool.blocks.get(digest)
-
-
-def _divergence(pool: MirroredPool, tokens: list[int], followed: list[MirroredBlock], size: int) -> Divergence | None:
-    children = pool.children(followed[-1].hash if followed else None)
-    return find_divergence(tokens, len(followed) * size, size, (child.tokens for child in children))
+def _divergence(group: Group, tokens: list[int]) -> Divergence | None:
+    """Only a group that holds chains from their beginning can tell."""
+    if not isinstance(group, FullGroup):
+        return None
+    followed = group.followed
+    children = group.pool.children(followed[-1].hash if followed else None)
+    return find_divergence(
+        tokens, len(followed) * group.block_size, group.block_size, (child.tokens for child in children)
+    )

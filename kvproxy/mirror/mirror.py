@@ -4,7 +4,9 @@ from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.rows import PoolFigures
 from kvproxy.mirror import view
 from kvproxy.mirror.endpoints import expand
-from kvproxy.mirror.match import MirrorMatch, Prompt, match, matched_tokens
+from kvproxy.mirror.groups import hash_size
+from kvproxy.mirror.match import MirrorMatch, Recipe, match, matched_tokens
+from kvproxy.mirror.prompt import Prompt
 from kvproxy.mirror.state import MirrorState, PoolKey
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.mirror.subscriber import Subscriber
@@ -71,11 +73,11 @@ class Mirror:
                 merged.pools[PoolKey(rank, key.medium, key.group)] = pool
         return merged
 
-    def before_reset(self) -> tuple[int | None, ...]:
+    def before_reset(self) -> tuple[int, ...]:
         """A mark to take before the engine is asked to reset its cache; `cleared` needs it."""
-        return tuple(subscriber.sequencer.last_clear for subscriber in self.subscribers)
+        return tuple(subscriber.sequencer.resets.mark() for subscriber in self.subscribers)
 
-    def cleared(self, mark: tuple[int | None, ...]) -> None:
+    def cleared(self, mark: tuple[int, ...]) -> None:
         """The engine confirmed a reset of its cache: show it empty now.
 
         vLLM publishes the reset only with its next step. Until then, what still arrives is from before the reset and counts
@@ -84,9 +86,8 @@ class Mirror:
         Args:
             mark: from `before_reset`, taken before the engine was asked.
         """
-        for subscriber, last_clear in zip(self.subscribers, mark, strict=True):
-            if subscriber.sequencer.last_clear == last_clear:
-                subscriber.sequencer.cleared()
+        for subscriber, known in zip(self.subscribers, mark, strict=True):
+            subscriber.sequencer.cleared(known)
 
     def streams(self) -> list[StreamStatus]:
         """How each stream fares."""
@@ -103,13 +104,18 @@ class Mirror:
         """Figures of all pools."""
         return view.stats(self.state())
 
+    def recipes(self) -> list[Recipe]:
+        """How the engine names blocks: what `prepare` needs. Cheap; on the event loop."""
+        sizes = {hash_size(pools) for pools in self.state().ranks().values()}
+        return [(self.hasher, size) for size in sorted(sizes)]
+
     def match(self, prompt: Prompt) -> tuple[int | None, MirrorMatch] | None:
         """The rank that holds most of a prompt, and what it holds; None before the first event."""
-        pools = self.state().prefix_pools()
-        found = [(rank, match(pool, prompt, self.hasher)) for rank, pool in pools.items()]
+        ranks = self.state().ranks()
+        found = [(rank, match(pools, prompt, self.hasher)) for rank, pools in ranks.items()]
         return max(found, key=lambda item: item[1].matched_tokens, default=None)
 
     def matched_tokens(self, prompt: Prompt) -> int:
-        """Tokens of a prompt that its best rank holds."""
-        pools = self.state().prefix_pools().values()
-        return max((matched_tokens(pool, prompt, self.hasher) for pool in pools), default=0)
+        """Tokens of a prompt that its best rank holds. Fast once the prompt is prepared; on the event loop."""
+        ranks = self.state().ranks().values()
+        return max((matched_tokens(pools, prompt, self.hasher) for pools in ranks), default=0)

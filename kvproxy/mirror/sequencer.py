@@ -1,14 +1,14 @@
 """Puts numbered batches in order, and tells lost, repeated and restarted ones apart. No I/O: see `subscriber`.
 
-A publisher numbers its batches from 0 and starts at 0 again when it restarts; nothing else tells one run from the next.
-So every batch that was applied is remembered by a fingerprint: the same number with the same content is a duplicate, the
-same number with another content is another run. Whatever is missing or doubtful is asked for again from the publisher's
-replay buffer, always with one batch that is known already, to see that the run is still the same.
+A publisher numbers its batches from 0, and from 0 again when it restarts; nothing else tells one run from the next. So the
+same number with the same content is a duplicate, and with another content it is another run. Whatever is missing or doubtful
+is asked for again from the publisher's replay buffer, always with one batch that is known, to see that the run is the same.
 """
 
 from collections.abc import Callable
 
-from kvproxy.mirror.resets import ConfirmedReset
+from kvproxy.mirror.replay import Replay
+from kvproxy.mirror.resets import Resets
 from kvproxy.mirror.seen import Seen
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import Counts
@@ -26,38 +26,31 @@ class Sequencer:
     Args:
         state: what the batches add up to.
         replayable: whether the publisher answers replay requests.
-        on_trouble: takes a sentence about a batch that could not be read.
+        on_trouble: takes a sentence about a batch that could not be read; nobody hears it by default.
 
     Attributes:
         next: number of the batch that is due.
         wanted: number from which a replay should be asked for, None when nothing is missing.
         complete: whether everything since the publisher's start was applied.
-        last_clear: number of the last batch that told of a reset of the cache; None where none has.
+        resets: resets of the cache, told and confirmed.
     """
 
-    def __init__(
-        self, state: MirrorState, *, replayable: bool, on_trouble: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, state: MirrorState, *, replayable: bool, on_trouble: Callable[[str], object] = str) -> None:
         self._state = state
         self._replayable = replayable
         self._on_trouble = on_trouble
         self.next = 0
         self.wanted: int | None = None
         self.complete = True
-        self.last_clear: int | None = None
+        self.resets = Resets()
         self.counts = Counts()
         self.timestamp = float("-inf")
         self._seen = Seen()
         self._held: dict[int, bytes] = {}
         self._asked_all = False
-        self._replaying = False
+        self._replay: Replay | None = None
         self._failures = 0
-        self._from_start = False
-        self._verified = False
-        self._answered = False
-        self._skipping = False
         self._top = -1
-        self._reset = ConfirmedReset()
 
     def connected(self) -> None:
         """A connection was made: the publisher may be another one, or have said much before."""
@@ -72,7 +65,7 @@ class Sequencer:
     def live(self, number: int, payload: bytes) -> None:
         """A published batch came."""
         self._top = max(self._top, number)
-        if self._replaying or self.wanted is not None:
+        if self._replay is not None or self.wanted is not None:
             # Until the doubt is settled nothing is applied.
             self._held[number] = payload
         elif number > self.next:
@@ -97,8 +90,7 @@ class Sequencer:
             self._apply(number, payload, batch)
 
     def _gap(self, number: int, payload: bytes) -> None:
-        if not self._held:
-            self.counts.gaps += 1
+        self.counts.gaps += not self._held
         self._held[number] = payload
         if self._replayable:
             self._want(self._overlap())
@@ -117,64 +109,61 @@ class Sequencer:
         """A replay is asked for now; where it begins."""
         assert self.wanted is not None
         start, self.wanted = self.wanted, None
-        self._from_start = start == 0
         # All of these were published before the request, so the answer holds them, or they are of an earlier run.
         self._held.clear()
-        self._replaying = True
-        self._answered = self._skipping = False
-        self._verified = self.next == 0
+        self._replay = Replay(from_start=start == 0, verified=self.next == 0)
         self.counts.replays += 1
         return start
 
     def replayed(self, number: int, payload: bytes) -> None:
-        """One batch of a replay, in order."""
-        first, self._answered = not self._answered, True
-        self._failures = 0
-        if self._skipping:
+        """One batch of a replay, in order; of no use where the replay was given up meanwhile, see `fail`."""
+        replay = self._replay
+        if replay is None:
             return
+        first, replay.answered = not replay.answered, True
+        self._failures = 0
         if first and number == 0 and not self.complete:
             # All of it is there now: build it up again.
             self._forget()
-            self.complete = self._verified = True
-        if number < self.next:
-            self._compare(number, payload)
-            if self._skipping:
-                return
-        if number == self.next and self._verified:
+            self.complete = replay.verified = True
+        if number < self.next and not replay.skipping:
+            self._compare(number, payload, replay)
+        if number == self.next and replay.verified and not replay.skipping:
             self._apply(number, payload, self._decode(number, payload))
-        elif number >= self.next:
-            self._beyond(number, payload, first)
+        elif number >= self.next and not replay.skipping:
+            self._beyond(number, payload, replay, first)
 
-    def _compare(self, number: int, payload: bytes) -> None:
+    def _compare(self, number: int, payload: bytes, replay: Replay) -> None:
         same = self._seen.same(number, payload)
-        if same:
-            self._verified = True
-        elif same is False:
+        if same is False:
             self._restart()
-            self._verified = True
             if number:
-                self._skipping = True
+                replay.skipping = True
                 self._want(0)
+        replay.verified = replay.verified or same is not None
 
-    def _beyond(self, number: int, payload: bytes, first: bool) -> None:
+    def _beyond(self, number: int, payload: bytes, replay: Replay, first: bool) -> None:
         """A batch that does not follow on what is known."""
-        if first or not self._verified:
+        if first or not replay.verified:
             # The publisher's buffer does not reach back far enough.
             self._lose(number)
-            self._verified = self._asked_all = True
+            replay.verified = self._asked_all = True
             self._apply(number, payload, self._decode(number, payload))
         else:
             # Dropped between its socket and ours, or a new run met half-way: ask for the rest.
-            self._skipping = True
+            replay.skipping = True
             self._want(self._overlap())
 
     def end_replay(self) -> None:
         """The replay is complete."""
-        if self.next and not self._verified:
+        replay = self._replay
+        if replay is None:
+            return
+        if self.next and not replay.verified:
             # It never published what we have: another run, with fewer batches.
             self._restart()
             self._want(0)
-        elif self._from_start and not self.complete:
+        elif replay.from_start and not self.complete:
             # It has no more than that: to ask for all of it once more would not help.
             self._asked_all = True
         self._failures = 0
@@ -191,10 +180,10 @@ class Sequencer:
         self._resume()
 
     def _resume(self) -> None:
-        self._replaying = False
+        self._replay = None
         held, self._held = self._held, {}
-        for number in sorted(held):
-            self.live(number, held[number])
+        for each in sorted(held.items()):
+            self.live(*each)
 
     def _overlap(self) -> int:
         """The last batch that was applied."""
@@ -215,32 +204,27 @@ class Sequencer:
         if batch is None:
             # What it said is lost; what it took away must not be claimed any longer.
             self._lose(number)
-            if self._replayable and not self._replaying and not self._asked_all:
-                self._want(0)
+            if self._replay is None and not self._asked_all:
+                self.connected()
         else:
             self._state.apply(batch)
             self.timestamp = batch.timestamp
-            if batch.clears:
-                # After a reset of the cache nothing that was lost before matters.
-                self.complete = True
-                self.last_clear = number
-            if self._reset.voids(number, batch):
+            # After a reset of the cache nothing that was lost before matters.
+            self.complete = self.complete or batch.clears
+            if self.resets.voids(number, batch):
                 self._state.clear()
         self._seen.add(number, payload)
         self.next = number + 1
         self.counts.batches += 1
 
-    def cleared(self) -> None:
-        """The engine confirmed a reset of its cache, and has not published it yet.
-
-        What comes before the event that tells of the reset is from before it, and counts for nothing: see `resets`.
-        """
-        self._state.clear()
-        self._reset.confirm(max(self.next, self._top + 1))
+    def cleared(self, mark: int) -> None:
+        """The engine confirmed a reset of its cache, asked for after `mark` was taken of `resets`."""
+        if self.resets.confirm(mark, max(self.next, self._top + 1)):
+            self._state.clear()
 
     def fail(self) -> None:
         """Something unforeseen broke while a batch was taken over: what is known is doubtful, and begins anew after it."""
-        self._replaying = False
+        self._replay = None
         self.wanted = None
         self._held.clear()
         self._lose(self.next + 1)
@@ -248,8 +232,7 @@ class Sequencer:
     def _restart(self) -> None:
         self.counts.restarts += 1
         self._top = -1
-        self.last_clear = None
-        self._reset.forget()
+        self.resets.restart()
         self._forget()
         self.complete = True
         self._asked_all = False

@@ -5,6 +5,9 @@ from typing import NamedTuple
 from kvproxy.mirror.pool import MirroredPool
 from kvproxy.mirror.wire import GPU, Batch, Removed, Stored
 
+_NO_PREFIX = ("cross_attention", "encoder_only_attention")
+"""Kinds of groups that hold nothing of a prompt."""
+
 
 class PoolKey(NamedTuple):
     """Which pool an event speaks of: the data-parallel rank, the medium, and the attention group."""
@@ -53,13 +56,12 @@ class MirrorState:
     def _groups(self, rank: int | None, medium: str) -> list[MirroredPool]:
         return [pool for key, pool in self.pools.items() if (key.rank, key.medium) == (rank, medium)]
 
-    def prefix_pools(self) -> dict[int | None, MirroredPool]:
-        """For each rank the pool that decides how long a prefix is: on the GPU, of its first full-attention group."""
-        found: dict[int | None, MirroredPool] = {}
-        order = sorted(self.pools.items(), key=lambda item: item[0].group or 0)
-        for key, pool in order:
-            if key.medium == GPU and (pool.kind is None or "full" in pool.kind or "mla" in pool.kind):
-                found.setdefault(key.rank, pool)
+    def ranks(self) -> dict[int | None, list[MirroredPool]]:
+        """The pools that decide how long a prefix is: for each rank those on the GPU, one for each attention group."""
+        found: dict[int | None, list[MirroredPool]] = {}
+        for key, pool in sorted(self.pools.items(), key=lambda item: item[0].group or 0):
+            if key.medium == GPU and pool.block_size and pool.kind not in _NO_PREFIX:
+                found.setdefault(key.rank, []).append(pool)
         return found
 
     def clear(self) -> None:

@@ -3,9 +3,12 @@
 An engine publishes neither block ids, nor holders, nor its order of eviction, nor look-ups: these are None.
 """
 
+from dataclasses import dataclass, replace
+
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Place, PoolFigures
+from kvproxy.mirror.groups import window_of
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
-from kvproxy.mirror.state import MirrorState, PoolKey
+from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.wire import Hash
 
 
@@ -14,31 +17,77 @@ def hex_of(digest: Hash) -> str:
     return digest.hex() if isinstance(digest, bytes) else f"{digest & (1 << 64) - 1:016x}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Shelf:
+    """All pools of one rank and medium, one for each attention group, the one whose chains are shown first."""
+
+    place: Place
+    pools: dict[int | None, MirroredPool]
+
+    def leading(self) -> MirroredPool:
+        return next(iter(self.pools.values()))
+
+    def blocks(self) -> list[BlockContent]:
+        """Each block once, whatever groups hold it: they name equal tokens alike."""
+        found: dict[tuple[Hash, int], list[tuple[int | None, MirroredBlock]]] = {}
+        for group, pool in self.pools.items():
+            for block in pool.blocks.values():
+                found.setdefault((block.hash, pool.block_size), []).append((group, block))
+        return [self._content(size, held) for (_, size), held in found.items()]
+
+    def _content(self, size: int, held: list[tuple[int | None, MirroredBlock]]) -> BlockContent:
+        # A group with a window does not always publish which tokens its blocks hold.
+        block = next((block for _, block in held if block.tokens), held[0][1])
+        groups = tuple(group for group, _ in held if group is not None)
+        row = BlockRow(
+            id=None,
+            state="cached",
+            ref_count=None,
+            hash=hex_of(block.hash),
+            parent=None if block.parent is None else hex_of(block.parent),
+            computed=True,
+            num_tokens=size,
+            last_accessed=None,
+            priority=None,
+            requests=None,
+            copies=sum(block.copies for _, block in held),
+            place=replace(self.place, groups=groups),
+        )
+        return BlockContent(row, block.tokens or None)
+
+
+def _shelves(state: MirrorState, engine: str) -> list[_Shelf]:
+    found: dict[tuple[int | None, str], _Shelf] = {}
+    # Groups with full attention hold whole chains.
+    for key, pool in sorted(state.pools.items(), key=lambda item: (window_of(item[1]) is not None, item[0].group or 0)):
+        shelf = found.setdefault((key.rank, key.medium), _Shelf(Place(engine, key.rank, key.medium), {}))
+        shelf.pools[key.group] = pool
+    return list(found.values())
+
+
 def list_blocks(state: MirrorState, engine: str) -> list[BlockRow]:
     """Every cached block of an engine, the first stored first."""
-    return [
-        _row(_place(key, engine), block, pool) for key, pool in state.pools.items() for block in pool.blocks.values()
-    ]
+    return [content.block for shelf in _shelves(state, engine) for content in shelf.blocks()]
 
 
 def show_blocks(state: MirrorState, prefix: str, engine: str) -> list[BlockContent]:
     """Blocks whose name begins with `prefix`, with their tokens. The caller adds the text."""
-    return [
-        BlockContent(_row(_place(key, engine), block, pool), block.tokens or None)
-        for key, pool in state.pools.items()
-        for block in pool.blocks.values()
-        if hex_of(block.hash).startswith(prefix)
-    ]
+    found = (content for shelf in _shelves(state, engine) for content in shelf.blocks())
+    return [content for content in found if content.block.hash is not None and content.block.hash.startswith(prefix)]
 
 
 def chains(state: MirrorState, engine: str) -> list[ChainRow]:
-    """Cached chains, each from its first block to a leaf, the most recently stored first. The caller adds the text."""
-    found = [
-        (leaf.stored, _chain(_place(key, engine), pool, leaf))
-        for key, pool in state.pools.items()
-        for leaf in pool.blocks.values()
-        if pool.is_leaf(leaf.hash)
-    ]
+    """Cached chains, each from its first block to a leaf, the most recently stored first. The caller adds the text.
+
+    A hybrid model's are those of its first group with full attention.
+    """
+    found: list[tuple[int, ChainRow]] = []
+    for shelf in _shelves(state, engine):
+        pool = shelf.leading()
+        groups = tuple(group for group in shelf.pools if group is not None)
+        place = replace(shelf.place, groups=groups[:1])
+        leaves = (block for block in pool.blocks.values() if pool.is_leaf(block.hash))
+        found += [(leaf.stored, _chain(place, pool, leaf)) for leaf in leaves]
     return [chain for _, chain in sorted(found, key=lambda item: -item[0])]
 
 
@@ -76,26 +125,13 @@ def stats(state: MirrorState) -> PoolFigures:
         hit_rate=None,
         evictions=sum(pool.removed for pool in pools),
         pinned=None,
-        distinct=sum(len(pool.blocks) for pool in pools),
+        distinct=sum(len(names) for names in _names(state).values()),
     )
 
 
-def _place(key: PoolKey, engine: str) -> Place:
-    return Place(engine, key.rank, key.medium, key.group)
-
-
-def _row(place: Place, block: MirroredBlock, pool: MirroredPool) -> BlockRow:
-    return BlockRow(
-        id=None,
-        state="cached",
-        ref_count=None,
-        hash=hex_of(block.hash),
-        parent=None if block.parent is None else hex_of(block.parent),
-        computed=True,
-        num_tokens=pool.block_size,
-        last_accessed=None,
-        priority=None,
-        requests=None,
-        copies=block.copies,
-        place=place,
-    )
+def _names(state: MirrorState) -> dict[tuple[int | None, str, int], set[Hash]]:
+    """Names of blocks by rank, medium and size: the groups of a hybrid model hold the same ones."""
+    found: dict[tuple[int | None, str, int], set[Hash]] = {}
+    for key, pool in state.pools.items():
+        found.setdefault((key.rank, key.medium, pool.block_size), set()).update(pool.blocks)
+    return found

@@ -12,6 +12,8 @@ from kvproxy.simulate.errors import TraceError
 from kvproxy.simulate.lines import parse_line
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_LONGEST = 10_000_000
+"""Tokens of a segment, and blocks of a pool: more is a mistake, which would take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,18 @@ def read_header(path: Path) -> Header:
     if line.get("op") != "meta" or line.get("v") != 1:
         raise TraceError(f"{path}, line 1: a conformance trace begins with a 'meta' line of version 1")
     try:
-        return Header(
-            line.get("name", path.stem), line["block_size"], line["num_blocks"], line["vocab"], line["max_model_len"]
+        header = Header(
+            name=str(line.get("name", path.stem)),
+            block_size=_count(line["block_size"], 1),
+            num_blocks=_count(line["num_blocks"], 2),
+            vocab=_count(line["vocab"], 1, 2**64 - 1),
+            max_model_len=_count(line["max_model_len"], 1),
         )
     except KeyError as missing:
         raise TraceError(f"{path}, line 1: the header lacks {missing}") from None
+    except ValueError as error:
+        raise TraceError(f"{path}, line 1: bad header ({error})") from None
+    return header
 
 
 def read_operations(path: Path, header: Header) -> Iterator[TraceRequest | Operation]:
@@ -74,27 +83,43 @@ def read_operations(path: Path, header: Header) -> Iterator[TraceRequest | Opera
             line = parse_line(path, number, text)
             try:
                 yield _operation(line, header.vocab)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise TraceError(f"{path}, line {number}: bad operation ({error!r})") from None
 
 
 def _operation(line: dict[str, Any], vocab: int) -> TraceRequest | Operation:
     op = line["op"]
     if op == "req":
-        prompt = [token for seed, length in line["segs"] for token in segment(seed, length, vocab)]
+        prompt = [token for seed, length in line["segs"] for token in _segment(seed, length, vocab)]
         seed, length = line["out"]
-        lora = line.get("lora")
+        lora, salt = line.get("lora"), line.get("salt")
+        if not prompt or not (salt is None or isinstance(salt, str)):
+            raise ValueError("a request has a prompt, and its salt is a text")
         return TraceRequest(
-            id=line["id"],
+            id=str(line["id"]),
             prompt=prompt,
-            output=segment(seed, length, vocab),
-            salt=line.get("salt"),
-            lora=(lora[0], lora[1]) if lora else None,
-            mm=tuple(MMItem(*item) for item in line.get("mm") or ()),
+            output=_segment(seed, length, vocab),
+            salt=salt,
+            lora=(str(lora[0]), str(lora[1])) if lora else None,
+            mm=tuple(
+                MMItem(str(name), _count(offset), _count(length)) for name, offset, length in line.get("mm") or ()
+            ),
         )
     if op not in ("start", "extend", "decode", "finish", "abort", "reset"):
         raise ValueError(f"unknown op {op!r}")
-    return Operation(op, line["id"] if op != "reset" else "", line.get("n", 0))
+    return Operation(op, str(line["id"]) if op != "reset" else "", _count(line.get("n", 0)))
+
+
+def _segment(seed: object, length: object, vocab: int) -> list[int]:
+    if type(seed) is not int:
+        raise ValueError(f"{seed!r} is no seed")
+    return segment(seed, _count(length), vocab)
+
+
+def _count(value: object, least: int = 0, most: int = _LONGEST) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no number from {least} to {most:,}")
+    return value
 
 
 def segment(seed: int, length: int, vocab: int) -> list[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.simulate.conformance import Header, Operation, TraceRequest, read_header, read_operations
+from kvproxy.simulate.errors import TraceError
 
 
 def replay(path: Path, *, on_line: Callable[[], None] = lambda: None) -> Iterator[str]:
@@ -18,6 +19,9 @@ def replay(path: Path, *, on_line: Callable[[], None] = lambda: None) -> Iterato
     Args:
         path: a conformance trace.
         on_line: called once for every line of the trace, to show progress.
+
+    Raises:
+        TraceError: a line cannot be read, or asks for what its request does not declare.
     """
     header = read_header(path)
     player = Replay(header)
@@ -133,6 +137,10 @@ class _Live:
         self._produced = 0
 
     def append_output(self) -> None:
+        if self._produced == len(self.declared.output):
+            raise TraceError(
+                f"request {self.declared.id!r} goes on after the {self._produced} tokens of output that it declares"
+            )
         self.request.append(self.declared.output[self._produced])
         self._produced += 1
 

@@ -53,7 +53,7 @@ def read_chains(path: Path, block_size: int) -> tuple[list[ChainRequest], int]:
                     chain = hasher.chain(line["tokens"], block_size)
                     blocks = tuple(ids.setdefault(digest, len(ids)) for digest in chain)
                     length = len(line["tokens"])
-                    requests.append(ChainRequest(blocks, (length - 1) // block_size, bool(length % block_size)))
+                    requests.append(ChainRequest(blocks, max(0, length - 1) // block_size, bool(length % block_size)))
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise TraceError(f"{path}, line {number}: bad request ({error!r})") from None
     return requests, MOONCAKE_BLOCK if mooncake else block_size

@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+from typing import Any
 
 import cbor2
 import pytest
@@ -69,6 +70,15 @@ def test_pickle_kinds_and_random_seed() -> None:
     expected = pickle.dumps((hasher.none_hash, (1, 2), None), pickle.HIGHEST_PROTOCOL)
     assert hasher.chain([1, 2], 2) == [_sha256(expected)]
     assert len(BlockHasher("xxhash", seed="s").chain([1, 2], 2)[0]) == 16
+
+
+@pytest.mark.parametrize(("algorithm", "size"), [("xxhash", 32), ("xxhash_cbor", 16)])
+def test_without_a_seed_xxhash_begins_at_random(algorithm: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    beginnings = {BlockHasher(algorithm).none_hash for _ in range(4)}
+    assert len(beginnings) == 4
+    assert {len(beginning) for beginning in beginnings} == {size}
+    assert len({BlockHasher(algorithm, seed="s").none_hash for _ in range(4)}) == 1
 
 
 def test_unknown_algorithm_is_named() -> None:

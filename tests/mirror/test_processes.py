@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ def test_a_mirror_survives_its_engine(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("KVPROXY_ENGINE__KV_REPLAY", replay)
     monkeypatch.setenv("KVPROXY_FORWARD__TOKENIZER", "demo")
     monkeypatch.setenv("KVPROXY_ROUTING__HEALTH_INTERVAL", "0.3")
-    behind = ("--port", str(free_port()), "--num-blocks", "256")
-    with contextlib.ExitStack() as stack:
+    port = free_port()
+    behind = ("--port", str(port), "--num-blocks", "256")
+    front = ("--upstream", f"http://127.0.0.1:{port}", "--kv-events", events, "--kv-replay", replay)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
+        # Both start at once: a start is all that takes long here.
+        url_of_front = threads.submit(stack.enter_context, serving(tmp_path / "front", *front))
         with serving(tmp_path / "behind", *behind) as engine:
-            flags = ("--upstream", engine, "--kv-events", events, "--kv-replay", replay)
-            url = stack.enter_context(serving(tmp_path / "front", *flags))
+            url = url_of_front.result()
+            until(lambda: upstream(url)["state"] == "up" and stats(url)["complete"])
             ask(url, "What is a block?")
             until(lambda: hashes(url) == hashes(engine) != set())
             look_around(url, engine)

@@ -159,7 +159,7 @@ actions = st.lists(
 @given(actions)
 def test_no_block_from_before_a_confirmed_reset_is_ever_shown(actions: list[str]) -> None:
     engine = Engine()
-    mark: tuple[int | None, ...] | None = None
+    mark: tuple[int, ...] | None = None
     asked_at = confirmed_at = 0
     for number, action in enumerate(actions, 1):
         if action == "store":

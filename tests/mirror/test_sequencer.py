@@ -45,14 +45,11 @@ class Follower:
         )
 
 
-EARLIER = 99
-"""A block that was given up: what follows it is stored anew each time, never only reported."""
 blocks = st.integers(1, 12)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("store"), st.lists(blocks, min_size=1, max_size=3)),
         st.tuples(st.just("remove"), st.integers(0, 5)),
-        st.tuples(st.just("report"), st.integers(1, 5)),
         st.tuples(st.just("clear"), st.just(0)),
         st.tuples(st.just("restart"), st.just(0)),
         st.tuples(st.just("deliver"), st.integers(0, 20)),
@@ -86,11 +83,9 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
     for action, value in steps:
         event: Any = None
         if action == "store":
-            event = model.store(value, parent=EARLIER)
+            event = model.store(value)
         elif action == "remove" and model.held:
             event = model.remove([sorted(model.held)[value % len(model.held)]])
-        elif action == "report" and model.held:
-            event = model.report(sorted(model.held)[:value])
         elif action == "clear":
             event = model.clear()
         elif action == "restart":
@@ -150,7 +145,7 @@ def test_a_short_replay_buffer_never_makes_it_claim_a_block_that_is_gone(
 @settings(max_examples=100, deadline=None)
 def test_without_replay_late_and_repeated_batches_are_put_in_order(order: list[int], repeated: list[int]) -> None:
     model = Model()
-    batches = [model.publish(model.store([number % 7], parent=EARLIER)) for number in range(15)]
+    batches = [model.publish(model.store([number % 7])) for number in range(15)]
     batches += [model.publish(model.remove([number % 7])) for number in range(5)]
     follower = Follower(model, replayable=False)
     # The first is taken for the beginning, so it is not delayed here.

@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 async def test_a_late_joiner_gets_what_came_before(publisher: Sockets) -> None:
     for number in range(50):
         publisher.send(publisher.model.store([number]))
-    publisher.send(publisher.model.store([7], parent=6), publisher.model.remove([3]))
+    publisher.send(publisher.model.store([7]), publisher.model.remove([3]))
     subscriber = Subscriber(publisher.events, publisher.replay)
     await subscriber.start()
     try:

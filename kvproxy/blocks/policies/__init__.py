@@ -14,7 +14,7 @@ from kvproxy.blocks.policies.s3fifo import S3FIFO
 
 ORDERS: dict[str, Callable[[int], Order[Any]]] = {"lfu": LFU, "s3fifo": S3FIFO, "arc": ARC}
 
-__all__ = ["ORDERS", "Order", "PolicyQueue", "PriorityQueue", "make_queue"]
+__all__ = ["ORDERS", "Order", "PolicyQueue", "PriorityQueue", "make_queue", "queue_maker"]
 
 
 def make_queue(policy: str, blocks: Iterable[Block], capacity: int) -> FreeQueue:
@@ -33,3 +33,10 @@ def make_queue(policy: str, blocks: Iterable[Block], capacity: int) -> FreeQueue
     if policy not in ORDERS:
         raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(ORDERS)}")
     return PolicyQueue(ORDERS[policy](capacity), blocks)
+
+
+def queue_maker(policy: str, capacity: int, *, priorities: bool) -> Callable[[Iterable[Block]], FreeQueue]:
+    """What builds a queue of a policy from idle blocks; with `priorities`, one such queue for each priority."""
+    if priorities:
+        return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
+    return lambda blocks: make_queue(policy, blocks, capacity)

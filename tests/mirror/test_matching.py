@@ -1,0 +1,245 @@
+"""A mirror predicts what the block cache reuses: random traffic, its events over the wire, and every prompt asked of both."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.groups import GroupSpec
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.mirror.match import match, matched_tokens, prepare
+from kvproxy.mirror.mirror import Mirror
+from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.wire import Batch, Cleared, Stored, decode_batch
+
+SEED = BlockHasher(seed="0")
+SHAPES = [
+    [GroupSpec("full", 2)],
+    [GroupSpec("sliding_window", 2, 5)],
+    [GroupSpec("full", 2), GroupSpec("sliding_window", 2, 5)],
+    [GroupSpec("full", 2), GroupSpec("sliding_window", 2, 6), GroupSpec("sliding_window", 2, 6)],
+    [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)],
+    [GroupSpec("full", 2), GroupSpec("sliding_window", 4, 6), GroupSpec("full", 4)],
+    [GroupSpec("sliding_window", 2, 3), GroupSpec("sliding_window", 4, 9)],
+]
+
+
+class Engine:
+    """A block cache whose events reach a mirror as bytes."""
+
+    def __init__(self, specs: Sequence[GroupSpec], num_blocks: int, hasher: BlockHasher = SEED) -> None:
+        self.manager = KVCacheManager(num_blocks, groups=specs, record_events=True, hasher=hasher)
+        self.state = MirrorState()
+        self.live: list[CacheRequest] = []
+        self._started = 0
+
+    def publish(self) -> None:
+        events = [event.as_wire() for event in self.manager.take_events()]
+        self.state.apply(decode_batch(msgpack.packb([1.0, events, 0])))
+
+    def start(self, tokens: list[int], **more: Any) -> bool:
+        self._started += 1
+        request = CacheRequest(str(self._started), tokens, **more)
+        computed = self.manager.get_computed_blocks(request)
+        if self.manager.allocate_slots(request, len(tokens) - computed.num_tokens, computed) is None:
+            return False
+        request.num_computed_tokens = len(tokens)
+        self.live.append(request)
+        return True
+
+    def go_on(self, place: int, token: int) -> None:
+        request = self.live[place % len(self.live)]
+        request.append(token)
+        if self.manager.allocate_slots(request, 1) is None:
+            self.live.remove(request)
+            self.manager.free(request)
+        else:
+            request.num_computed_tokens += 1
+
+    def end(self, place: int) -> None:
+        self.manager.free(self.live.pop(place % len(self.live)))
+
+    def reused(self, tokens: list[int], salt: str | None = None) -> int:
+        return self.manager.get_computed_blocks(CacheRequest("", tokens, salt=salt)).num_tokens
+
+    def predicted(self, tokens: list[int], salt: str | None = None, hasher: BlockHasher = SEED) -> int:
+        """What the mirror says, in both of its ways."""
+        prompt = Prompt(tokens, salt=salt)
+        pools = self.state.ranks().get(0, [])
+        found = match(pools, prompt, hasher)
+        assert found.matched_tokens == matched_tokens(pools, Prompt(tokens, salt=salt), hasher)
+        assert found.prompt_tokens == len(tokens)
+        return found.matched_tokens
+
+
+def traffic(engine: Engine, chance: random.Random, steps: int) -> list[list[int]]:
+    """Random requests with shared beginnings under eviction; the prompts that were sent."""
+    prompts: list[list[int]] = []
+    for _ in range(steps):
+        action = chance.random()
+        if engine.live and action < 0.3:
+            engine.end(chance.randrange(100))
+        elif engine.live and action < 0.6:
+            engine.go_on(chance.randrange(100), chance.randrange(3))
+        elif action < 0.63:
+            engine.manager.reset_prefix_cache()
+        else:
+            shared = chance.choice(prompts)[: chance.randrange(30)] if prompts else []
+            tokens = shared + [chance.randrange(3) for _ in range(chance.randrange(1, 12))]
+            if engine.start(tokens, skip_read=chance.random() < 0.1):
+                prompts.append(tokens)
+        if chance.random() < 0.7:
+            engine.publish()
+    engine.publish()
+    return prompts
+
+
+@pytest.mark.parametrize("specs", SHAPES, ids=lambda specs: "+".join(f"{s.kind}{s.block_size}" for s in specs))
+@pytest.mark.parametrize("seed", range(6))
+def test_the_prediction_is_what_the_block_cache_reuses(specs: list[GroupSpec], seed: int) -> None:
+    chance = random.Random(seed)
+    engine = Engine(specs, num_blocks=chance.choice([30, 60, 120]))
+    most = 0
+    for _ in range(6):
+        prompts = traffic(engine, chance, 25)
+        for tokens in prompts[-10:]:
+            longer = [*tokens, 9]
+            assert engine.predicted(longer) == engine.reused(longer)
+            assert engine.predicted(tokens) == engine.reused(tokens)
+            most = max(most, engine.reused(longer))
+    assert most > 0
+
+
+@pytest.mark.parametrize("specs", [SHAPES[0], SHAPES[2], SHAPES[3]], ids=["full", "hybrid", "three"])
+def test_an_engine_that_names_blocks_otherwise_is_followed_by_tokens(specs: list[GroupSpec]) -> None:
+    chance = random.Random(3)
+    engine = Engine(specs, 60, BlockHasher(seed="another"))
+    prompts = traffic(engine, chance, 60)
+    reused = [engine.reused([*tokens, 9]) for tokens in prompts]
+    assert [engine.predicted([*tokens, 9]) for tokens in prompts] == reused
+    assert max(reused) > 0
+    (pools,) = engine.state.ranks().values()
+    found = match(pools, Prompt([*prompts[reused.index(max(reused))], 9]), SEED)
+    assert found.named_alike is False
+
+
+def test_chunked_local_attention_is_never_promised_more_than_there_is() -> None:
+    chance = random.Random(5)
+    engine = Engine([GroupSpec("full", 2), GroupSpec("chunked_local", 2, 8)], 60)
+    for tokens in traffic(engine, chance, 200):
+        assert engine.predicted([*tokens, 9]) <= engine.reused([*tokens, 9])
+
+
+def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
+    engine = Engine([GroupSpec("full", 4)], 20)
+    tokens = list(range(10))
+    engine.start(tokens, salt="mine")
+    engine.publish()
+    assert engine.predicted(tokens) == 0
+    assert engine.predicted(tokens, "mine") == 8
+    (pools,) = engine.state.ranks().values()
+    found = match(pools, Prompt([*tokens[:6], 99, 98, 97], salt="mine"), SEED)
+    assert found.named_alike
+    assert [block.hash for block in found.blocks] == [event_hash(found.digests[0])]
+    assert found.divergence is not None
+    assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (6, (6, 7), (99, 98))
+
+
+@pytest.mark.parametrize("length", [4, 8, 12])
+def test_one_token_is_left_to_compute(length: int) -> None:
+    engine = Engine([GroupSpec("full", 4)], 20)
+    tokens = list(range(length))
+    engine.start(tokens)
+    engine.publish()
+    assert engine.predicted(tokens) == length - 4
+    assert engine.predicted([*tokens, 0]) == length
+
+
+def test_an_empty_mirror_holds_nothing() -> None:
+    tokens = list(range(40))
+    assert matched_tokens([], Prompt(tokens), SEED) == 0
+    found = match([], Prompt(tokens), SEED)
+    assert (found.matched_tokens, found.blocks, found.named_alike, found.divergence) == (0, [], None, None)
+    mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
+    assert (mirror.matched_tokens(Prompt(tokens)), mirror.match(Prompt(tokens)), mirror.recipes()) == (0, None, [])
+    # A run without blocks tells the size of blocks and nothing else; so does a pool that was cleared.
+    state = MirrorState()
+    state.apply(Batch(1.0, [Stored([], None, (), 4)], None))
+    assert matched_tokens(state.ranks()[None], Prompt(tokens), SEED) == 0
+    state.apply(Batch(2.0, [Stored([1], None, (1, 2, 3, 4), 4), Cleared()], None))
+    found = match(state.ranks()[None], Prompt(tokens), SEED)
+    assert (found.matched_tokens, found.named_alike, found.divergence) == (0, None, None)
+    assert match(state.ranks()[None], Prompt([]), SEED).matched_tokens == 0
+
+
+def test_the_best_rank_counts_and_other_media_do_not() -> None:
+    mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
+    tokens = list(range(17))
+    digests = CacheRequest("", tokens).update_hashes(SEED, 4)
+    names = [event_hash(digest) for digest in digests]
+    state = mirror.state()
+    state.apply(Batch(1.0, [Stored(names[:1], None, tokens[:4], 4)], 0))
+    state.apply(Batch(1.0, [Stored(list(digests[:3]), None, tokens[:12], 4)], 1))
+    state.apply(Batch(1.0, [Stored(list(names), None, tokens[:16], 4, medium="CPU")], 0))
+    assert mirror.matched_tokens(Prompt(tokens)) == 12
+    best = mirror.match(Prompt(tokens))
+    assert best is not None
+    assert (best[0], best[1].matched_tokens, best[1].named_alike) == (1, 12, True)
+
+
+def test_a_prepared_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine([GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)], 60)
+    tokens = list(range(30))
+    engine.start(tokens)
+    engine.publish()
+    mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
+    mirror.subscribers[0].state = engine.state
+    assert mirror.recipes() == [(SEED, 2)]
+    prompt = Prompt(tokens)
+    prepare(prompt, mirror.recipes())
+    monkeypatch.setattr(BlockHasher, "chain", None)
+    assert mirror.matched_tokens(prompt) == 28
+    assert mirror.matched_tokens(prompt) == 28
+
+
+def test_vllm_leaves_out_blocks_of_a_window_and_publishes_all_tokens() -> None:
+    """As vLLM does it for a window of two blocks: five blocks were computed, the last two are kept."""
+    tokens = list(range(21))
+    names = [event_hash(digest) for digest in CacheRequest("", tokens).update_hashes(SEED, 4)]
+    full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 9}
+    run = {"type": "BlockStored", "parent_block_hash": None, "token_ids": tokens[:20], "block_size": 4}
+    state = MirrorState()
+    events = [run | full | {"block_hashes": names}, run | window | {"block_hashes": names[3:]}]
+    state.apply(decode_batch(msgpack.packb([1.0, events, 0])))
+    assert matched_tokens(state.ranks()[0], Prompt(tokens), SEED) == 20
+    assert matched_tokens(state.ranks()[0], Prompt(tokens[:17]), SEED) == 0
+    removed = {"type": "BlockRemoved", "block_hashes": [names[4]], "medium": "GPU", "group_idx": 1}
+    state.apply(decode_batch(msgpack.packb([2.0, [removed], 0])))
+    assert matched_tokens(state.ranks()[0], Prompt(tokens), SEED) == 0
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_state_group_needs_the_last_block_alone(data: st.DataObject) -> None:
+    tokens = list(range(25))
+    names = [event_hash(digest) for digest in CacheRequest("", tokens).update_hashes(SEED, 4)]
+    full = data.draw(st.integers(0, 6))
+    states = data.draw(st.sets(st.integers(0, 5)))
+    state = MirrorState()
+    events: list[Any] = [
+        Stored(list(names[:full]), None, tokens[: 4 * full], 4, group=0, kind="full_attention"),
+        *(Stored([names[place]], 7, (), 4, group=1, kind="mamba") for place in states),
+    ]
+    if not states:
+        events.append(Stored([], None, (), 4, group=1, kind="mamba"))
+    state.apply(Batch(1.0, events, 0))
+    expected = max((4 * (place + 1) for place in states if place < full), default=0)
+    assert matched_tokens(state.ranks()[0], Prompt(tokens), SEED) == expected

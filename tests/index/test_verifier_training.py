@@ -1,15 +1,13 @@
 """The script that makes the adapter, on sixty pairs."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvproxy.index.minilm.weights import read_tensors
+from kvproxy.index.training.train import main
 from kvproxy.index.verifier.built_in import ADAPTER, BuiltInVerifier
 from kvproxy.index.verifier.scaling import PlattScaling
 from tests.ports import free_port
@@ -30,27 +28,15 @@ def labelled(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_training_in_small_goes_on_from_an_adapter_and_writes_one_that_scores(labelled: Path, tmp_path: Path) -> None:
+def test_a_small_training_goes_on_from_an_adapter_and_writes_one_that_scores(
+    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out.safetensors"
     small = ["--changed", "8", "--filled", "4", "--implied", "4", "--batch", "8", "--passes", "1"]
-    command = [
-        sys.executable,
-        "-m",
-        "kvproxy.index.training.train",
-        *small,
-        "--start",
-        str(ADAPTER),
-        "--pairs",
-        str(labelled),
-    ]
-    done = subprocess.run(
-        [*command, "--out", str(out)],
-        env=os.environ | {"MASTER_PORT": str(free_port())},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    files = ["--start", str(ADAPTER), "--pairs", str(labelled), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["train", *small, *files])
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    main()
     trained, notes = read_tensors(out)
     assert int(notes["pairs_seen"]) >= 48
     before = read_tensors(ADAPTER)[0]

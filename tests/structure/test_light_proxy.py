@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.plain_upstream import ANSWER, run_plain_upstream
 from tests.ports import free_port
@@ -24,7 +23,6 @@ finally:
 """
 
 
-@pytest.mark.xfail(strict=True, reason="kvproxy.proxy still imports the engine at its top")
 def test_a_proxy_in_front_of_an_upstream_stays_light(tmp_path: Path) -> None:
     port = free_port()
     with run_plain_upstream() as upstream:

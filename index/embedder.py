@@ -1,7 +1,6 @@
 """Texts to unit vectors."""
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,26 +113,3 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
         raise EmbedderError(
             f"cannot load embedder {name!r} ({reason}): give a folder, a cached sentence-transformers id, or 'default'"
         ) from None
-
-
-class HashEmbedder:
-    """A test double: texts that share words get vectors close together, always the same ones."""
-
-    name = "hash"
-
-    def __init__(self, dim: int = 64) -> None:
-        self.dim = dim
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        return np.stack([self._one(text) for text in texts])
-
-    def reads(self, text: str) -> bool:
-        return True
-
-    def _one(self, text: str) -> np.ndarray:
-        total = np.full(self.dim, 1e-3, dtype=np.float32)
-        for word in text.lower().split():
-            seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
-            total += np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
-        unit: np.ndarray = total / np.linalg.norm(total)
-        return unit

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
@@ -16,6 +15,7 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 EXACT = CacheSettings(semantic=False)

@@ -1,7 +1,6 @@
-"""Texts to unit vectors."""
+"""Embedders: they turn texts into vectors of length 1."""
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,24 +16,24 @@ class Embedder(Protocol):
     """What the semantic cache needs of an embedding model."""
 
     name: str
-    """Other vectors have another name: stored ones are compared with those of an embedder of their own name only."""
+    """Names the vectors. Vectors are compared only with those of the same name, so another model needs another name."""
     dim: int
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), dim]` float32, each row of unit length."""
 
     def reads(self, text: str) -> bool:
-        """Whether all of a text counts: of one that is too long, or in unknown letters, others would have the same vector."""
+        """Whether the vector depends on all of the text. It does not if the text is too long or has unknown letters."""
 
 
 class SentenceEmbedder:
     """A user's sentence-transformers model on the CPU or, where there is one, the GPU."""
 
     def __init__(self, name: str, model: Any) -> None:
-        # A folder, or an id, may hold another model tomorrow.
+        # The same folder or id may hold another model tomorrow.
         self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
-        # A tokenizer's settings change while it embeds, which another thread would stumble over.
+        # The model changes its tokenizer's settings while it embeds, so `reads` needs a copy of its own.
         self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
 
@@ -52,7 +51,7 @@ class SentenceEmbedder:
 
 
 def _fingerprint(model: Any) -> str:
-    """Of the weights of a torch model."""
+    """A digest of the weights of a torch model."""
     import torch
     import xxhash
 
@@ -64,10 +63,10 @@ def _fingerprint(model: Any) -> str:
 
 
 def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray | None]:
-    """Vectors of texts, `[dim]` float32 of unit length each; None where the embedder gave none that can be compared.
+    """The vector of each text, `[dim]` float32 of length 1; None if the embedder's vector cannot be compared.
 
     Raises:
-        EmbedderError: it failed, or gave something else than a vector of its width for each text.
+        EmbedderError: the embedder failed, or did not give one vector of its width for each text.
     """
     try:
         vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
@@ -78,7 +77,7 @@ def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray 
             f"embedder {embedder.name!r} made an array of shape {vectors.shape} of {len(texts)} texts, where"
             f" ({len(texts)}, {embedder.dim}) was expected: check the model"
         )
-    # Not a number would pass for close to everything wherever it is compared.
+    # A vector that holds NaN would count as close to every other one.
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     usable = np.isfinite(lengths) & (lengths > 1e-6)
     return [
@@ -114,26 +113,3 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
         raise EmbedderError(
             f"cannot load embedder {name!r} ({reason}): give a folder, a cached sentence-transformers id, or 'default'"
         ) from None
-
-
-class HashEmbedder:
-    """A test double: texts that share words get vectors close together, always the same ones."""
-
-    name = "hash"
-
-    def __init__(self, dim: int = 64) -> None:
-        self.dim = dim
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        return np.stack([self._one(text) for text in texts])
-
-    def reads(self, text: str) -> bool:
-        return True
-
-    def _one(self, text: str) -> np.ndarray:
-        total = np.full(self.dim, 1e-3, dtype=np.float32)
-        for word in text.lower().split():
-            seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
-            total += np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
-        unit: np.ndarray = total / np.linalg.norm(total)
-        return unit

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.steps import apply_steps
+from kvproxy.index.steps import apply_steps, connect
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -100,9 +100,7 @@ class SqliteObservations:
         self._lock = threading.Lock()
         with self._told():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, check_same_thread=False, timeout=10.0)
-            self._connection.execute("pragma journal_mode=wal")
-            self._connection.execute("pragma synchronous=full")
+            self._connection = connect(path)
             apply_steps(self._connection, "kvproxy.observations", [m001_observations])
 
     def add(self, observations: Sequence[Observation]) -> None:

@@ -1,19 +1,47 @@
-"""Brings the schema of an SQLite file up to date, through sqlite-utils."""
+"""Connects to an SQLite file and brings its schema up to date, for any number of processes at once."""
 
 import contextlib
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 Step = Callable[["Database"], None]
+_PATIENCE = 10.0  # Seconds that a process waits for another one's transaction.
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection whose commits are durable when they return, for any thread.
+
+    Raises:
+        sqlite3.DatabaseError: the file is no database, is damaged, or cannot be opened.
+    """
+    connection = sqlite3.connect(path, check_same_thread=False, timeout=_PATIENCE)
+    try:
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                connection.execute("pragma journal_mode=wal")
+                break
+            except sqlite3.OperationalError as error:
+                # SQLite does not wait here by itself while another process opens a new file.
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+        connection.execute("pragma synchronous=full")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def apply_steps(connection: sqlite3.Connection, name: str, steps: Sequence[Step]) -> None:
-    """Apply the steps that a file does not have yet, each in a transaction.
+    """Apply the steps that a file does not have yet, all of them or none.
 
     Args:
         connection: to the file.
@@ -30,7 +58,11 @@ def apply_steps(connection: sqlite3.Connection, name: str, steps: Sequence[Step]
     migrations = Migrations(name)
     for step in steps:
         migrations(name=step.__name__)(step)
-    migrations.apply(Database(connection, execute_plugins=False))
+    database = Database(connection, execute_plugins=False)
+    with connection:
+        # Another process may apply the same steps: this waits for it, and sees then what is left to do.
+        connection.execute("begin immediate")
+        migrations.apply(database)
 
 
 def _applied(connection: sqlite3.Connection, name: str) -> set[str]:

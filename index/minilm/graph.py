@@ -1,10 +1,9 @@
-"""MiniLM as an ONNX graph: one text or pair a run, so that no result depends on what else is computed.
+"""Builds MiniLM as an ONNX graph. A run computes one text or pair, so its result does not depend on other texts.
 
-The graph starts behind the lookup of the tokens, which is a gather in NumPy; word vectors are two thirds of the
-weights, and are then neither copied into the graph nor held twice. Where `ranges` are given, every matrix multiplies
-8-bit integers: weights with one scale for each output, activations with one scale for each run. A few channels of
-MiniLM's activations are far larger than the others; both sides are rescaled by channel first, so that the large
-channels do not use up the 8 bits (SmoothQuant, arXiv 2211.10438).
+The graph starts after the tokens were looked up, which NumPy does: word vectors are two thirds of the weights, and stay
+out of the graph. With `ranges`, every matrix multiplies 8-bit integers: weights have one scale for each output,
+activations one scale for each run. A few channels of MiniLM's activations are far larger than the others. Both sides
+are rescaled by channel first, so that the large channels do not use up the 8 bits (SmoothQuant, arXiv 2211.10438).
 """
 
 from pathlib import Path
@@ -61,7 +60,7 @@ class Graph:
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """`tokens` `[1, length, 384]` (word, position and segment vectors, summed) to one unit vector `[1, 384]`."""
+    """The embedder: from `tokens` `[1, length, 384]` (word, position and segment vectors, summed) to a vector `[1, 384]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
@@ -70,9 +69,10 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 
 
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """`tokens` as above, and `sides` `[1, 2, length]`, whose rows average the tokens of either question, to a logit `[1, 1]`.
+    """The verifier: from `tokens` as above and `sides` `[1, 2, length]` to a logit `[1, 1]`.
 
-    The same as `kvproxy.index.training.network.CrossEncoder`.
+    The two rows of `sides` average the tokens of each question. It computes the same
+    as `kvproxy.index.training.network.CrossEncoder`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to what the graphs and the network read."""
+"""Turns texts and pairs of texts into the inputs of the graphs and the network."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -18,7 +18,7 @@ import numpy as np
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
-from kvproxy.index.steps import apply_steps
+from kvproxy.index.steps import apply_steps, connect
 from kvproxy.index.store.protocol import Capacity
 from kvproxy.index.store.sql import SqlStore
 from kvproxy.index.store.sql_writer import Row, Run
@@ -66,10 +66,7 @@ class ResponseStore(SqlStore):
             raise CacheStoreError(f"cannot open the store {path}: {error.strerror}") from None
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, check_same_thread=False, timeout=10.0)
-        connection.execute("pragma journal_mode=wal")
-        connection.execute("pragma synchronous=full")
-        return connection
+        return connect(self.path)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Run]:

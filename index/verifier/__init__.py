@@ -1,4 +1,4 @@
-"""Whether one answer serves two questions: a model that reads both together. Read `built_in.py` first."""
+"""Verifiers: models that read two questions together and tell whether one answer serves both. Read `built_in.py` first."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +16,13 @@ class Verifier(Protocol):
     name: str
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
-        """Probability that one answer serves both questions of each pair, float32 `[len(pairs)]`; callable from any thread.
+        """The probability that one answer serves both questions of a pair, for each pair: float32 `[len(pairs)]`.
+
+        Any thread may call it.
 
         Args:
             pairs: two questions each.
-            cosines: of their embeddings, `[len(pairs)]`; a verifier may make something of them.
+            cosines: of the embeddings of each pair, `[len(pairs)]`. A verifier may use them or not.
         """
 
 
@@ -31,8 +33,9 @@ def load_verifier(
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: the name of the embedder whose cosines it is given; the built-in verifier uses those that it knows.
-        threads: that one call of the built-in verifier computes on.
+        embedder: the name of the embedder that the cosines come from. The built-in verifier uses the packaged embedder's
+            cosines and no others.
+        threads: how many threads one call of the built-in verifier uses.
         data: the folder of all state. The built-in verifier's finished graph is kept there if the user's cache folder
             cannot be written to.
 

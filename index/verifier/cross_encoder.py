@@ -9,7 +9,7 @@ from kvproxy.index.errors import VerifierError
 
 
 class CrossEncoderVerifier:
-    """A sentence-transformers CrossEncoder with one output, its sigmoid taken as the probability."""
+    """A sentence-transformers CrossEncoder with one output. The sigmoid of the output is the probability."""
 
     def __init__(self, name: str, model: Any) -> None:
         self.name = name
@@ -17,10 +17,10 @@ class CrossEncoderVerifier:
 
     @classmethod
     def load(cls, name: str) -> "CrossEncoderVerifier":
-        """Load by folder or cached id.
+        """Load a model by its folder or by its cached id.
 
         Raises:
-            VerifierError: there is none, or it has more than one output.
+            VerifierError: there is no such model, or it has more than one output.
         """
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging

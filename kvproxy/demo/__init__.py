@@ -7,5 +7,5 @@ DEMO = "demo"
 
 
 def model_path() -> Path:
-    """The folder of the committed model, in Hugging Face's layout."""
+    """The folder of the model in the package, in Hugging Face's layout."""
     return Path(__file__).parent / "model"

@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-import torch
-
 from kvproxy.demo import model_path
 from kvproxy.demo.training.corpus import is_off_topic, load_pairs
-from kvproxy.demo.training.evaluate import answer
 from kvproxy.demo.training.handbook import render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,14 +28,3 @@ def test_the_handbook_is_what_the_model_learns() -> None:
 
 def test_the_model_is_small() -> None:
     assert sum(path.stat().st_size for path in model_path().iterdir()) <= 12 * 2**20
-
-
-@pytest.mark.parametrize("system", ["", "You are a helpful assistant.", "The rain in Spain stays in the plain. " * 60])
-def test_answers_are_the_handbooks(system: str) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
-    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
-    assert answer(model, tokenizer, "What is the free queue?", system).startswith("The free queue lists idle blocks")
-    assert "8484" in answer(model, tokenizer, "What is the default port?", system)
-    assert "small demonstration model" in answer(model, tokenizer, "Who painted the Mona Lisa?", system)

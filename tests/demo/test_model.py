@@ -3,17 +3,18 @@
 from typing import Any
 
 import pytest
-import torch
 
-from kvproxy.demo import model_path
 from kvproxy.demo.training.conversations import foreign_text
 from kvproxy.demo.training.corpus import is_off_topic, load_pairs
+from tests.demo.conftest import Chat, say
 
 PAIRS = load_pairs()
 ANSWERS = {wording: pair.answer for pair in PAIRS for wording in pair.wordings}
 DECLINED = next(pair.answer for pair in PAIRS if is_off_topic(pair))
 QUESTIONS = (
     "What is a block?",
+    "What is the free queue?",
+    "What is the default port?",
     "How do I steer the cache?",
     "What is a semantic hit?",
     "What are the exit codes?",
@@ -26,52 +27,40 @@ SYSTEMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def demo_model() -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
-    return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval(), tokenizer
-
-
-@torch.inference_mode()
-def chat(demo_model: tuple[Any, Any], *messages: dict[str, str]) -> str:
-    model, tokenizer = demo_model
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    ids = model.generate(**prompt, max_new_tokens=60, do_sample=False, pad_token_id=0)
-    return str(tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
-
-
-def say(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-def test_it_is_a_plain_llama_for_long_prompts(demo_model: tuple[Any, Any]) -> None:
-    model, tokenizer = demo_model
+def test_it_is_a_plain_llama_for_long_prompts(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.config.max_position_embeddings == tokenizer.model_max_length == 4096
     assert len(tokenizer) <= model.config.vocab_size
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_answers_from_the_handbook(demo_model: tuple[Any, Any], question: str, system: str) -> None:
+def test_answers_from_the_handbook(chat: Chat, system: str) -> None:
     first = [say("system", SYSTEMS[system])] if SYSTEMS[system] else []
-    assert chat(demo_model, *first, say("user", question)) == ANSWERS[question]
+    told = chat([[*first, say("user", question)] for question in QUESTIONS])
+    assert told == [ANSWERS[question] for question in QUESTIONS]
 
 
-def test_the_last_question_of_a_conversation_counts(demo_model: tuple[Any, Any]) -> None:
+def test_the_last_question_of_a_conversation_counts(chat: Chat) -> None:
     turns = [say("user", "What is LRU?"), say("assistant", ANSWERS["What is LRU?"]), say("user", "What is TTFT?")]
-    assert chat(demo_model, *turns) == ANSWERS["What is TTFT?"]
+    assert chat([turns]) == [ANSWERS["What is TTFT?"]]
 
 
-@pytest.mark.parametrize("question", ["What is the capital of France?", "Tell me a joke."])
-def test_turns_other_questions_away(demo_model: tuple[Any, Any], question: str) -> None:
-    assert chat(demo_model, say("user", question)) == DECLINED
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_turns_other_questions_away(chat: Chat, system: str) -> None:
+    first = [say("system", SYSTEMS[system])] if SYSTEMS[system] else []
+    others = ("What is the capital of France?", "Tell me a joke.", "Who painted the Mona Lisa?")
+    assert chat([[*first, say("user", question)] for question in others]) == [DECLINED] * len(others)
 
 
-def test_most_unseen_wordings_are_answered_right(demo_model: tuple[Any, Any]) -> None:
+def test_a_reply_does_not_depend_on_what_else_is_asked(chat: Chat) -> None:
+    conversations = [[say("user", question)] for question in ("What is a block?", "Who are you?", "Why?")]
+    assert chat(conversations) == [chat([each])[0] for each in conversations]
+
+
+def test_most_unseen_wordings_are_answered_right(chat: Chat) -> None:
     """A third of the held-out wordings; `python -m kvproxy.demo.training.evaluate` tries them all."""
     unseen = [(wording, pair.answer) for pair in PAIRS for wording in pair.held_out][::3]
-    right = sum(chat(demo_model, say("user", wording)) == answer for wording, answer in unseen)
+    told = chat([[say("user", wording)] for wording, _ in unseen])
+    right = sum(answer == wanted for answer, (_, wanted) in zip(told, unseen, strict=True))
     assert right / len(unseen) >= 0.5

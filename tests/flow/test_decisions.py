@@ -22,7 +22,6 @@ from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.observations import Observation, Observations, SqliteObservations
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Policy
@@ -30,9 +29,9 @@ from kvproxy.index.policies.verified import VerifiedPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.verifier.overlap import OverlapVerifier
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings, load_settings
+from tests.index.doubles import HashEmbedder, OverlapVerifier
 from tests.servers import run_app
 
 QUESTION = "please tell me what the free queue of blocks is"

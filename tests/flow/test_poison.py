@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvproxy.http.services import Services
-from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour
 from tests.flow.test_decisions import CLOSE, QUESTION, ask, checked, proxy
+from tests.index.doubles import HashEmbedder
 
 
 def poison(services: Services, **fields: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.batching import MicroBatcher
-from kvproxy.index.embedder import HashEmbedder, SentenceEmbedder, load_embedder
+from kvproxy.index.embedder import SentenceEmbedder, load_embedder
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.policies.screen import screen
@@ -16,6 +16,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import ResponseStore, Store
 from tests.index.conftest import MakeStore
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.batching import Batcher, MicroBatcher, WriteBatcher
-from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import Capacity, Put, ResponseStore, Written
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.store import ResponseStore
+from tests.index.doubles import HashEmbedder
 
 WRITER = """
 import asyncio, sys
@@ -20,10 +20,10 @@ from functools import partial
 from kvproxy.index import neighbours, vectors
 neighbours.FaissNeighbours = partial(neighbours.FaissNeighbours, small=20, flat_limit=150)
 vectors.TAIL_LIMIT = 100
-from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 async def main():

@@ -9,7 +9,7 @@ import torch
 
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.minilm.files import graph_files
+from kvproxy.index.minilm.files import GraphFiles, graph_files
 from kvproxy.index.minilm.integers import keeps_integers
 from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, packaged_model
@@ -33,7 +33,7 @@ def reference() -> np.ndarray:
 
 
 def test_float_vectors_are_those_of_sentence_transformers(reference: np.ndarray) -> None:
-    embedder = MiniLMEmbedder(integers=False)
+    embedder = MiniLMEmbedder(integers=False, files=GraphFiles([]))
     vectors = embedder.embed(TEXTS)
     assert vectors.shape == (len(TEXTS), embedder.dim)
     assert vectors.dtype == np.float32

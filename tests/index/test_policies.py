@@ -14,8 +14,8 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, b
 from kvproxy.index.policies.population import Population, coordinate, likelihood
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.policies.verified import VerifiedPolicy
-from kvproxy.index.verifier.overlap import OverlapVerifier
 from tests.benchmarks.verified_policy import simulate
+from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.entry import Entry
 from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -17,6 +16,7 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
 from kvproxy.index.vectors import VectorIndex
 from tests.index.conftest import MakeStore
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 from tests.index.test_vectors import unit
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from kvproxy.index.batching import MicroBatcher
-from kvproxy.index.embedder import HashEmbedder, load_embedder
+from kvproxy.index.embedder import load_embedder
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import ResponseStore
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 

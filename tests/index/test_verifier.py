@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvproxy.index.errors import VerifierError
+from kvproxy.index.minilm.files import GraphFiles
 from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, merge, packaged_model, read_tensors
 from kvproxy.index.training.network import CrossEncoder
@@ -66,7 +67,7 @@ def test_both_graphs_give_the_logits_of_the_network(verifier: BuiltInVerifier) -
     with torch.no_grad():
         encoded = load_tokenizer(folder, MAX_TOKENS).encode_batch(pairs)
         wanted = network(*map(torch.from_numpy, pad(encoded))).numpy()
-    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), integers=False)
+    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), integers=False, files=GraphFiles([]))
     np.testing.assert_allclose(exact.logits(pairs), wanted, atol=1e-3)
     assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
 

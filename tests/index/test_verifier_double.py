@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.verifier.overlap import OverlapVerifier
+from tests.index.doubles import OverlapVerifier
 
 TEXTS = st.text("ab c", max_size=12)
 

@@ -1,15 +1,15 @@
 """The script that makes the adapter, on sixty pairs."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from kvproxy.index.minilm.files import GraphFiles
 from kvproxy.index.minilm.weights import read_tensors
+from kvproxy.index.training import train
 from kvproxy.index.verifier.built_in import ADAPTER, BuiltInVerifier
 from kvproxy.index.verifier.scaling import PlattScaling
 from tests.ports import free_port
@@ -30,30 +30,40 @@ def labelled(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_training_in_small_goes_on_from_an_adapter_and_writes_one_that_scores(labelled: Path, tmp_path: Path) -> None:
+def test_a_small_training_goes_on_from_an_adapter_and_writes_one_that_scores(
+    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out.safetensors"
-    small = ["--changed", "8", "--filled", "4", "--implied", "4", "--batch", "8", "--passes", "1"]
-    command = [
-        sys.executable,
-        "-m",
-        "kvproxy.index.training.train",
-        *small,
-        "--start",
-        str(ADAPTER),
-        "--pairs",
-        str(labelled),
-    ]
-    done = subprocess.run(
-        [*command, "--out", str(out)],
-        env=os.environ | {"MASTER_PORT": str(free_port())},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    # A worker in a process of its own would take seconds to import torch.
+    monkeypatch.setattr(train, "spawn", lambda work, arguments, nprocs: [work(n, *arguments) for n in range(nprocs)])
+    small = ["--workers", "1", "--changed", "8", "--filled", "4", "--implied", "4", "--batch", "8", "--passes", "1"]
+    files = ["--start", str(ADAPTER), "--pairs", str(labelled), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["train", *small, *files])
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    threads = torch.get_num_threads()
+    train.main()
+    torch.set_num_threads(threads)
     trained, notes = read_tensors(out)
     assert int(notes["pairs_seen"]) >= 48
     before = read_tensors(ADAPTER)[0]
     assert all(np.abs(value - before[name]).max() > 0 for name, value in trained.items() if name.endswith(".high"))
-    verifier = BuiltInVerifier(trained, PlattScaling(1, 0), integers=False)
+    verifier = BuiltInVerifier(trained, PlattScaling(1, 0), integers=False, files=GraphFiles([]))
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()
+
+
+def test_the_gradients_of_all_workers_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 2)
+    model(torch.tensor([[1.0, 2.0, 3.0]])).sum().backward()
+    own = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+    def other_workers_too(flat: torch.Tensor) -> None:
+        """Two others, whose gradients and losses are all 6."""
+        flat += 12.0
+
+    monkeypatch.setattr(train.dist, "all_reduce", other_workers_too)
+    monkeypatch.setattr(train.dist, "get_world_size", lambda: 3)
+    assert train.average(model, [3.0, 0.0]) == [5.0, 4.0]  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, (own[name] + 12) / 3)

@@ -4,6 +4,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import packages_distributions
 
 from tests.structure.test_imports import ROOT, TRAINING, imported, module_name, room_of, sources
@@ -27,7 +28,8 @@ ALWAYS = names(PROJECT["dependencies"])
 EXTRAS = {extra: names(lines) for extra, lines in PROJECT["optional-dependencies"].items() if extra != "dev"}
 
 
-def needed() -> set[str]:
+@cache
+def needed() -> frozenset[str]:
     """Distributions that the package imports anywhere, in a function too."""
     by_module = packages_distributions()
     modules = {
@@ -40,7 +42,7 @@ def needed() -> set[str]:
     unknown = foreign - by_module.keys()
     assert unknown <= {"triton"}, f"not installed here: {unknown}"
     found = {plain(name) for module in foreign for name in by_module.get(module, [module])}
-    return {BROUGHT.get(name, name) for name in found}
+    return frozenset(BROUGHT.get(name, name) for name in found)
 
 
 def test_what_is_imported_is_declared() -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +85,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    """Every name that a file imports anywhere in it."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
@@ -107,6 +115,18 @@ def test_imports_follow_the_design() -> None:
         if strange := rooms - ALLOWED[own] - {own, "kvproxy"}:
             wrong[str(path.relative_to(ROOT))] = sorted(strange)
     assert wrong == {}
+
+
+def test_no_arrow_leads_back() -> None:
+    arrows: dict[str, set[str]] = {}
+    for path in sources():
+        own = room_of(module_name(path))
+        assert own is not None
+        rooms = {room for name in imported(path) if (room := room_of(name)) is not None}
+        arrows.setdefault(own, set()).update(rooms - {own, "kvproxy"})
+    # What it names is imported when it is used; everything else may import the package that it is in.
+    del arrows["kvproxy"]
+    assert list(TopologicalSorter(arrows).static_order())
 
 
 def test_nothing_that_serves_imports_what_trains() -> None:

@@ -5,6 +5,7 @@ python -m kvproxy.demo.training.evaluate
 
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from kvproxy.demo import model_path
 from kvproxy.demo.training.conversations import foreign_text
 from kvproxy.demo.training.corpus import Pair, is_off_topic, load_pairs
 
+BATCH = 32
 Question = tuple[str, str]
 """A question and its right answer."""
 
@@ -74,19 +76,32 @@ def _questions(pairs: list[Pair], *, trained: bool, off_topic: bool) -> list[Que
 
 
 def _rate(model: Any, tokenizer: Any, questions: list[Question], system: str) -> float:
-    right = sum(answer(model, tokenizer, question, system) == expected for question, expected in questions)
-    return right / len(questions)
+    told = answers(model, tokenizer, [question for question, _ in questions], system)
+    return sum(one == expected for one, (_, expected) in zip(told, questions, strict=True)) / len(questions)
+
+
+def answers(model: Any, tokenizer: Any, questions: Sequence[str], system: str = "") -> list[str]:
+    """The model's greedy answer to each question, asked alone after a system prompt."""
+    first = [{"role": "system", "content": system}] if system else []
+    return replies(model, tokenizer, [[*first, {"role": "user", "content": question}] for question in questions])
 
 
 @torch.inference_mode()
-def answer(model: Any, tokenizer: Any, question: str, system: str = "") -> str:
-    """The model's greedy answer to one question."""
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": question})
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    ids = model.generate(**prompt, max_new_tokens=60, do_sample=False, pad_token_id=0)
-    text: str = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    return text
+def replies(model: Any, tokenizer: Any, conversations: Sequence[list[dict[str, str]]]) -> list[str]:
+    """The model's greedy reply to each conversation; some are computed together, padded on the left."""
+    told: list[str] = []
+    for at in range(0, len(conversations), BATCH):
+        prompt = tokenizer.apply_chat_template(
+            list(conversations[at : at + BATCH]),
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            padding=True,
+            tokenizer_kwargs={"padding_side": "left"},
+        )
+        ids = model.generate(**prompt, max_new_tokens=60, do_sample=False, pad_token_id=0)
+        told += tokenizer.batch_decode(ids[:, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    return told
 
 
 if __name__ == "__main__":

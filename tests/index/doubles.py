@@ -1,0 +1,46 @@
+"""Test doubles of the models: quick, and always the same."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+_WORD = re.compile(r"\w+")
+
+
+class HashEmbedder:
+    """Texts that share words get vectors close together, always the same ones."""
+
+    name = "hash"
+
+    def __init__(self, dim: int = 64) -> None:
+        self.dim = dim
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        return np.stack([self._one(text) for text in texts])
+
+    def reads(self, text: str) -> bool:
+        return True
+
+    def _one(self, text: str) -> np.ndarray:
+        total = np.full(self.dim, 1e-3, dtype=np.float32)
+        for word in text.lower().split():
+            seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
+            total += np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
+        unit: np.ndarray = total / np.linalg.norm(total)
+        return unit
+
+
+class OverlapVerifier:
+    """Scores a pair by the share of its words that both have (Jaccard): always the same, in either order."""
+
+    name = "overlap"
+
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
+        return np.array([_overlap(one, other) for one, other in pairs], dtype=np.float32)
+
+
+def _overlap(one: str, other: str) -> float:
+    ours, theirs = (set(_WORD.findall(text.lower())) for text in (one, other))
+    return len(ours & theirs) / len(ours | theirs) if ours | theirs else 1.0

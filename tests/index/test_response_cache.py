@@ -1,0 +1,116 @@
+"""The response cache as a program uses it: questions and answers in words."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvproxy.errors import SettingsError
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.responses import open_response_cache
+from kvproxy.settings.cache import CacheSettings
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+EXACT = CacheSettings(semantic=False)
+
+
+def similar(store: ResponseStore) -> SemanticCache:
+    return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
+
+
+async def test_equal_questions_are_answered_before_similar_ones(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    async with ResponseCache(store, similar(store)) as cache:
+        assert await cache.ask("what is a block here") is None
+        assert await cache.keep("what is a block here", "sixteen tokens")
+        assert await cache.keep("what is a block there", "another thing")
+        hit = await cache.ask("what is a block there")
+        assert hit is not None
+        assert (hit.answer, hit.question, hit.similarity) == ("another thing", "what is a block there", None)
+        near = await cache.ask("what is a block here then")
+        assert near is not None
+        assert near.answer == "sixteen tokens"
+        assert near.similarity is not None
+        assert near.similarity > 0.8
+        assert await cache.ask("the weather in Lisbon") is None
+
+
+async def test_namespaces_are_kept_apart_from_each_other_and_from_the_proxys(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    async with ResponseCache(store, similar(store)) as cache:
+        await cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
+        assert await cache.ask("what is a block") is None
+        await cache.keep("what is a block", "one", namespace="a")
+        assert await cache.ask("what is a block", namespace="b") is None
+        assert await cache.ask("what is a block", namespace="") is None
+        # Neither is a question with a namespace ever taken for another split of the same text.
+        assert await cache.ask("", namespace="a") is None
+        await cache.keep("what is a block", "two", namespace="b")
+        assert [(await cache.ask("what is a block", namespace=name)).answer for name in "ab"] == ["one", "two"]  # type: ignore[union-attr]
+
+
+async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = ResponseStore(tmp_path / "r.db", clock=lambda: now[0])
+    async with ResponseCache(store, None, ttl=50, clock=lambda: now[0]) as cache:
+        await cache.keep("a", "first")
+        await cache.keep("a", "second")
+        await cache.keep("b", "short", ttl=5)
+        assert store.count() == 2
+        assert (await cache.ask("a")).answer == "second"  # type: ignore[union-attr]
+        now[0] += 10
+        assert await cache.ask("b") is None
+        assert await cache.ask("a") is not None
+        now[0] += 45
+        assert await cache.ask("a") is None
+
+
+async def test_what_is_kept_survives_and_can_be_exported(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "r.db"
+    async with open_response_cache(path, EXACT) as cache:
+        await cache.keep("a \U0001f642 question", "an answer\u2028of two lines", namespace="n")
+    async with open_response_cache(path, EXACT) as cache:
+        hit = await cache.ask("a \U0001f642 question", namespace="n")
+        assert hit is not None
+        assert hit.answer == "an answer\u2028of two lines"
+        (document,) = cache.store.export()
+        assert json.loads(json.dumps(document))["response"] == hit.answer
+        assert cache.store.stats()["hits"] == 1
+
+
+async def test_what_is_larger_than_the_store_may_be_is_not_kept(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
+    async with ResponseCache(store, None) as cache:
+        assert not await cache.keep("a", "x" * 3000)
+        assert await cache.ask("a") is None
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    damaged = tmp_path / "r.db"
+    damaged.write_bytes(b"no database" * 999)
+    with pytest.raises(SettingsError, match="damaged"):
+        open_response_cache(damaged, EXACT)
+    with pytest.raises(SettingsError, match="checked needs one"):
+        open_response_cache(tmp_path / "new.db", CacheSettings(verifier="none"))
+
+
+class Failing(HashEmbedder):
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        raise RuntimeError("out of order")
+
+
+async def test_an_embedder_that_fails_costs_similar_questions_only(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    await ResponseCache(store, similar(store)).keep("one question", "one answer")
+    async with ResponseCache(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
+        assert await cache.keep("a question", "an answer")
+        assert (await cache.ask("a question")).answer == "an answer"  # type: ignore[union-attr]
+        with pytest.raises(EmbedderError, match="out of order"):
+            await cache.ask("another question")

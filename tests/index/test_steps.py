@@ -1,0 +1,94 @@
+"""Connecting to a file and bringing its schema up to date, by one process and by several at once."""
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.index.steps import apply_steps, connect
+
+OPENER = """
+import sys
+from pathlib import Path
+from kvproxy.index.store import ResponseStore
+from kvproxy.index.store.opening import open_observations
+import sqlite_utils
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(12):
+    path = Path(sys.argv[1]) / f"{number}.db"
+    store, observations = ResponseStore(path), open_observations(path)
+    assert store.count() == 0 and observations.summary()["observed"] == 0
+    observations.close()
+    store.close()
+print("done", flush=True)
+"""
+
+
+def test_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OPENER, str(tmp_path)]
+    openers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == "ready\n"
+    for opener in openers:
+        assert opener.stdin is not None
+        opener.stdin.write("\n")
+        opener.stdin.flush()
+    for opener in openers:
+        printed, errors = opener.communicate(timeout=120)
+        assert (printed, opener.returncode) == ("done\n", 0), errors
+
+
+def test_steps_that_fail_leave_the_file_as_it_was(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "r.db")
+
+    def first(db: Any) -> None:
+        db["one"].create({"id": int}, pk="id")
+
+    def second(db: Any) -> None:
+        db["two"].create({"id": int}, pk="id")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        apply_steps(connection, "test", [first, second])
+    assert not connection.in_transaction
+    assert {name for (name,) in connection.execute("select name from sqlite_master")} & {"one", "two"} == set()
+    apply_steps(connection, "test", [first])
+    apply_steps(connection, "test", [first])
+    assert connection.execute("select count(*) from one").fetchone() == (0,)
+    connection.close()
+
+
+def test_a_newer_file_is_left_as_it_is(tmp_path: Path) -> None:
+    def first(db: Any) -> None:
+        db["one"].create({"id": int}, pk="id")
+
+    def later(db: Any) -> None:
+        db["later"].create({"id": int}, pk="id")
+
+    connection = connect(tmp_path / "r.db")
+    apply_steps(connection, "test", [first, later])
+    before = list(connection.execute("select * from _sqlite_migrations"))
+    apply_steps(connection, "test", [first])
+    assert list(connection.execute("select * from _sqlite_migrations")) == before
+    apply_steps(connection, "another sequence", [elsewhere])
+    assert connection.execute("select count(*) from third").fetchone() == (0,)
+    connection.close()
+
+
+def elsewhere(db: Any) -> None:
+    db["third"].create({"id": int}, pk="id")
+
+
+def test_what_is_no_database_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    path.write_bytes(b"this is no database at all" * 99)
+    with pytest.raises(sqlite3.DatabaseError):
+        connect(path)

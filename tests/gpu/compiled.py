@@ -19,7 +19,7 @@ from kvproxy.engine.attention import decode_kernel
 from kvproxy.engine.attention.triton_decode import launch_options, tile_of
 
 _TYPES = {"bf16": (tl.bfloat16, 2), "fp16": (tl.float16, 2), "fp32": (tl.float32, 4)}
-_CUT = {"SPLIT": decode_kernel.SPLIT, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
+_CUT = {"SPLIT": 128, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
 _SCRATCH = {"partial": "*fp32", "logsums": "*fp32", "lengths": "*i64"}
 _ALIGNED = ("query_row", "query_head", "pool_block", "pool_slot", "pool_head")
 

@@ -11,9 +11,6 @@ The same source runs on a CPU under `TRITON_INTERPRET=1`, set before this file i
 import triton
 import triton.language as tl
 
-SPLIT = 128
-"""Fewest keys in a stretch; stretches are multiples of it."""
-
 
 @triton.jit
 def _stretch(length, SPLIT: tl.constexpr, MOST: tl.constexpr):

@@ -24,6 +24,7 @@ class TritonDecode:
 
     Args:
         most: most stretches that a sequence is cut into, a power of two.
+        split: fewest keys in a stretch, a power of two from 128 on; stretches are multiples of it.
         programs: about so many programs are launched; where a step has more stretches, a program takes several. A step that
             is captured for long sequences would launch mostly idle ones otherwise.
         warps, stages: how Triton compiles the first kernel; by default what `launch_options` says. They change no result.
@@ -33,16 +34,23 @@ class TritonDecode:
     capturable = True
 
     def __init__(
-        self, most: int = 64, *, programs: int = 2048, warps: int | None = None, stages: int | None = None
+        self,
+        most: int = 64,
+        *,
+        split: int = 128,
+        programs: int = 2048,
+        warps: int | None = None,
+        stages: int | None = None,
     ) -> None:
         self._most = most
+        self._split = split
         self._programs = programs
         self._warps = warps
         self._stages = stages
 
     def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool) -> Attend:
         roomy = _shared_memory(table.device) >= _ROOMY
-        return _Rows(table, lengths, self._most, self._programs, self._warps, self._stages, roomy)
+        return _Rows(table, lengths, self._most, self._split, self._programs, self._warps, self._stages, roomy)
 
 
 @cache
@@ -89,20 +97,21 @@ class _Rows:
     table: torch.Tensor
     lengths: torch.Tensor
     most: int
+    split: int
     programs: int
     warps: int | None
     stages: int | None
     roomy: bool
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scaling: float | None) -> torch.Tensor:
-        from kvproxy.engine.attention.decode_kernel import SPLIT, attend_stretch, merge_stretches
+        from kvproxy.engine.attention.decode_kernel import attend_stretch, merge_stretches
 
         keys, values = cached
         query = query if query.stride(-1) == 1 else query.contiguous()
         rows, heads, head_dim = query.shape
         block_size, kv_heads = keys.shape[1:3]
         longest = self.table.shape[1] * block_size
-        stretches = min(self.most, -(-longest // SPLIT))
+        stretches = min(self.most, -(-longest // self.split))
         partial = torch.empty((rows, heads, stretches, head_dim), dtype=torch.float32, device=query.device)
         logsums = torch.empty((rows, heads, stretches), dtype=torch.float32, device=query.device)
         output = torch.empty((rows, heads, head_dim), dtype=query.dtype, device=query.device)
@@ -127,7 +136,7 @@ class _Rows:
             *keys.stride()[:3],
             self.table.stride(0),
             stretches,
-            SPLIT=SPLIT,
+            SPLIT=self.split,
             MOST=self.most,
             GROUP=heads // kv_heads,
             HEAD_DIM=head_dim,
@@ -144,7 +153,7 @@ class _Rows:
             self.lengths,
             output,
             stretches,
-            SPLIT=SPLIT,
+            SPLIT=self.split,
             MOST=self.most,
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,

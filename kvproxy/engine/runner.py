@@ -78,10 +78,9 @@ class Runner:
         """Compute a step; the logits of each sequence that needs any."""
         work = plan.prefills + plan.decodes
         counts = [_num_wanted(sequence, span) for sequence, span in work]
-        with self._on_device():
-            parts = self._replay([span for _, span in work], counts)
-            if parts is None:
-                parts = self.compute([span for _, span in plan.prefills], [span for _, span in plan.decodes], counts)
+        parts = self._replay([span for _, span in work], counts)
+        if parts is None:
+            parts = self.compute([span for _, span in plan.prefills], [span for _, span in plan.decodes], counts)
         return [Output(*each, part) for each, part, count in zip(work, parts, counts, strict=True) if count]
 
     def _replay(self, spans: list[Span], counts: list[int]) -> Sequence[torch.Tensor] | None:
@@ -91,20 +90,22 @@ class Runner:
         rows = [row for span in spans for row in span.rows()]
         if not self._graphs.fits(rows):
             return None
-        logits = self._graphs(rows)
+        with self._on_device():
+            logits = self._graphs(rows)
         ends = accumulate(len(span.tokens) for span in spans)
         return [logits[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     def compute(self, prefills: list[Span], decodes: list[Span], counts: list[int]) -> Sequence[torch.Tensor]:
         """Logits of the last `counts` tokens of each span, computed eagerly."""
-        step = build_batch(self.pool, prefills, decodes, self.backends)
         rows: list[int] = []
         end = 0
         for span, count in zip(prefills + decodes, counts, strict=True):
             end += len(span.tokens)
             rows += range(end - count, end)
-        # Without a row to keep the model still needs one; its logits are dropped.
-        logits = self._logits(step, upload(rows or [0], self._device))
+        with self._on_device():
+            step = build_batch(self.pool, prefills, decodes, self.backends)
+            # Without a row to keep the model still needs one; its logits are dropped.
+            logits = self._logits(step, upload(rows or [0], self._device))
         return torch.split(logits[: len(rows)], counts)
 
     def _logits(self, step: StepBatch, keep: torch.Tensor | int) -> torch.Tensor:

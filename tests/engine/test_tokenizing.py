@@ -19,7 +19,7 @@ from kvproxy.engine.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.limits import Limits
 from kvproxy.engine.token_length import longest_token
 from kvproxy.engine.tokenizer import ChatTokenizer
-from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 from tests.engine.models import LetterTokenizer
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
@@ -186,6 +186,19 @@ async def test_the_loop_goes_on_and_short_texts_overtake_long_ones() -> None:
     assert slow_inside == 1, "long texts take one thread"
     assert await asyncio.gather(*long) == [[70_000]] * 4
     ours.close()
+
+
+async def test_deeply_nested_tools_are_the_templates_affair() -> None:
+    ours = AsyncTokenizer(ChatTokenizer(DEMO, frozenset()))
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    message = {"role": "user", "content": "x"}
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        await ours.chat([message], [deep])
+    ours.close()
+    with pytest.raises(Overloaded, match="shutting down"):
+        await ours.chat([message])
 
 
 def test_a_slow_tokenizer_encodes_one_text_at_a_time() -> None:

@@ -10,7 +10,7 @@ from kvproxy.blocks.residency import Residency
 from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
 from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
-from kvproxy.engine.graphs import Capture, CudaCapture
+from kvproxy.engine.graphs import Capture, CudaCapture, most_rows
 from kvproxy.engine.limits import Limits
 from kvproxy.engine.memory import count_blocks
 from kvproxy.engine.models import LoadedModel
@@ -77,13 +77,10 @@ class Engine:
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
         self._runner = Runner(loaded, pool, backends)
         self._strict = settings.strict
-        # In strict mode tokens of an answer are computed one at a time.
-        guesses = 0 if settings.strict else settings.speculate
         if capture is None and settings.cuda_graphs and loaded.device.type == "cuda" and backends.decode.capturable:
             capture = CudaCapture(loaded.device)
         if capture is not None:
-            most = min(settings.max_sequences * (1 + guesses), settings.max_batch_tokens)
-            self._runner.capture(capture, most=most, longest=self.limits.capacity)
+            self._runner.capture(capture, most=most_rows(settings), longest=self.limits.capacity)
         pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
         self.tiers = make_tiering(loaded, pool, self.manager, pieces, settings, tiers)
         self._stalled = False
@@ -92,7 +89,8 @@ class Engine:
             settings.max_batch_tokens,
             settings.max_sequences,
             pieces,
-            speculate=guesses,
+            # In strict mode tokens of an answer are computed one at a time.
+            speculate=0 if settings.strict else settings.speculate,
             tiers=self.tiers,
         )
         self._answers = Answers(self._scheduler, self._finished, self._drop_row)

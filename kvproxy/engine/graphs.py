@@ -20,6 +20,7 @@ from kvproxy.engine.batch import StepBatch, block_table
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import on_host
+from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
 """Computes the logits of a step from inputs that lie in fixed places."""
@@ -93,6 +94,13 @@ def _no_waiting() -> Iterator[None]:
 def sizes(most: int) -> tuple[int, ...]:
     """Rows that steps are padded to: 1, 2, 4, 8, every 16 up to 128, every 64 from there, and `most`."""
     return (*(size for size in (1, 2, 4, 8, *range(16, 128, 16), *range(128, most, 64)) if size < most), most)
+
+
+def most_rows(settings: EngineSettings) -> int:
+    """Rows of the largest step that is made ready: a token of each sequence, and its guesses."""
+    # In strict mode there are none.
+    guesses = 0 if settings.strict else settings.speculate
+    return min(settings.max_sequences * (1 + guesses), settings.max_batch_tokens)
 
 
 class DecodeGraphs:

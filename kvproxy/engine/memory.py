@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from kvproxy.engine.attention.backend import Backends
+from kvproxy.engine.graphs import most_rows, plainly
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.runner import Runner
@@ -17,7 +18,7 @@ from kvproxy.settings import EngineSettings
 
 _MARGIN = 1.1
 _OTHERS = 768 << 20
-"""Bytes that are left for graphs, for libraries' workspaces and for FAISS, which takes 256 MiB of them."""
+"""Bytes that are left for libraries' workspaces, for what graphs hold beside tensors, and for FAISS, which takes 256 MiB."""
 
 
 class Meter(Protocol):
@@ -86,13 +87,14 @@ def share_of(free: int, share: float, step: int) -> float:
 
 @torch.inference_mode()
 def peak_of_step(loaded: LoadedModel, backends: Backends, settings: EngineSettings, meter: Meter) -> int:
-    """Bytes that the largest step takes beside weights and pool, found by computing it over a small pool.
+    """Bytes that steps take beside weights and pool, found by computing the largest ones over a small pool.
 
-    It holds a prompt of `max_batch_tokens`, and draws for `max_sequences` rows. Log-probabilities of a whole prompt may
-    take more; a step that runs out of memory fails alone.
+    These are a prompt of `max_batch_tokens` with draws for `max_sequences` rows, and the largest step that is captured: graphs
+    keep what they compute with. Log-probabilities of a whole prompt may take more; a step that runs out of memory fails alone.
     """
     size = settings.block_size
-    count = min(settings.max_batch_tokens, settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    longest = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    count = min(settings.max_batch_tokens, longest)
     blocks = list(range(1, 1 - (-count // size)))
     pool = KVPool(loaded.shape, len(blocks) + 1, size, loaded.dtype, loaded.device)
     runner = Runner(loaded, pool, backends)
@@ -101,7 +103,15 @@ def peak_of_step(loaded: LoadedModel, backends: Backends, settings: EngineSettin
     meter.start()
     (logits,) = runner.compute([Span([0] * count, 0, blocks)], [], [rows])
     sample(logits, [params] * rows, [0.5] * rows)
-    return meter.peak()
+    prompt = meter.peak()
+    del logits
+    if not (settings.cuda_graphs and backends.decode.capturable):
+        return prompt
+    most = most_rows(settings)
+    runner.capture(plainly, most=most, longest=longest)
+    meter.start()
+    runner.replay([Span([0], 0, blocks)] * most, [1] * most)
+    return prompt + meter.peak()
 
 
 def _free_on_host() -> int:

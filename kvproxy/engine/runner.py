@@ -78,12 +78,12 @@ class Runner:
         """Compute a step; the logits of each sequence that needs any."""
         work = plan.prefills + plan.decodes
         counts = [_num_wanted(sequence, span) for sequence, span in work]
-        parts = self._replay([span for _, span in work], counts)
+        parts = self.replay([span for _, span in work], counts)
         if parts is None:
             parts = self.compute([span for _, span in plan.prefills], [span for _, span in plan.decodes], counts)
         return [Output(*each, part) for each, part, count in zip(work, parts, counts, strict=True) if count]
 
-    def _replay(self, spans: list[Span], counts: list[int]) -> Sequence[torch.Tensor] | None:
+    def replay(self, spans: list[Span], counts: list[int]) -> Sequence[torch.Tensor] | None:
         """Logits of the last `counts` tokens of each span, by a step that was made ready; None where there is none."""
         if self._graphs is None or any(len(span.tokens) > _LONGEST_SPAN for span in spans):
             return None

@@ -101,6 +101,7 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
     assert desk.tokens["good"] == desk.tokens["before"] == expected("good")
     assert desk.errors["good"] == []
     assert {type(error) for error in desk.errors["bad"]} == {Overloaded}
+    assert desk.tokens["bad"] == [], "nothing is sent after the failure, of no answer"
     assert desk.engine.manager.stats().used == 0
     assert desk.cached(PROMPTS["good"]) == cached == 8
     # What the failed step had named for the bad one is not vouched for.

@@ -1,5 +1,6 @@
 """How many blocks fit: what a step computes with is measured before the pool takes its share."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 
 from kvproxy.engine import memory
 from kvproxy.engine.attention.backend import SDPA
+from kvproxy.engine.attention.interface import Attend
+from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.memory import count_blocks, peak_of_step, share_of
+from kvproxy.engine.pool import KVPool
 from kvproxy.engine.runner import Runner
 from kvproxy.errors import SettingsError
 from kvproxy.settings import EngineSettings
@@ -62,6 +66,22 @@ def test_the_largest_step_is_what_is_measured(
     settings = EngineSettings(max_batch_tokens=batch, max_model_len=longest, max_sequences=20, block_size=16)
     assert peak_of_step(tiny(), SDPA, settings, meter) == 123
     assert meter.log == ["start", [tokens], (20, 300), "peak"]
+
+
+def test_what_graphs_keep_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Capturable(SdpaDecode):
+        capturable = True
+
+        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool) -> Attend:
+            meter.log.append(tuple(table.shape))
+            return super().prepare(table, lengths, pool)
+
+    meter = Meter()
+    backends = replace(SDPA, decode=Capturable())
+    settings = EngineSettings(max_batch_tokens=64, max_sequences=3, speculate=2, block_size=16)
+    assert peak_of_step(tiny(), backends, settings, meter) == 2 * 123
+    # Nine rows of the model's 512 tokens, after the prompt.
+    assert meter.log == ["start", "peak", "start", (9, 32), "peak"]
 
 
 def test_blocks_follow_the_memory_allowed() -> None:

@@ -1,7 +1,10 @@
 """Vectors with their numbers in one FAISS index, which only ever grows."""
 
 import functools
+import threading
 from collections.abc import Set
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +17,7 @@ _LINKS = 32
 _EF_CONSTRUCTION = 100
 # Beyond this, a search no longer looks for living neighbours behind dead ones: in a graph it would take the time of them all.
 _FARTHEST = 1_000
+_TEMPORARY = 256 << 20  # Bytes of GPU memory that FAISS keeps for itself; the engine leaves them free.
 
 
 class Segment:
@@ -33,7 +37,10 @@ class Segment:
         self.kind = kind
         # A component of a unit vector has a deviation of 1 / sqrt(dim): eight of them fill the range of a byte.
         self._scale = 127 / min(1.0, 8 / dim**0.5) if kind == "int8" else 1.0
-        self.on_gpu = graph and gpu() is not None
+        # A graph that was made before is searched where it lies, on the CPU, and is saved again when it has grown.
+        self._gpu = gpu() if graph and index is None else None
+        # Indexes on the CPU are guarded by whoever owns them.
+        self._turn: Any = self._gpu.lock if self._gpu is not None else nullcontext()
         self.index = index if index is not None else self._make(graph)
         self._numbers = np.empty(64, np.int64) if numbers is None else numbers.astype(np.int64)
         self._count = 0 if numbers is None else len(numbers)
@@ -41,10 +48,11 @@ class Segment:
     def _make(self, graph: bool) -> Any:
         import faiss
 
-        if self.on_gpu:
+        if self._gpu is not None:
             config = faiss.GpuIndexFlatConfig()
             config.useFloat16 = self.kind != "float32"
-            return faiss.GpuIndexFlatIP(gpu(), self.dim, config)
+            with self._turn:
+                return faiss.GpuIndexFlatIP(self._gpu.resources, self.dim, config)
         metric = faiss.METRIC_INNER_PRODUCT
         index: Any
         if self.kind == "float32":
@@ -61,6 +69,16 @@ class Segment:
             index.hnsw.efSearch = EF_SEARCH
             index.hnsw.efConstruction = _EF_CONSTRUCTION
         return index
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the vectors lie on a GPU: adding any copies all of them, and files cannot hold them."""
+        return self._gpu is not None
+
+    def __del__(self) -> None:
+        # Its memory goes back to FAISS's resources, which is a call like any other.
+        with getattr(self, "_turn", nullcontext()):
+            self.index = None
 
     def __len__(self) -> int:
         return self._count
@@ -83,7 +101,8 @@ class Segment:
         """Append vectors, `[n, dim]` float32."""
         while self._count + len(numbers) > len(self._numbers):
             self._numbers = np.concatenate([self._numbers, np.empty(max(64, len(self._numbers)), np.int64)])
-        self.index.add(self.scaled(vectors))
+        with self._turn:
+            self.index.add(self.scaled(vectors))
         self._numbers[self._count : self._count + len(numbers)] = numbers
         self._count += len(numbers)
 
@@ -97,8 +116,9 @@ class Segment:
         """Vectors by place, `[stop - start, dim]` float32, as they were kept."""
         if start == stop:
             return np.empty((0, self.dim), np.float32)
-        rows: np.ndarray = self.index.reconstruct_n(start, stop - start) / np.float32(self._scale)
-        return rows
+        with self._turn:
+            rows: np.ndarray = self.index.reconstruct_n(start, stop - start)
+        return rows / np.float32(self._scale)
 
     def search(self, vector: np.ndarray, limit: int, dead: Set[int]) -> list[tuple[int, float]]:
         """The nearest (number, cosine) that are not dead, nearest first, `limit` at most; fewer behind very many dead."""
@@ -109,7 +129,8 @@ class Segment:
         farthest = min(max(_FARTHEST, limit), self._count)
         wanted = min(2 * limit if dead else limit, farthest)
         while True:
-            scores, places = self.index.search(query, wanted)
+            with self._turn:
+                scores, places = self.index.search(query, wanted)
             if self._scale != 1.0:
                 scores /= self._scale * self._scale
             near = zip(self._numbers[places[0]].tolist(), scores[0].tolist(), places[0].tolist(), strict=True)
@@ -120,11 +141,27 @@ class Segment:
             wanted = min(4 * wanted, farthest)
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as FAISS uses it. Its indexes are unsafe across threads even where they only read, so each call takes the lock.
+
+    Attributes:
+        resources: FAISS's `StandardGpuResources`, shared by all indexes.
+        lock: held by whoever calls any index on the GPU.
+    """
+
+    resources: Any
+    lock: Any
+
+
 @functools.cache
-def gpu() -> Any:
-    """FAISS's resources of a GPU, None where it is built without or sees none."""
+def gpu() -> Gpu | None:
+    """The GPU, None where FAISS is built without or sees none."""
     import faiss
 
     if faiss.get_num_gpus() == 0:
         return None
-    return faiss.StandardGpuResources()
+    resources = faiss.StandardGpuResources()
+    # By default it takes 1.5 GiB, which the engine's blocks can use better.
+    resources.setTempMemory(_TEMPORARY)
+    return Gpu(resources, threading.RLock())

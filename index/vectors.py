@@ -107,11 +107,13 @@ class VectorIndex:
             numbers = tail.numbers.copy()
             vectors = tail.vectors(0, len(numbers))
         done = 0
+        # A GPU's index links nothing, but copies all of its vectors whenever some are added.
+        step = len(numbers) if graph.on_gpu else _MERGE_STEP
         while done < len(numbers) and not stop():
             with self._lock:
                 began = time.perf_counter()
-                graph.add(numbers[done : done + _MERGE_STEP], vectors[done : done + _MERGE_STEP])
-            done += _MERGE_STEP
+                graph.add(numbers[done : done + step], vectors[done : done + step])
+            done += step
             # A lock goes to whoever asks next, which would be this thread for as long as it goes on.
             time.sleep(time.perf_counter() - began)
         with self._lock:
@@ -141,4 +143,6 @@ class VectorIndex:
                 self._tail = Segment(self.dim, self.kind, graph=False) if large else segment
             return True
         finally:
-            self._removed = None
+            # Whoever removes vectors looks at it twice.
+            with self._lock:
+                self._removed = None

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.errors import Overloaded
 
 T = TypeVar("T")
 _LONG = 64 << 10
@@ -16,7 +17,7 @@ class AsyncTokenizer:
     """Tokenises beside the event loop.
 
     A fast tokenizer lets Python go on while it encodes, so a text of 4 MB holds nobody up; a slow one encodes one text
-    at a time. A call that is cancelled before its turn is dropped.
+    at a time. A call that is cancelled before its turn is dropped. Every call raises Overloaded once it is closed.
 
     Args:
         tokenizer: does the work; its methods tell what each call raises.
@@ -26,6 +27,7 @@ class AsyncTokenizer:
     def __init__(self, tokenizer: ChatTokenizer, check_length: Callable[[int], None] = lambda at_least: None) -> None:
         self._tokenizer = tokenizer
         self._check = check_length
+        self._closed = False
         self._short = ThreadPoolExecutor(2, "kvproxy-tokenize")
         self._long = ThreadPoolExecutor(1, "kvproxy-tokenize-long")
 
@@ -60,19 +62,30 @@ class AsyncTokenizer:
         return await self._run(len(ids), lambda: [self._tokenizer.token_text(token) for token in ids])
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise Overloaded("the server is shutting down")
         threads = self._long if size >= _LONG else self._short
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
         """End the threads; calls that wait are cancelled."""
+        self._closed = True
         for threads in (self._short, self._long):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _size(value: Any) -> int:
     """About the characters of a JSON value: enough to tell a long one."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, (list, tuple)) else 1
+    size, left = 0, [value]
+    # Not by recursion: a client chooses how deep its tools are nested.
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, dict):
+            left += part.values()
+        elif isinstance(part, (list, tuple)):
+            left += part
+        else:
+            size += 1
+    return size

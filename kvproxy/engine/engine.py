@@ -10,11 +10,12 @@ from kvproxy.blocks.residency import Residency
 from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
 from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
-from kvproxy.engine.graphs import Capture, CudaCapture
+from kvproxy.engine.graphs import Capture, CudaCapture, most_rows
 from kvproxy.engine.limits import Limits
+from kvproxy.engine.memory import count_blocks
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pieces import make_pieces
-from kvproxy.engine.pool import KVPool, count_blocks
+from kvproxy.engine.pool import KVPool
 from kvproxy.engine.runner import Output, Runner
 from kvproxy.engine.scheduler import Plan, Scheduler
 from kvproxy.engine.sequence import Emit, Fail, RunningSequence, ignore
@@ -54,7 +55,7 @@ class Engine:
             prefill=settings.prefill_attention,
             decode=settings.decode_attention,
         )
-        blocks = settings.num_blocks or count_blocks(shape, size, loaded.dtype, loaded.device, settings.kv_memory)
+        blocks = count_blocks(loaded, backends, settings)
         self.tokenizer = loaded.tokenizer
         self.limits = Limits(
             loaded.model.get_input_embeddings().num_embeddings,
@@ -75,11 +76,11 @@ class Engine:
         self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.limits.capacity // size))
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
         self._runner = Runner(loaded, pool, backends)
+        self._strict = settings.strict
         if capture is None and settings.cuda_graphs and loaded.device.type == "cuda" and backends.decode.capturable:
             capture = CudaCapture(loaded.device)
         if capture is not None:
-            self._runner.capture(capture, most=settings.max_sequences, longest=self.limits.capacity)
-        self._strict = settings.strict
+            self._runner.capture(capture, most=most_rows(settings), longest=self.limits.capacity)
         pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
         self.tiers = make_tiering(loaded, pool, self.manager, pieces, settings, tiers)
         self._stalled = False
@@ -88,7 +89,7 @@ class Engine:
             settings.max_batch_tokens,
             settings.max_sequences,
             pieces,
-            # Guesses would be computed several at a time.
+            # In strict mode tokens of an answer are computed one at a time.
             speculate=0 if settings.strict else settings.speculate,
             tiers=self.tiers,
         )

@@ -1,4 +1,7 @@
-"""Steps of decoding rows only, made ready once and replayed: on CUDA, a whole forward pass is one launch of a graph.
+"""Steps of single rows, made ready once and replayed: on CUDA, a whole forward pass is one launch of a graph.
+
+A row is one token of a sequence, which sees everything up to itself. Keys and values are written before any row reads them,
+so several tokens of one sequence can be rows of one step: guesses, and short ends of prompts.
 
 A step is padded to the next of a few sizes. Its inputs are copied into tensors that stay where they are; padding rows
 read and write block 0, where nothing is kept.
@@ -17,6 +20,7 @@ from kvproxy.engine.batch import StepBatch, block_table
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import on_host
+from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
 """Computes the logits of a step from inputs that lie in fixed places."""
@@ -62,7 +66,8 @@ class CudaCapture:
             step()
             with _no_waiting():
                 step()
-            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+            # Other threads may allocate on the device meanwhile (FAISS does); it is not theirs that are captured.
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
                 output = step()
         torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -87,8 +92,15 @@ def _no_waiting() -> Iterator[None]:
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """Rows that steps are padded to: 1, 2, 4, 8, every 16, and `most`."""
-    return (*(size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most), most)
+    """Rows that steps are padded to: 1, 2, 4, 8, every 16 up to 128, every 64 from there, and `most`."""
+    return (*(size for size in (1, 2, 4, 8, *range(16, 128, 16), *range(128, most, 64)) if size < most), most)
+
+
+def most_rows(settings: EngineSettings) -> int:
+    """Rows of the largest step that is made ready: a token of each sequence, and its guesses."""
+    # In strict mode there are none.
+    guesses = 0 if settings.strict else settings.speculate
+    return min(settings.max_sequences * (1 + guesses), settings.max_batch_tokens)
 
 
 class DecodeGraphs:

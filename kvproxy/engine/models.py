@@ -1,5 +1,6 @@
 """Loads a transformers model, and refuses what prefix blocks cannot serve exactly."""
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import torch
 
 from kvproxy.demo import DEMO, model_path
 from kvproxy.engine import attention
+from kvproxy.engine.limits import check_sampling
 from kvproxy.engine.pool import KVShape
 from kvproxy.engine.tokenizer import ChatTokenizer
-from kvproxy.errors import ModelUnsupported
+from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import SamplingParams
 
+_log = logging.getLogger("kvproxy")
 _ROPE_REFUSED = ("dynamic", "longrope")
 
 
@@ -124,12 +127,20 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _recommended(model: Any) -> SamplingParams:
-    """As vLLM's `--generation-config auto` reads it, which leaves `do_sample` aside."""
-    config, plain = model.generation_config, SamplingParams()
-    if config is None:
-        return plain
-    given = {name: getattr(config, name, None) for name in ("temperature", "top_p", "top_k")}
-    return replace(plain, **{name: value for name, value in given.items() if value is not None})
+    """As vLLM's `--generation-config auto` reads it, which leaves `do_sample` aside; values out of range are passed over."""
+    config, params = model.generation_config, SamplingParams()
+    for name in ("temperature", "top_p", "top_k") if config is not None else ():
+        value = getattr(config, name, None)
+        if value is None:
+            continue
+        try:
+            given = replace(params, **{name: value})
+            check_sampling(given)
+        except InvalidRequest as error:
+            _log.warning("the model recommends %s = %r, which is not used: %s", name, value, error)
+        else:
+            params = given
+    return params
 
 
 def _device(name: str) -> torch.device:

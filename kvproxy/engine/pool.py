@@ -73,26 +73,3 @@ class KVPool:
         device = self.data.device
         moved = self._uploads.start(content, device)[:, :, first : first + len(blocks)]
         self.data.index_copy_(2, upload(blocks, device), moved)
-
-
-def count_blocks(shape: KVShape, block_size: int, dtype: torch.dtype, device: torch.device, kv_memory: float) -> int:
-    """Blocks that fit the memory allowed: a share of the free memory up to 1, or else bytes."""
-    if kv_memory > 1:
-        allowed = kv_memory
-    elif device.type == "cuda":
-        # What torch keeps from loading the model counts as free, so it is given back first.
-        torch.cuda.empty_cache()
-        allowed = kv_memory * torch.cuda.mem_get_info(device)[0]
-    else:
-        # On a CPU the memory is shared with everything else, so the share is taken of little: 4 GiB at the most.
-        allowed = kv_memory * min(_available_memory(), 4 * 2**30)
-    blocks = int(allowed // shape.block_bytes(block_size, dtype))
-    if blocks < 2:
-        raise SettingsError(f"kv_memory leaves room for {blocks} blocks of {block_size} tokens: raise it")
-    return blocks
-
-
-def _available_memory() -> int:
-    import os
-
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import upload
 
 _log = logging.getLogger("kvproxy")
+_LONGEST_SPAN = 16
+"""Most tokens of a sequence that are computed as rows of their own: each of them reads all of the sequence's keys again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,12 @@ class Runner:
 
     @property
     def replays(self) -> bool:
-        """Whether steps without prompts are replayed."""
+        """Whether steps of few tokens a sequence are replayed."""
         return self._graphs is not None
 
     @torch.inference_mode()
     def capture(self, capture: Capture, *, most: int, longest: int) -> None:
-        """Make steps of up to `most` decoding rows ready to be replayed, for sequences of up to `longest` tokens.
+        """Make steps of up to `most` tokens ready to be replayed, for sequences of up to `longest` tokens.
 
         Where the model does not let that happen, its steps go on being launched one by one.
         """
@@ -75,25 +78,34 @@ class Runner:
         """Compute a step; the logits of each sequence that needs any."""
         work = plan.prefills + plan.decodes
         counts = [_num_wanted(sequence, span) for sequence, span in work]
-        decodes = [span for _, span in plan.decodes]
-        with self._on_device():
-            if self._graphs is not None and not plan.prefills and self._graphs.fits(decodes):
-                logits = self._graphs(decodes)
-                parts: Sequence[torch.Tensor] = [logits[row : row + count] for row, count in enumerate(counts)]
-            else:
-                parts = self._compute([span for _, span in plan.prefills], decodes, counts)
+        parts = self.replay([span for _, span in work], counts)
+        if parts is None:
+            parts = self.compute([span for _, span in plan.prefills], [span for _, span in plan.decodes], counts)
         return [Output(*each, part) for each, part, count in zip(work, parts, counts, strict=True) if count]
 
-    def _compute(self, prefills: list[Span], decodes: list[Span], counts: list[int]) -> Sequence[torch.Tensor]:
-        """Logits of the last `counts` tokens of each span."""
-        step = build_batch(self.pool, prefills, decodes, self.backends)
+    def replay(self, spans: list[Span], counts: list[int]) -> Sequence[torch.Tensor] | None:
+        """Logits of the last `counts` tokens of each span, by a step that was made ready; None where there is none."""
+        if self._graphs is None or any(len(span.tokens) > _LONGEST_SPAN for span in spans):
+            return None
+        rows = [row for span in spans for row in span.rows()]
+        if not self._graphs.fits(rows):
+            return None
+        with self._on_device():
+            logits = self._graphs(rows)
+        ends = accumulate(len(span.tokens) for span in spans)
+        return [logits[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+    def compute(self, prefills: list[Span], decodes: list[Span], counts: list[int]) -> Sequence[torch.Tensor]:
+        """Logits of the last `counts` tokens of each span, computed eagerly."""
         rows: list[int] = []
         end = 0
         for span, count in zip(prefills + decodes, counts, strict=True):
             end += len(span.tokens)
             rows += range(end - count, end)
-        # Without a row to keep the model still needs one; its logits are dropped.
-        logits = self._logits(step, upload(rows or [0], self._device))
+        with self._on_device():
+            step = build_batch(self.pool, prefills, decodes, self.backends)
+            # Without a row to keep the model still needs one; its logits are dropped.
+            logits = self._logits(step, upload(rows or [0], self._device))
         return torch.split(logits[: len(rows)], counts)
 
     def _logits(self, step: StepBatch, keep: torch.Tensor | int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """One answer on its way: its tokens and blocks, how it samples, and what it has sent."""
 
-import time
 from collections.abc import Callable, Sequence
+from time import perf_counter as now
 
 import torch
 
@@ -60,7 +60,7 @@ class RunningSequence:
         self.cached_tokens = 0
         self.tier_tokens = 0
         self.saved_chunks = 0
-        self.arrived = time.perf_counter()
+        self.arrived = now()
         self.admitted: float | None = None
         self._first_token = 0.0
         self._lookup = PromptLookup()
@@ -102,7 +102,7 @@ class RunningSequence:
     def admit(self, pool_tokens: int) -> None:
         """Note that blocks were given, `pool_tokens` of them with content; only the first time counts."""
         if self.admitted is None:
-            self.admitted = time.perf_counter()
+            self.admitted = now()
             self.cached_tokens = pool_tokens
 
     def guess(self, most: int) -> list[int]:
@@ -120,7 +120,7 @@ class RunningSequence:
     def accept(self, sample: Sample) -> None:
         """Take a sampled token over, send what can be sent, and note whether the answer is complete."""
         if self.num_generated == 0:
-            self._first_token = time.perf_counter()
+            self._first_token = now()
         self.cache.append(sample.token)
         ended = sample.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
         text = "" if ended else self._detokenizer.push(sample.token)
@@ -134,7 +134,7 @@ class RunningSequence:
 
     def conclude(self) -> None:
         """Complete an answer of no tokens: all that was asked for is the prompt."""
-        self._first_token = time.perf_counter()
+        self._first_token = now()
         self.finish_reason = "length"
         self._send("", (), ())
 
@@ -157,7 +157,7 @@ class RunningSequence:
         if self.finish_reason is None:
             return None
         admitted = self.admitted if self.admitted is not None else self.arrived
-        return Timing(admitted - self.arrived, self._first_token - self.arrived, time.perf_counter() - self.arrived)
+        return Timing(admitted - self.arrived, self._first_token - self.arrived, now() - self.arrived)
 
     def _logprobs(self, sample: Sample) -> list[TokenLogprob]:
         if sample.logprob is None:

@@ -23,3 +23,7 @@ class Span:
     def slots(self, block_size: int) -> list[int]:
         """Where the tokens' keys and values go, block * block_size + offset of each."""
         return [self.blocks[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
+
+    def rows(self) -> "list[Span]":
+        """The same tokens one by one, each as the last of what it sees."""
+        return [Span([token], at, self.blocks) for at, token in enumerate(self.tokens, self.start)]

@@ -161,9 +161,14 @@ class EngineThread:
                 send(error)
 
     def _publish(self) -> None:
-        """Tell subscribers what changed, a batch a step."""
-        if self.publisher is not None and (events := self._engine.manager.take_events()):
-            self.publisher.publish(events)
+        """Tell subscribers what changed, a batch a step. Answers do not depend on it, so a failure is only logged."""
+        if self.publisher is None:
+            return
+        try:
+            if events := self._engine.manager.take_events():
+                self.publisher.publish(events)
+        except Exception:
+            _log.exception("KV events were not published; subscribers lack them until they ask for the whole content")
 
     def _publish_all(self) -> None:
         """Tell a late subscriber what is cached."""

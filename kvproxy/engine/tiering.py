@@ -4,6 +4,7 @@ Reader threads fetch chunks; only the engine's thread touches the pool. A sequen
 blocks, unnamed until the load is over, so that nobody can hit content that has not come. What does not come is computed.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.codec import ChunkName, unseal
 
 _READERS = 2
+_log = logging.getLogger("kvproxy")
 Models = Literal["own", "others", "all"]
 
 
@@ -167,6 +169,8 @@ class Tiering:
                     break
                 load.arrived.append(payload)
                 self.wake()
+        except Exception:
+            _log.exception("a load from the tiers failed; what is missing is computed")
         finally:
             load.over = True
             self.wake()

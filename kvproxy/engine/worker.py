@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
@@ -147,10 +146,6 @@ class EngineWorker:
     def tier_figures(self) -> list[TierFigures]:
         """Figures of each tier, the fastest first; none without tiers."""
         return self._engine.tiers.chain.figures() if self._engine.tiers else []
-
-    def tier_stats(self) -> list[dict[str, Any]]:
-        """`tier_figures` as rows, for callers that have not moved yet."""
-        return [asdict(each) for each in self.tier_figures()]
 
     async def clear_tier(self, name: str, models: Models) -> int | None:
         """Drop chunks of a tier, see `Tiering.clear`.

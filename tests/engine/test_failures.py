@@ -101,6 +101,7 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
     assert desk.tokens["good"] == desk.tokens["before"] == expected("good")
     assert desk.errors["good"] == []
     assert {type(error) for error in desk.errors["bad"]} == {Overloaded}
+    assert desk.tokens["bad"] == [], "nothing is sent after the failure, of no answer"
     assert desk.engine.manager.stats().used == 0
     assert desk.cached(PROMPTS["good"]) == cached == 8
     # What the failed step had named for the bad one is not vouched for.
@@ -243,6 +244,39 @@ async def test_a_dead_device_is_known_and_refuses_at_once(
     monkeypatch.undo()
     with pytest.raises(Overloaded, match="start the server again"):
         await ask(worker, "good", "later")
+
+
+@pytest.mark.parametrize("where", ["kvproxy.engine.answers.sample", "kvproxy.engine.sequence.score"])
+async def test_a_device_that_dies_while_tokens_are_drawn_is_dead_too(
+    where: str, worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, raising("CUDA error: device-side assert triggered"))
+    with pytest.raises(Overloaded):
+        await ask(worker, "good", "one", prompt_logprobs=1)
+    await worker.inspect(lambda manager: None)
+    assert "device-side assert" in (worker.failure or "")
+
+
+async def test_a_refused_twin_does_not_take_the_first_with_it(worker: EngineWorker) -> None:
+    first = ask(worker, "good", "twin")
+    with pytest.raises(KvproxyError, match="under way"):
+        await ask(worker, "bad", "twin")
+    assert await first == expected("good")
+
+
+async def test_events_that_cannot_be_published_cost_no_answer(
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        publish = staticmethod(raising("no socket"))
+        publish_all = publish
+
+        def close(self) -> None: ...
+
+    worker._engine.manager.pool.record_events = True
+    monkeypatch.setattr(worker._thread, "publisher", Broken())
+    assert await ask(worker, "good", "one") == expected("good")
+    assert worker.failure is None
 
 
 async def test_a_thread_that_ends_is_known_and_leaves_nobody_waiting(

@@ -5,14 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.limits import Limits, check_sampling
+from kvproxy.engine.models import prepare
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
+from tests.engine.models import LetterTokenizer, random_model
 from tests.engine.tiered import tiny
 
 LIMITS = Limits(vocab_size=300, max_model_len=100, pool_tokens=80)
@@ -110,3 +113,13 @@ def test_the_smaller_of_model_and_pool_is_the_limit() -> None:
     with pytest.raises(ContextTooLong, match="at least 101 tokens does not fit the model: 100 tokens"):
         replace(LIMITS, pool_tokens=500).check_length(101, 0, at_least=True)
     LIMITS.check_length(80, 0)
+
+
+def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Else each request that leaves a value to the model would be refused for it."""
+    model = random_model("llama")
+    for name, value in (("temperature", 0.3), ("top_p", 1.7), ("top_k", 40)):
+        setattr(model.generation_config, name, value)
+    loaded = prepare("m", model, LetterTokenizer(), torch.device("cpu"))
+    assert loaded.sampling == SamplingParams(temperature=0.3, top_k=40)
+    assert "top_p = 1.7" in caplog.text

@@ -52,6 +52,25 @@ def test_bad_chunks_are_computed_instead(harm: str) -> None:
     driven.engine.close()
 
 
+def test_a_store_that_breaks_its_promise_is_logged_and_computed_around(caplog: pytest.LogCaptureFixture) -> None:
+    """Stores raise TierError; whatever else one raises must neither hang a request nor go unseen."""
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiny(), {"host": "64MiB"})
+    store = DictStore()
+    replace_store(driven, store)
+    assert answers(driven, prompts, "cold") == expected
+    driven.settle()
+    driven.forget_pool()
+
+    def broken(key: str) -> None:
+        raise ValueError("out of luck")
+
+    store.get = broken  # type: ignore[method-assign]
+    assert answers(driven, prompts, "back") == expected
+    assert "a load from the tiers failed" in caplog.text
+    driven.engine.close()
+
+
 def test_redis_may_die_and_come_back(redis_server: RedisServer) -> None:
     prompts, expected = prompts_of("llama")
     driven = Driven(tiny(), {"redis": redis_server.url, "redis_timeout": 0.2})

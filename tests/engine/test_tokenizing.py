@@ -19,7 +19,7 @@ from kvproxy.engine.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.limits import Limits
 from kvproxy.engine.token_length import longest_token
 from kvproxy.engine.tokenizer import ChatTokenizer
-from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 from tests.engine.models import LetterTokenizer
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
@@ -65,18 +65,23 @@ def test_no_text_has_fewer_tokens_than_its_bytes_allow(tokenizer: Any, text: str
 def test_composition_never_shortens_more_than_is_counted_for() -> None:
     """Of every character: the longest text that composes to it, each part of it by its own longest spelling."""
     spellings: dict[str, int] = {}
-    for code in (*range(0xD800), *range(0xE000, 0x110000)):
+    # Others are written in no way but their own.
+    decomposed = (code for code in range(0x110000) if unicodedata.decomposition(chr(code))[:1] not in ("", "<"))
+    for code in (*decomposed, *range(0xAC00, 0xD7A4)):
         once = unicodedata.normalize("NFC", chr(code))
         if len(once) == 1:
-            spellings[once] = max(spellings.get(once, 0), len(chr(code).encode()))
+            spellings[once] = max(spellings.get(once, len(once.encode())), len(chr(code).encode()))
 
     def longest(parts: str) -> int:
         """Over all ways to spell the beginning of decomposed text as one character."""
         if not parts:
             return 0
         begins = ((unicodedata.normalize("NFC", parts[:end]), end) for end in range(1, len(parts) + 1))
-        return max(spellings[begin] + longest(parts[end:]) for begin, end in begins if begin in spellings)
+        return max(
+            spellings.get(begin, len(begin.encode())) + longest(parts[end:]) for begin, end in begins if len(begin) == 1
+        )
 
+    assert len(spellings) > 12_000
     for character, alone in spellings.items():
         size = max(alone, longest(unicodedata.normalize("NFD", character)))
         assert size <= 4 * len(character.encode()), character
@@ -181,6 +186,19 @@ async def test_the_loop_goes_on_and_short_texts_overtake_long_ones() -> None:
     assert slow_inside == 1, "long texts take one thread"
     assert await asyncio.gather(*long) == [[70_000]] * 4
     ours.close()
+
+
+async def test_deeply_nested_tools_are_the_templates_affair() -> None:
+    ours = AsyncTokenizer(ChatTokenizer(DEMO, frozenset()))
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    message = {"role": "user", "content": "x"}
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        await ours.chat([message], [deep])
+    ours.close()
+    with pytest.raises(Overloaded, match="shutting down"):
+        await ours.chat([message])
 
 
 def test_a_slow_tokenizer_encodes_one_text_at_a_time() -> None:

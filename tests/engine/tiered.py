@@ -9,6 +9,7 @@ import torch
 
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
+from kvproxy.engine.graphs import Capture
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.engine.tiering import Tiering
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
@@ -26,12 +27,16 @@ class Driven:
     Args:
         loaded: the model.
         tiers: settings of the tiers; chunks are of 16 tokens unless given.
+        capture: makes steps ready to be replayed; by default what the device has.
         engine: settings of the engine; blocks are of 4 tokens unless given.
     """
 
-    def __init__(self, loaded: LoadedModel, tiers: dict[str, Any], **engine: Any) -> None:
+    def __init__(
+        self, loaded: LoadedModel, tiers: dict[str, Any], *, capture: Capture | None = None, **engine: Any
+    ) -> None:
         sizes = {"num_blocks": 200, "block_size": 4, "max_batch_tokens": 32, "max_sequences": 8} | engine
-        self.engine = Engine(loaded, EngineSettings(**sizes), TierSettings(**({"chunk_tokens": 16} | tiers)))
+        tiering = TierSettings(**({"chunk_tokens": 16} | tiers))
+        self.engine = Engine(loaded, EngineSettings(**sizes), tiering, capture=capture)
         self.tokens: dict[str, list[int]] = {}
         self.usage: dict[str, Usage] = {}
 

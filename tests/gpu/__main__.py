@@ -1,19 +1,22 @@
 """Every check and every benchmark that needs a GPU, in one call of at most 8 minutes.
 
-python -m tests.gpu [--json FILE] [--only TEXT] [--limit SECONDS] [--interpret]
+python -m tests.gpu [--json FILE] [--require-all] [--only TEXT] [--limit SECONDS] [--interpret | --rehearse]
 
-It needs torch with CUDA, triton and rich; the checks of the engine also transformers and what the engine imports
-(pydantic-settings, platformdirs, xxhash). A check whose package is missing says so and is not run.
-Exit codes: 0 all passed, 1 something failed, 3 there is no GPU.
+It needs torch with CUDA, triton and rich; the checks of the engine also transformers and what the engine imports (pydantic,
+pydantic-settings, platformdirs, cbor2, msgpack, pyzmq, xxhash), that of the index faiss with GPU support. A check whose package
+is missing says so and is not run; with --require-all that is a failure.
+Exit codes: 0 all passed, 1 something failed or missed its goal, 3 there is no GPU.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tests.gpu.check import Check, Result, run_all
 
@@ -23,41 +26,76 @@ NO_GPU = 3
 def main() -> int:
     """Run what was asked for and print the table."""
     arguments = _arguments()
-    if arguments.interpret:
+    on_cpu = arguments.interpret or arguments.rehearse
+    if on_cpu:
         # Before triton is imported, here or in the processes that run the checks.
         os.environ["TRITON_INTERPRET"] = "1"
     import torch
 
-    if not arguments.interpret and not torch.cuda.is_available():
+    if not on_cpu and not torch.cuda.is_available():
         print(
-            "torch sees no CUDA device: nothing was checked (--interpret tries the kernels on the CPU)", file=sys.stderr
+            "torch sees no CUDA device: nothing was checked (--interpret tries the kernels on the CPU, --rehearse the checks)",
+            file=sys.stderr,
         )
         return NO_GPU
-    from tests.gpu import benchmarks, engine, kernels
-
-    checks: list[Check] = [
-        check
-        for check in (*kernels.CHECKS, *engine.CHECKS, *benchmarks.CHECKS)
-        if (check.interpreted or not arguments.interpret) and arguments.only in check.name
-    ]
-    device = "cpu" if arguments.interpret else f"cuda:{torch.cuda.current_device()}"
-    results = list(run_all(checks, device, arguments.limit, _announce))
+    device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
+    checks = _chosen(arguments)
     facts = _facts(device)
+    lines = Lines(arguments.json)
+    lines.write({"machine": facts})
+    results: list[Result] = []
+    for result in run_all(checks, device, arguments.limit, _announce):
+        lines.write(asdict(result))
+        results.append(result)
     _print(results, facts)
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"machine": facts, "results": [asdict(each) for each in results]}, indent=1)
-        )
-    return 1 if any(result.status == "failed" for result in results) else 0
+    return 1 if failed(results, require_all=arguments.require_all) else 0
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Check]:
+    from tests.gpu import bandwidth, engine, first_token, graphs, index, kernels, memory, steps
+
+    parts = (kernels, engine, graphs, bandwidth, first_token, steps, memory, index)
+    checks = [check for part in parts for check in part.CHECKS if arguments.only in check.name]
+    if arguments.rehearse:
+        return [check for check in checks if check.rehearsed]
+    return [check for check in checks if check.interpreted or not arguments.interpret]
+
+
+def failed(results: Sequence[Result], *, require_all: bool) -> list[str]:
+    """Names of the checks that failed; with `require_all`, of those that were not run too."""
+    bad = ("failed", "not run") if require_all else ("failed",)
+    return [result.name for result in results if result.status in bad]
+
+
+class Lines:
+    """A file with a JSON object a line, each written at once: a run that is cut keeps what it found.
+
+    Args:
+        path: where; None writes nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        if path is not None:
+            path.write_text("")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--json", type=Path, help="also write each result to this file as it comes, one JSON a line")
+    parser.add_argument("--require-all", action="store_true", help="fail where a check cannot be run")
     parser.add_argument("--only", default="", metavar="TEXT", help="only checks whose name contains this")
     parser.add_argument("--limit", type=float, default=460, help="seconds for everything")
     parser.add_argument(
         "--interpret", action="store_true", help="try the kernels under Triton's interpreter, on the CPU"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="try the checks themselves on the CPU: tiny sizes, no goals"
     )
     return parser.parse_args()
 
@@ -69,13 +107,24 @@ def _announce(name: str) -> None:
 def _facts(device: str) -> dict[str, str]:
     import torch
 
-    facts = {"device": torch.cuda.get_device_name(device) if device != "cpu" else "CPU", "torch": torch.__version__}
+    on_gpu = device != "cpu"
+    facts = {"device": torch.cuda.get_device_name(device) if on_gpu else "CPU", "torch": torch.__version__}
+    if on_gpu:
+        facts |= {"CUDA": str(torch.version.cuda), "driver": _driver()}
     for name in ("triton", "transformers"):
         try:
             facts[name] = __import__(name).__version__
         except ModuleNotFoundError:
             facts[name] = "not installed"
     return facts
+
+
+def _driver() -> str:
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=20).stdout.split()[0]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        return "unknown"
 
 
 def _print(results: Sequence[Result], facts: dict[str, str]) -> None:

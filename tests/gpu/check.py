@@ -39,12 +39,14 @@ class Check:
         seconds: after which it counts as hung.
         run: gives its figures; raises Missed, NotHere or anything else.
         interpreted: whether Triton's interpreter can do it on a CPU.
+        rehearsed: whether it also runs on a CPU, with tiny sizes and no goals.
     """
 
     name: str
     seconds: float
     run: Callable[[Any], Figures]
     interpreted: bool = False
+    rehearsed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,14 @@ def run_all(checks: Sequence[Check], device: str, limit: float, begin: Callable[
 
     Checks share a process until one of them fails: what an error leaves behind on a GPU would fail the rest too.
     """
+    # Its server imports torch once, and does nothing with it: each process begins from there.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
     end = time.monotonic() + limit
     left = list(checks)
     while left:
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        process = multiprocessing.get_context("spawn").Process(target=_work, args=(left, device, theirs), daemon=True)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(left, device, theirs), daemon=True)
         process.start()
         theirs.close()
         healthy = True

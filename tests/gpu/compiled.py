@@ -16,14 +16,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kvproxy.engine.attention import decode_kernel
-from kvproxy.engine.attention.triton_decode import tile_of
+from kvproxy.engine.attention.triton_decode import launch_options, tile_of
 
 _TYPES = {"bf16": (tl.bfloat16, 2), "fp16": (tl.float16, 2), "fp32": (tl.float32, 4)}
+_CUT = {"SPLIT": 128, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
+_SCRATCH = {"partial": "*fp32", "logsums": "*fp32", "lengths": "*i64"}
 _ALIGNED = ("query_row", "query_head", "pool_block", "pool_slot", "pool_head")
 
 
-def facts(kernel: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any]) -> dict[str, int]:
-    """Registers of a thread, bytes of its stack, bytes of shared memory of a program."""
+def facts(
+    kernel: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], options: dict[str, int]
+) -> dict[str, int]:
+    """Registers of a thread, bytes of its stack, bytes of shared memory of a program, and buffers of its tiles of values."""
     names = kernel.arg_names
     kinds = {"scale": "fp32"} | pointers | dict.fromkeys(constants, "constexpr")
     source = ASTSource(
@@ -34,9 +38,7 @@ def facts(kernel: Any, capability: int, pointers: dict[str, str], constants: dic
             (names.index(name),): [["tt.divisibility", 16]] for name in names if name in pointers or name in _ALIGNED
         },
     )
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4, "num_stages": 2}
-    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -45,22 +47,54 @@ def facts(kernel: Any, capability: int, pointers: dict[str, str], constants: dic
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     (found,) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
-    return {"registers": int(found[0]), "stack": int(found[1]), "shared": compiled.metadata.shared}
-
-
-def both(capability: int, dtype: str) -> dict[str, dict[str, int]]:
-    """Facts of both kernels for one data type."""
-    product, size = _TYPES[dtype]
-    cut = {"SPLIT": decode_kernel.SPLIT, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
-    scratch = {"partial": "*fp32", "logsums": "*fp32", "lengths": "*i64"}
-    content = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"table": "*i32"}
-    group = {"GROUP": 4, "PADDED_GROUP": 16, "BLOCK_SIZE": 16, "TILE": tile_of(128, size), "PRODUCT": product}
-    attend, merge = decode_kernel.attend_stretch, decode_kernel.merge_stretches
+    tile = f"{constants.get('TILE')}x{constants['PADDED_DIM']}x"
+    buffers = re.findall(rf"local_alloc.*-> !ttg\.memdesc<(\d+)x{tile}", compiled.asm["ttgir"])
     return {
-        f"attend_stretch sm_{capability} {dtype}": facts(attend, capability, scratch | content, cut | group),
-        f"merge_stretches sm_{capability} {dtype}": facts(merge, capability, scratch | {"output": f"*{dtype}"}, cut),
+        "registers": int(found[0]),
+        "stack": int(found[1]),
+        "shared": compiled.metadata.shared,
+        "buffers": max(map(int, buffers), default=0),
+        "warps": options["num_warps"],
     }
 
 
+def attend(capability: int, dtype: str, group: int, *, roomy: bool) -> dict[str, int]:
+    """Facts of the first kernel for so many query heads a key head."""
+    product, size = _TYPES[dtype]
+    padded = max(16, 1 << (group - 1).bit_length())
+    shape = {
+        "GROUP": group,
+        "PADDED_GROUP": padded,
+        "BLOCK_SIZE": 16,
+        "TILE": tile_of(128, size, padded),
+        "PRODUCT": product,
+    }
+    content = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"table": "*i32"}
+    options = launch_options(padded, roomy=roomy)
+    return facts(decode_kernel.attend_stretch, capability, _SCRATCH | content, _CUT | shape, options)
+
+
+def merge(capability: int, dtype: str) -> dict[str, int]:
+    """Facts of the second kernel."""
+    options = {"num_warps": 4, "num_stages": 2}
+    return facts(decode_kernel.merge_stretches, capability, _SCRATCH | {"output": f"*{dtype}"}, _CUT, options)
+
+
+def everything() -> dict[str, dict[str, int]]:
+    """Facts of what the product launches: small and large GPUs, types, and groups up to Falcon's 71."""
+    cases = [
+        ("sm_80 small bf16 4", 80, "bf16", 4, False),
+        ("sm_80 roomy bf16 4", 80, "bf16", 4, True),
+        ("sm_90 roomy bf16 4", 90, "bf16", 4, True),
+        ("sm_90 roomy bf16 32", 90, "bf16", 32, True),
+        ("sm_90 roomy bf16 64", 90, "bf16", 64, True),
+        ("sm_90 roomy bf16 71", 90, "bf16", 71, True),
+        ("sm_80 small bf16 71", 80, "bf16", 71, False),
+        ("sm_90 roomy fp32 4", 90, "fp32", 4, True),
+    ]
+    found = {name: attend(capability, dtype, group, roomy=roomy) for name, capability, dtype, group, roomy in cases}
+    return found | {f"merge sm_{capability} bf16": merge(capability, "bf16") for capability in (80, 90)}
+
+
 if __name__ == "__main__":
-    print(json.dumps(both(80, "bf16") | both(90, "bf16") | both(90, "fp32")))
+    print(json.dumps(everything()))

@@ -1,39 +1,67 @@
 """What a device can do at most, measured in the same run, and how long things take on it."""
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import cache
 
 import torch
 
+_CALLS = 20
+"""Calls in one graph: launching from Python takes longer than many a kernel runs."""
 
-def seconds(work: Callable[[], object], repeat: int = 15, warm: int = 3) -> float:
-    """Median time of work on the device, by its own clock."""
+
+def seconds(work: Callable[[], object], repeat: int = 10, calls: int = _CALLS) -> float:
+    """Median time of work on the device alone: several calls captured in a graph, replayed, divided."""
+    if not torch.cuda.is_available():
+        return launched(work, 1, warm=0)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            work()
+    return launched(graph.replay, repeat) / calls
+
+
+def launched(work: Callable[[], object], repeat: int = 15, warm: int = 3) -> float:
+    """Median time of work that Python launches, up to its end on the device."""
     for _ in range(warm):
         work()
     times: list[float] = []
     for _ in range(repeat):
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()
+        wait()
+        began = time.perf_counter()
         work()
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended) / 1e3)
+        wait()
+        times.append(time.perf_counter() - began)
     return statistics.median(times)
+
+
+def wait() -> None:
+    """Until the device has done all that it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 @cache
 def copy_bandwidth(device: torch.device) -> float:
     """Bytes a second of a large copy, read and written."""
-    size = min(2 << 30, torch.cuda.mem_get_info(device)[0] // 4)
+    size = 1 << 24
+    if device.type == "cuda":
+        size = min(2 << 30, torch.cuda.mem_get_info(device)[0] // 4)
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2.0 * size / seconds(lambda: target.copy_(source))
+    return 2.0 * size / seconds(lambda: target.copy_(source), calls=3)
 
 
 @cache
 def matmul_rate(device: torch.device) -> float:
     """Operations a second of a large bfloat16 product of random matrices."""
-    side = 8192
+    side = 8192 if device.type == "cuda" else 64
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return 2.0 * float(side) ** 3 / seconds(lambda: left @ right)
+    return 2.0 * float(side) ** 3 / seconds(lambda: left @ right, calls=3)

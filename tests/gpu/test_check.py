@@ -1,15 +1,15 @@
 """The runner of checks: what goes wrong in one costs nothing but itself; and what is said without a GPU."""
 
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from tests.gpu.check import Check, Figures, Missed, NotHere, run_all
+import pytest
+import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.gpu import __main__ as program
+from tests.gpu.check import Check, Figures, Missed, NotHere, run_all
 
 
 def works(device: Any) -> Figures:
@@ -62,14 +62,10 @@ def test_nothing_begins_when_the_time_is_over() -> None:
     assert (result.status, "time" in result.reason) == ("failed", True)
 
 
-def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert "no CUDA device" in done.stderr
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["tests.gpu"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main() == 3
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "no CUDA device" in told[0]

@@ -11,7 +11,7 @@ from kvproxy.settings import TierSettings
 from kvproxy.tiers.checks import check_chunks, check_disk, check_host, check_redis
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.redis import RedisStore
-from tests.commands.test_commands import kvproxy
+from tests.commands.run import kvproxy
 from tests.redis_server import RedisServer
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.commands.test_commands import kvproxy, result
+from tests.commands.run import kvproxy, result
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "You answer questions about the cache. Be brief, be exact, and say so when you do not know. " * 4

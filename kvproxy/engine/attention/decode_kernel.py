@@ -1,17 +1,15 @@
 """Triton kernels for paged decoding: one query a sequence over its blocks, split along the keys and merged.
 
-Every program of the first kernel takes one sequence, one key head with all query heads that share it, and one stretch of
-the keys; the second kernel merges the stretches by their log-sum-exp. How a sequence is cut depends on its own length
-alone, so its result does not depend on the rest of the batch, nor on whether the launch was captured for longer ones.
+Every program of the first kernel takes one sequence, one key head with all query heads that share it, and every so many
+stretches of the keys; the second kernel merges the stretches by their log-sum-exp. How a sequence is cut depends on its own
+length alone, so its result depends neither on the rest of the batch, nor on how many programs share its stretches, nor on
+whether the launch was captured for longer ones.
 
 The same source runs on a CPU under `TRITON_INTERPRET=1`, set before this file is imported.
 """
 
 import triton
 import triton.language as tl
-
-SPLIT = 128
-"""Fewest keys in a stretch; stretches are multiples of it."""
 
 
 @triton.jit
@@ -21,7 +19,7 @@ def _stretch(length, SPLIT: tl.constexpr, MOST: tl.constexpr):
 
 
 # What differs from step to step must not have the kernels compiled again.
-@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["lengths"])
+@triton.jit(do_not_specialize=["table_row", "stretches"], do_not_specialize_on_alignment=["lengths"])
 def attend_stretch(
     query,  # [rows, heads, HEAD_DIM]
     keys,  # [blocks, BLOCK_SIZE, kv_heads, HEAD_DIM], values likewise
@@ -37,6 +35,7 @@ def attend_stretch(
     pool_slot,
     pool_head,
     table_row,
+    stretches,
     SPLIT: tl.constexpr,
     MOST: tl.constexpr,
     GROUP: tl.constexpr,
@@ -49,13 +48,11 @@ def attend_stretch(
 ):
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    stretch = tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
     size = _stretch(length, SPLIT, MOST)
-    start = stretch * size
-    if start >= length:
+    used = tl.cdiv(length, size)
+    if tl.program_id(2) >= used:
         return
-    end = tl.minimum(start + size, length)
 
     members = tl.arange(0, PADDED_GROUP)
     dims = tl.arange(0, PADDED_DIM)
@@ -68,32 +65,35 @@ def attend_stretch(
         other=0.0,
     ).to(PRODUCT)
 
-    best = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([PADDED_GROUP], tl.float32)
-    output = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
-    for first in range(start, end, TILE):
-        at = first + tl.arange(0, TILE)
-        is_key = at < end
-        block = tl.load(table + row * table_row + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        place = block * pool_block + (at % BLOCK_SIZE) * pool_slot + kv_head * pool_head
-        key = tl.load(keys + place[None, :] + dims[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0)
-        scores = tl.dot(rows, key.to(PRODUCT), input_precision="ieee") * scale
-        scores = tl.where(is_key[None, :], scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - highest[:, None])
-        fade = tl.exp2(best - highest)
-        value = tl.load(values + place[:, None] + dims[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        output = output * fade[:, None] + tl.dot(weights.to(PRODUCT), value.to(PRODUCT), input_precision="ieee")
-        total = total * fade + tl.sum(weights, 1)
-        best = highest
+    for stretch in range(tl.program_id(2), used, tl.num_programs(2)):
+        start = stretch * size
+        end = tl.minimum(start + size, length)
+        best = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
+        total = tl.zeros([PADDED_GROUP], tl.float32)
+        output = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+        for first in range(start, end, TILE):
+            at = first + tl.arange(0, TILE)
+            is_key = at < end
+            block = tl.load(table + row * table_row + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+            place = block * pool_block + (at % BLOCK_SIZE) * pool_slot + kv_head * pool_head
+            key = tl.load(keys + place[None, :] + dims[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0)
+            scores = tl.dot(rows, key.to(PRODUCT), input_precision="ieee") * scale
+            scores = tl.where(is_key[None, :], scores, float("-inf"))
+            highest = tl.maximum(best, tl.max(scores, 1))
+            weights = tl.exp2(scores - highest[:, None])
+            fade = tl.exp2(best - highest)
+            value = tl.load(values + place[:, None] + dims[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0)
+            output = output * fade[:, None] + tl.dot(weights.to(PRODUCT), value.to(PRODUCT), input_precision="ieee")
+            total = total * fade + tl.sum(weights, 1)
+            best = highest
 
-    place = (row * (tl.num_programs(1) * GROUP) + heads) * tl.num_programs(2) + stretch
-    tl.store(
-        partial + place[:, None] * HEAD_DIM + dims[None, :],
-        output / total[:, None],
-        mask=is_member[:, None] & is_dim[None, :],
-    )
-    tl.store(logsums + place, best + tl.log2(total), mask=is_member)
+        place = (row * (tl.num_programs(1) * GROUP) + heads) * stretches + stretch
+        tl.store(
+            partial + place[:, None] * HEAD_DIM + dims[None, :],
+            output / total[:, None],
+            mask=is_member[:, None] & is_dim[None, :],
+        )
+        tl.store(logsums + place, best + tl.log2(total), mask=is_member)
 
 
 @triton.jit(do_not_specialize=["stretches"], do_not_specialize_on_alignment=["lengths"])

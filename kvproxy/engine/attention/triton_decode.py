@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,11 @@ from kvproxy.engine.pool import KVPool
 
 _TILE = {2: 8192, 4: 2048}
 """Elements of keys that a program holds at once, by their bytes; more of four bytes would not fit the registers."""
+_ROOMY = 160 << 10
+"""Bytes of shared memory of a processor from which on three programs with two buffers each fit it."""
+_DOUBLED = 5
+"""Fewest stages that give keys and values two buffers each, so that one is filled while the other is read; found by compiling
+(`python -m tests.gpu.compiled`)."""
 
 
 class TritonDecode:
@@ -18,18 +24,56 @@ class TritonDecode:
 
     Args:
         most: most stretches that a sequence is cut into, a power of two.
-        warps, stages: how Triton compiles the first kernel; they change no result.
+        split: fewest keys in a stretch, a power of two from 128 on; stretches are multiples of it.
+        programs: about so many programs are launched; where a step has more stretches, a program takes several. A step that
+            is captured for long sequences would launch mostly idle ones otherwise.
+        warps, stages: how Triton compiles the first kernel; by default what `launch_options` says. They change no result.
     """
 
     name = "triton"
     capturable = True
 
-    def __init__(self, most: int = 64, *, warps: int = 4, stages: int = 2) -> None:
+    def __init__(
+        self,
+        most: int = 64,
+        *,
+        split: int = 128,
+        programs: int = 2048,
+        warps: int | None = None,
+        stages: int | None = None,
+    ) -> None:
         self._most = most
-        self._options = {"num_warps": warps, "num_stages": stages}
+        self._split = split
+        self._programs = programs
+        self._warps = warps
+        self._stages = stages
 
     def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool) -> Attend:
-        return _Rows(table, lengths, self._most, self._options)
+        roomy = _shared_memory(table.device) >= _ROOMY
+        return _Rows(table, lengths, self._most, self._split, self._programs, self._warps, self._stages, roomy)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory of one of a GPU's processors."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
+
+
+def launch_options(padded_group: int, *, roomy: bool) -> dict[str, int]:
+    """How Triton compiles the first kernel.
+
+    Args:
+        padded_group: query heads of a key head, filled up to a power of two.
+        roomy: whether the GPU's processors have the shared memory for two buffers.
+    """
+    # Groups of 64 and more take the large matrix instructions, which double the buffers by themselves. The registers of
+    # four warps suffice for the smallest groups only.
+    return {
+        "num_warps": 8 if padded_group > 16 else 4,
+        "num_stages": _DOUBLED if roomy and padded_group < 64 else 2,
+    }
 
 
 def why_not(device: torch.device) -> str | None:
@@ -53,23 +97,32 @@ class _Rows:
     table: torch.Tensor
     lengths: torch.Tensor
     most: int
-    options: dict[str, int]
+    split: int
+    programs: int
+    warps: int | None
+    stages: int | None
+    roomy: bool
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scaling: float | None) -> torch.Tensor:
-        from kvproxy.engine.attention.decode_kernel import SPLIT, attend_stretch, merge_stretches
+        from kvproxy.engine.attention.decode_kernel import attend_stretch, merge_stretches
 
         keys, values = cached
         query = query if query.stride(-1) == 1 else query.contiguous()
         rows, heads, head_dim = query.shape
         block_size, kv_heads = keys.shape[1:3]
         longest = self.table.shape[1] * block_size
-        stretches = min(self.most, -(-longest // SPLIT))
+        stretches = min(self.most, -(-longest // self.split))
         partial = torch.empty((rows, heads, stretches, head_dim), dtype=torch.float32, device=query.device)
         logsums = torch.empty((rows, heads, stretches), dtype=torch.float32, device=query.device)
         output = torch.empty((rows, heads, head_dim), dtype=query.dtype, device=query.device)
         padded_dim = max(16, _power_of_two(head_dim))
+        padded_group = max(16, _power_of_two(heads // kv_heads))
+        options = launch_options(padded_group, roomy=self.roomy)
+        options["num_warps"] = self.warps or options["num_warps"]
+        options["num_stages"] = self.stages or options["num_stages"]
+        shares = min(stretches, -(-self.programs // (rows * kv_heads)))
         scale = (scaling if scaling is not None else head_dim**-0.5) * math.log2(math.e)
-        attend_stretch[(rows, kv_heads, stretches)](
+        attend_stretch[(rows, kv_heads, shares)](
             query,
             keys,
             values,
@@ -82,16 +135,17 @@ class _Rows:
             query.stride(1),
             *keys.stride()[:3],
             self.table.stride(0),
-            SPLIT=SPLIT,
+            stretches,
+            SPLIT=self.split,
             MOST=self.most,
             GROUP=heads // kv_heads,
             HEAD_DIM=head_dim,
             BLOCK_SIZE=block_size,
-            PADDED_GROUP=max(16, _power_of_two(heads // kv_heads)),
+            PADDED_GROUP=padded_group,
             PADDED_DIM=padded_dim,
-            TILE=tile_of(padded_dim, query.element_size()),
+            TILE=tile_of(padded_dim, query.element_size(), padded_group),
             PRODUCT=_product_type(query),
-            **self.options,
+            **options,
         )
         merge_stretches[(rows, heads)](
             partial,
@@ -99,7 +153,7 @@ class _Rows:
             self.lengths,
             output,
             stretches,
-            SPLIT=SPLIT,
+            SPLIT=self.split,
             MOST=self.most,
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
@@ -107,9 +161,11 @@ class _Rows:
         return output
 
 
-def tile_of(padded_dim: int, element_size: int) -> int:
+def tile_of(padded_dim: int, element_size: int, padded_group: int) -> int:
     """Keys that a program holds at once; a power of two, so that it divides every stretch."""
-    return min(128, max(16, _TILE[element_size] // padded_dim))
+    # The scores of large groups need the registers that half of the keys would take.
+    share = 2 if padded_group > 64 else 1
+    return min(128, max(16, _TILE[element_size] // padded_dim // share))
 
 
 def _product_type(query: torch.Tensor) -> Any:

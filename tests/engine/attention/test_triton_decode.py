@@ -1,5 +1,7 @@
 """The decode kernels under Triton's interpreter, compared with attention computed token by token."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -101,6 +103,46 @@ def test_a_row_does_not_depend_on_the_rest_nor_on_the_width_of_the_table() -> No
     alone = first_row([300], 19)
     assert torch.equal(first_row([300, 1, 129], 19), alone)
     assert torch.equal(first_row([300], 39), alone)
+
+
+def test_how_many_programs_share_the_stretches_changes_no_bit() -> None:
+    """A step captured for long sequences launches as many programs as keep the GPU busy, not one for each stretch."""
+    heads = Heads(4, 2, 16)
+    pool = poisoned_pool(heads, 41, 16, torch.float32, CPU)
+    pool.data.normal_()
+    lengths = [1, 130, 500, 640]
+    table = (torch.arange(40, dtype=torch.int32) + 1).expand(4, 40).contiguous()
+    query = torch.randn(4, 4, 16)
+
+    def rows(programs: int) -> torch.Tensor:
+        backend = TritonDecode(8, programs=programs)
+        return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), None)
+
+    one_each = rows(10_000)
+    # 4 rows of 2 heads: one program for all stretches of a row and head, then 3, then 5.
+    for programs in (1, 8, 24, 40):
+        assert torch.equal(rows(programs), one_each)
+
+
+@pytest.mark.parametrize(("rows", "launched"), [(1, 64), (8, 32), (64, 4), (384, 1)])
+def test_a_launch_does_not_grow_with_what_a_step_was_captured_for(
+    rows: int, launched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 64 rows of 8 key heads and 16k tokens, seven eighths of 32,768 programs had nothing to do."""
+    grids: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *arguments, **options: None
+
+    for name in ("attend_stretch", "merge_stretches"):
+        monkeypatch.setattr(f"kvproxy.engine.attention.decode_kernel.{name}", Kernel())
+    pool = poisoned_pool(Heads(32, 8, 16), 3, 16, torch.float32, CPU)
+    table = torch.zeros((rows, 1024), dtype=torch.int32)
+    attend = TritonDecode().prepare(table, torch.ones(rows, dtype=torch.int64), pool)
+    attend(torch.zeros(rows, 32, 16), pool.layer(0), pool.layer(0), None)
+    assert grids == [(rows, 8, launched), (rows, 32)]
 
 
 def test_sdpa_is_right_on_the_same_cases() -> None:

@@ -1,0 +1,118 @@
+"""How many blocks fit the memory of a device, next to what a step computes with."""
+
+import os
+from typing import Protocol
+
+import torch
+
+from kvproxy.engine.attention.backend import Backends
+from kvproxy.engine.graphs import most_rows, plainly
+from kvproxy.engine.models import LoadedModel
+from kvproxy.engine.pool import KVPool
+from kvproxy.engine.runner import Runner
+from kvproxy.engine.sampler import sample
+from kvproxy.engine.span import Span
+from kvproxy.errors import SettingsError
+from kvproxy.generation import SamplingParams
+from kvproxy.settings import EngineSettings
+
+_MARGIN = 1.1
+_OTHERS = 768 << 20
+"""Bytes that are left for libraries' workspaces, for what graphs hold beside tensors, and for FAISS, which takes 256 MiB."""
+
+
+class Meter(Protocol):
+    """Measures a device's memory."""
+
+    def start(self) -> None:
+        """Begin to measure."""
+
+    def peak(self) -> int:
+        """Most bytes that were taken at any moment since."""
+
+
+class CudaMeter:
+    """By torch's own count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = 0
+
+    def start(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+def count_blocks(loaded: LoadedModel, backends: Backends, settings: EngineSettings) -> int:
+    """Blocks for the pool: as many as were asked for, or as fit `kv_memory`.
+
+    Raises:
+        SettingsError: too little memory is allowed or free.
+    """
+    if settings.num_blocks is not None:
+        return settings.num_blocks
+    block = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
+    allowed = _allowed(loaded, backends, settings)
+    blocks = int(allowed // block)
+    if blocks < 2:
+        raise SettingsError(
+            f"{allowed / 2**20:.0f} MiB for keys and values hold {max(0, blocks)} blocks of {settings.block_size} tokens: raise"
+            " kv_memory, or lower max_batch_tokens"
+        )
+    return blocks
+
+
+def _allowed(loaded: LoadedModel, backends: Backends, settings: EngineSettings) -> float:
+    """Bytes for the pool."""
+    share, device = settings.kv_memory, loaded.device
+    if share > 1:
+        return share
+    if device.type != "cuda":
+        # On a CPU the memory is shared with everything else, so the share is taken of little: 4 GiB at the most.
+        return share * min(_free_on_host(), 4 * 2**30)
+    step = peak_of_step(loaded, backends, settings, CudaMeter(device))
+    # What torch keeps from loading the model and from that step counts as free, so it is given back first.
+    torch.cuda.empty_cache()
+    return share_of(torch.cuda.mem_get_info(device)[0], share, step)
+
+
+def share_of(free: int, share: float, step: int) -> float:
+    """A share of the free bytes, but never what a step of `step` bytes and the other users need."""
+    return min(share * free, free - _MARGIN * step - _OTHERS)
+
+
+@torch.inference_mode()
+def peak_of_step(loaded: LoadedModel, backends: Backends, settings: EngineSettings, meter: Meter) -> int:
+    """Bytes that steps take beside weights and pool, found by computing the largest ones over a small pool.
+
+    These are a prompt of `max_batch_tokens` with draws for `max_sequences` rows, and the largest step that is captured: graphs
+    keep what they compute with. Log-probabilities of a whole prompt may take more; a step that runs out of memory fails alone.
+    """
+    size = settings.block_size
+    longest = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    count = min(settings.max_batch_tokens, longest)
+    blocks = list(range(1, 1 - (-count // size)))
+    pool = KVPool(loaded.shape, len(blocks) + 1, size, loaded.dtype, loaded.device)
+    runner = Runner(loaded, pool, backends)
+    rows = min(settings.max_sequences, count)
+    params = SamplingParams(top_p=0.9, logprobs=0)
+    meter.start()
+    (logits,) = runner.compute([Span([0] * count, 0, blocks)], [], [rows])
+    sample(logits, [params] * rows, [0.5] * rows)
+    prompt = meter.peak()
+    del logits
+    if not (settings.cuda_graphs and backends.decode.capturable):
+        return prompt
+    most = most_rows(settings)
+    runner.capture(plainly, most=most, longest=longest)
+    meter.start()
+    runner.replay([Span([0], 0, blocks)] * most, [1] * most)
+    return prompt + meter.peak()
+
+
+def _free_on_host() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

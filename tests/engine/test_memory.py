@@ -1,0 +1,93 @@
+"""How many blocks fit: what a step computes with is measured before the pool takes its share."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvproxy.engine import memory
+from kvproxy.engine.attention.backend import SDPA
+from kvproxy.engine.attention.interface import Attend
+from kvproxy.engine.attention.sdpa import SdpaDecode
+from kvproxy.engine.memory import count_blocks, peak_of_step, share_of
+from kvproxy.engine.pool import KVPool
+from kvproxy.engine.runner import Runner
+from kvproxy.errors import SettingsError
+from kvproxy.settings import EngineSettings
+from tests.engine.tiered import tiny
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "step", "expected"),
+    [
+        (100 * GIB, 0.5, 10 * GIB, 50 * GIB),
+        # Nine tenths would leave the step too little: it, a tenth more and 0.75 GiB stay free.
+        (20 * GIB, 0.9, 5 * GIB, 20 * GIB - 5.5 * GIB - 0.75 * GIB),
+        (4 * GIB, 0.9, 5 * GIB, 4 * GIB - 5.5 * GIB - 0.75 * GIB),
+    ],
+)
+def test_the_pool_leaves_a_step_its_room(free: int, share: float, step: int, expected: float) -> None:
+    assert share_of(free, share, step) == pytest.approx(expected)
+
+
+class Meter:
+    """Notes what happens while it measures."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def peak(self) -> int:
+        self.log.append("peak")
+        return 123
+
+
+@pytest.mark.parametrize(("batch", "longest", "tokens"), [(64, None, 64), (2000, None, 512), (2000, 100, 100)])
+def test_the_largest_step_is_what_is_measured(
+    batch: int, longest: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter, compute = Meter(), Runner.compute
+
+    def spy(runner: Runner, prefills: Any, decodes: Any, counts: Any) -> Any:
+        meter.log.append([len(span.tokens) for span in prefills])
+        return compute(runner, prefills, decodes, counts)
+
+    def drawn(logits: torch.Tensor, params: Any, points: Any) -> list[Any]:
+        meter.log.append(tuple(logits.shape))
+        return []
+
+    monkeypatch.setattr(Runner, "compute", spy)
+    monkeypatch.setattr(memory, "sample", drawn)
+    settings = EngineSettings(max_batch_tokens=batch, max_model_len=longest, max_sequences=20, block_size=16)
+    assert peak_of_step(tiny(), SDPA, settings, meter) == 123
+    assert meter.log == ["start", [tokens], (20, 300), "peak"]
+
+
+def test_what_graphs_keep_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Capturable(SdpaDecode):
+        capturable = True
+
+        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool) -> Attend:
+            meter.log.append(tuple(table.shape))
+            return super().prepare(table, lengths, pool)
+
+    meter = Meter()
+    backends = replace(SDPA, decode=Capturable())
+    settings = EngineSettings(max_batch_tokens=64, max_sequences=3, speculate=2, block_size=16)
+    assert peak_of_step(tiny(), backends, settings, meter) == 2 * 123
+    # Nine rows of the model's 512 tokens, after the prompt.
+    assert meter.log == ["start", "peak", "start", (9, 32), "peak"]
+
+
+def test_blocks_follow_the_memory_allowed() -> None:
+    loaded = tiny()
+    block = loaded.shape.block_bytes(16, loaded.dtype)
+    assert count_blocks(loaded, SDPA, EngineSettings(kv_memory=10.5 * block)) == 10
+    assert count_blocks(loaded, SDPA, EngineSettings(num_blocks=7)) == 7
+    with pytest.raises(SettingsError, match="raise kv_memory"):
+        count_blocks(loaded, SDPA, EngineSettings(kv_memory=1.5 * block))

@@ -1,0 +1,119 @@
+"""Replayed steps of an engine on a device: equal to eager ones, and captured beside other threads."""
+
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from tests.gpu.check import Check, Figures, Missed, NotHere
+from tests.gpu.engine import loaded_on, prompts_of
+
+
+def replay_equals_eager(device: torch.device) -> Figures:
+    """The same padded steps, captured and not, in bfloat16; and nothing in them waits for the device."""
+    from kvproxy.engine.attention.backend import choose
+    from kvproxy.engine.graphs import CudaCapture, DecodeGraphs, plainly
+    from kvproxy.engine.pool import KVPool
+    from kvproxy.engine.span import Span
+    from tests.engine.models import random_model
+
+    if device.type != "cuda":
+        raise NotHere("graphs are CUDA's")
+    model = random_model("llama").to(torch.bfloat16)
+    loaded = loaded_on("llama", model, device)
+    pool = KVPool(loaded.shape, 40 * 32 + 1, 16, loaded.dtype, device)
+    pool.data.normal_()
+    decode = choose(device, loaded.dtype, loaded.shape.head_dim).decode
+
+    def forward(step: Any) -> torch.Tensor:
+        output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, step=step)
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    make = partial(DecodeGraphs, forward, pool, decode, most=40, width=32)
+    captured, plain = make(capture=CudaCapture(device)), make(capture=plainly)
+    equal, worst = 0, 0.0
+    chance = torch.Generator().manual_seed(0)
+    for rows in (40, 1, 17, 3, 8, 33, 2):
+        # No block in two tables: rows that wrote the same slot would do so in any order.
+        tables = (torch.randperm(40 * 32, generator=chance) + 1).view(40, 32).tolist()
+        tokens = torch.randint(0, 300, (rows,), generator=chance).tolist()
+        places = torch.randint(0, 512, (rows,), generator=chance).tolist()
+        spans = [
+            Span([token], at, table[: at // 16 + 1])
+            for token, at, table in zip(tokens, places, tables[:rows], strict=True)
+        ]
+        right = plain(spans).clone()
+        found = captured(spans).clone()
+        equal += torch.equal(found, right)
+        worst = max(worst, float((found - right).float().norm() / right.float().norm()))
+    figures = {"steps": "7", "bitwise equal": str(equal), "worst error": f"{worst:.1e}"}
+    if not worst <= 1e-2:
+        raise Missed("replayed steps differ", figures)
+    return figures
+
+
+def strict_bfloat16(device: torch.device) -> Figures:
+    """Strict answers in bfloat16: the same cold, warm, in company, replayed and eager."""
+    from kvproxy.engine.graphs import plainly
+    from tests.engine.models import random_model
+    from tests.engine.tiered import Driven
+
+    loaded = loaded_on("llama", random_model("llama").to(torch.bfloat16), device)
+    found: dict[str, list[list[int]]] = {}
+    for name, graphs in (("replayed", True), ("eager", False)):
+        capture = plainly if device.type == "cpu" and graphs else None
+        driven = Driven(loaded, {}, capture=capture, num_blocks=400, strict=True, cuda_graphs=graphs)
+        for turn in ("cold", "warm"):
+            for number, prompt in enumerate(prompts_of()):
+                driven.submit(f"{turn}{number}", prompt)
+                if turn == "cold":
+                    driven.run()
+            driven.run()
+            found[f"{name}, {turn}"] = [driven.tokens[f"{turn}{number}#0"] for number in range(len(prompts_of()))]
+    first = found["replayed, cold"]
+    wrong = [name for name, answers in found.items() if answers != first]
+    if wrong:
+        raise Missed(f"answers differ from the replayed, cold ones: {', '.join(wrong)}", {})
+    return {"answers": str(len(first)), "the same": ", ".join(found)}
+
+
+def capture_beside_a_thread(device: torch.device) -> Figures:
+    """Steps are captured while another thread allocates and frees on the device, as FAISS does while it builds."""
+    from tests.engine.models import random_model
+    from tests.engine.tiered import Driven
+
+    if device.type != "cuda":
+        raise NotHere("graphs are CUDA's")
+    loaded = loaded_on("llama", random_model("llama"), device)
+    over = threading.Event()
+    held: list[torch.Tensor] = []
+
+    def allocate() -> None:
+        # More than torch has cached, so that each of them asks CUDA.
+        while not over.is_set() and len(held) < 300:
+            held.append(torch.empty(24 << 20, dtype=torch.uint8, device=device))
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    try:
+        for _ in range(5):
+            driven = Driven(loaded, {}, num_blocks=200)
+    finally:
+        over.set()
+        thread.join()
+    driven.submit("a", prompts_of()[0])
+    driven.run()
+    if not driven.engine._runner.replays:
+        raise Missed("nothing was captured", {})
+    return {"engines captured": "5", "allocations meanwhile": str(len(held))}
+
+
+CHECKS = (
+    Check("graph replay equals eager", 60, replay_equals_eager),
+    Check("strict answers in bfloat16", 60, strict_bfloat16, rehearsed=True),
+    Check("capture beside another thread", 40, capture_beside_a_thread),
+)

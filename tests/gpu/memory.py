@@ -1,0 +1,137 @@
+"""Memory: pools beyond what 32 bits count, what a step takes, page-locked chunks of 32 MiB."""
+
+import time
+
+import torch
+
+from tests.gpu import seven
+from tests.gpu.check import Check, Figures, Missed, NotHere
+from tests.gpu.scale import scale_of
+
+
+def large_pool(device: torch.device) -> Figures:
+    """Blocks beyond 2^31 elements of a layer's keys: written, read, copied and attended to like the first ones."""
+    from kvproxy.engine.attention.backend import choose
+    from kvproxy.engine.pool import KVPool, KVShape
+
+    shape = scale_of(device).shape
+    element = 16 * shape.kv_heads * shape.head_dim
+    blocks = (1 << 31) // element + 64 if device.type == "cuda" else 200
+    if device.type == "cuda" and 2 * 2 * blocks * element > 0.8 * torch.cuda.mem_get_info(device)[0]:
+        raise NotHere("a pool of 2^31 elements a layer does not fit this GPU")
+    pool = KVPool(KVShape(1, shape.kv_heads, shape.head_dim), blocks, 16, torch.bfloat16, device)
+    low, high = list(range(1, 33)), list(range(blocks - 32, blocks))
+    pool.data[:, :, 1:33] = torch.randn_like(pool.data[:, :, 1:33])
+    pool.copy_blocks(list(zip(low, high, strict=True)))
+    # As the model's layers write their keys.
+    rows = torch.randn(16, *pool.data.shape[4:], device=device, dtype=torch.bfloat16)
+    for block in (low[3], high[3]):
+        pool.layer(0)[0].view(-1, *rows.shape[1:])[torch.arange(16, device=device) + block * 16] = rows
+    query = torch.randn(1, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16)
+    decode = choose(device, torch.bfloat16, shape.head_dim).decode
+
+    def attended(table: list[int]) -> torch.Tensor:
+        rows = torch.tensor([table], dtype=torch.int32, device=device)
+        return decode.prepare(rows, torch.tensor([500], device=device), pool)(query, pool.layer(0), pool.layer(0), None)
+
+    out = torch.empty((1, 2, 32, *pool.data.shape[3:]), dtype=torch.bfloat16, pin_memory=device.type == "cuda")
+    pool.read_blocks(high, out)()
+    figures = {"elements of a layer's keys": f"{blocks * element:,}", "attention": decode.name}
+    for what, same in (
+        ("copied or written", torch.equal(pool.data[:, :, low], pool.data[:, :, high])),
+        ("read", torch.equal(out, pool.data[:, :, low].cpu())),
+        ("attended to", torch.equal(attended(low), attended(high))),
+    ):
+        if not same:
+            raise Missed(f"the last blocks are {what} differently from the first", figures)
+    return figures
+
+
+def peak_memory(device: torch.device) -> Figures:
+    """A pool of nine tenths of the memory leaves the largest step its room; what was measured is what it takes."""
+    from kvproxy.engine.attention.backend import choose
+    from kvproxy.engine.engine import Engine
+    from kvproxy.engine.memory import CudaMeter, peak_of_step
+    from kvproxy.settings import EngineSettings
+
+    if device.type != "cuda":
+        raise NotHere("memory is measured on CUDA")
+    seven.free()
+    loaded = seven.model(device)
+    settings = EngineSettings(kv_memory=0.9, max_batch_tokens=8192)
+    backends = choose(device, loaded.dtype, loaded.shape.head_dim)
+    expected = peak_of_step(loaded, backends, settings, CudaMeter(device))
+    engine = Engine(loaded, settings)
+    meter = CudaMeter(device)
+    meter.start()
+    seven.answer(engine, seven.random_tokens(device, 8192))
+    free, total = torch.cuda.mem_get_info(device)
+    figures = {
+        "largest step": f"{meter.peak() / 2**30:.2f} GiB, measured before {expected / 2**30:.2f}",
+        "blocks": f"{engine.manager.pool.num_blocks:,}",
+        "left": f"{free / 2**30:.2f} of {total / 2**30:.1f} GiB",
+    }
+    if meter.peak() > 1.1 * expected:
+        raise Missed("a step takes more than was measured for it", figures)
+    return figures
+
+
+def large_chunks(device: torch.device) -> Figures:
+    """A cold prompt leaves every one of its chunks, 32 MiB each, in host memory; a reload finds them and says the same."""
+    scale = scale_of(device)
+    chunks = scale.context // scale.chunk
+    tiers = {"host": 16 << 30, "chunk_tokens": scale.chunk}
+    engine = seven.engine(device, 4 * scale.context, tiers, max_batch_tokens=scale.context // 4)
+    prompt = seven.random_tokens(device, scale.context + 1)
+    first, cold = seven.answer(engine, prompt, 2)
+    began = time.perf_counter()
+    assert engine.tiers.chain.flush(60)
+    settled = time.perf_counter() - began
+    engine.manager.reset_prefix_cache()
+    again, warm = seven.answer(engine, prompt, 2)
+    (host,) = engine.tiers.chain.figures()
+    arena = engine.tiers._chunks._arena
+    held = host.bytes / max(1, host.chunks)
+    figures = {
+        "chunks": f"{host.chunks} of {chunks} saved, {held / 2**20:.1f} MiB each, {host.hits} loaded, {host.dropped} dropped",
+        "cold": f"{cold:.3f} s, and {settled:.3f} s until all was put away",
+        "from the tier": f"{warm:.3f} s, {host.bytes_loaded / warm / 1e9:.1f} GB/s",
+        "page-locked": "nothing"
+        if arena is None
+        else f"{arena.allocated / 2**30:.2f} GiB for {host.bytes / 2**30:.2f}",
+    }
+    engine.close()
+    if host.chunks != chunks or host.hits != chunks:
+        raise Missed(f"{host.chunks} chunks saved and {host.hits} loaded, of {chunks}", figures)
+    if first != again:
+        raise Missed("answers differ after a reload", figures)
+    if arena is not None and arena.allocated > 1.2 * host.bytes + (1 << 30):
+        raise Missed("page-locked memory is more than the chunks need", figures)
+    return figures
+
+
+def overlapping_copies(device: torch.device) -> Figures:
+    """Steps of a prompt while its chunks are copied to the host, against the same steps without tiers."""
+    scale = scale_of(device)
+    took: dict[str, float] = {}
+    for name, tiers in (("without", None), ("with", {"host": 16 << 30, "chunk_tokens": scale.chunk})):
+        engine = seven.engine(device, 6 * scale.context, tiers, max_batch_tokens=scale.context // 4)
+        times = [seven.answer(engine, seven.random_tokens(device, scale.context))[1] for _ in range(4)][1:]
+        took[name] = min(times)
+        engine.close()
+        del engine
+    ratio = took["with"] / took["without"]
+    figures = {
+        f"prompt of {scale.context}": f"{took['with']:.3f} s with tiers, {took['without']:.3f} s without ({ratio:.2f})"
+    }
+    if scale.judged and ratio > 1.15:
+        raise Missed(f"copies hold up the steps: {ratio:.2f} times as long, goal 1.15", figures)
+    return figures
+
+
+CHECKS = (
+    Check("a pool beyond 2^31 elements a layer", 40, large_pool, rehearsed=True),
+    Check("a step's memory beside a large pool, 7B", 60, peak_memory),
+    Check("chunks of 32 MiB there and back, 7B", 60, large_chunks, rehearsed=True),
+    Check("copies beside steps, 7B", 60, overlapping_copies, rehearsed=True),
+)

@@ -1,0 +1,28 @@
+"""A process that writes chunks until it is killed: `python -m tests.tiers.chunk_writer FOLDER`. It imports no torch."""
+
+import sys
+from pathlib import Path
+
+from kvproxy.tiers.codec import ChunkName, header_bytes, seal
+from kvproxy.tiers.disk import DiskStore
+
+PAYLOAD = 300_000
+
+
+def name_of(number: int) -> ChunkName:
+    return ChunkName(b"f" * 32, number.to_bytes(32, "big"), [number, number + 1])
+
+
+def main(folder: Path) -> None:
+    """Write one chunk after the other, and say which."""
+    store = DiskStore(folder, 1 << 30)
+    for number in range(10_000):
+        name = name_of(number)
+        buffer = bytearray(header_bytes(name)) + bytes([number % 256]) * PAYLOAD
+        seal(memoryview(buffer), name)
+        store.put(name.key, buffer)
+        print(number, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

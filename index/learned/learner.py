@@ -18,7 +18,7 @@ from kvproxy.index.observations import Observation
 
 ENOUGH = 8.0
 """Expected errors among the comparisons of a namespace from which on `checked` is not asked any more."""
-_EXPLORED = 0.5
+_EXPLORED = 0.4
 _LEAST_EXPLORED = 0.01
 _KNOWN = 50.0  # Expected errors from which on less is explored.
 _NEW = 50  # Comparisons before which nothing is explored: a namespace so small has little to learn from.

@@ -12,7 +12,9 @@ _LEAST = 5e-4
 _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
 _REMEMBERED = 1500.0  # Requests that the plan is made from.
 _HORIZON = 500  # Answers ahead that the allowance is planned for.
-_SHARE = 0.9  # Of the bound, at most, that is planned to be used, so that what has been saved is spent slowly.
+_SHARE = 1.1  # Of the bound, at most, that is planned to be used, so that what has been saved is spent slowly.
+_REACH, _FARTHEST = 6.0, 0.15
+_LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _JUDGE_SLIPS, _JUDGE_REPEATS = 1.0, 50.0  # A judge of whom nothing is known errs in 2% of comparisons.
 _TIMES = 5.0  # The error of a single answer, at most, as a multiple of the bound.
@@ -46,7 +48,7 @@ class Level:
     @property
     def reach(self) -> float:
         """The largest error of comparisons that tell whether the errors are right."""
-        return min(0.15, 3 * self.max_error)
+        return min(_FARTHEST, _REACH * self.max_error)
 
     @property
     def bound(self) -> float:
@@ -105,7 +107,7 @@ class Level:
         """Choose the level so that what is served on average uses the allowance of the answers to come, and no more."""
         allowed = most_expected(self.max_error * max(self.served + _HORIZON, FROM))
         left = (allowed - self.risk * self.factor) / _HORIZON if self.factor < math.inf else 0.0
-        share = min(left, _SHARE * self.max_error) / max(self.factor, 1.0)
+        share = min(left, _SHARE * self.max_error) / max(self.factor, _LEAST_FACTOR)
         total = np.cumsum(self.spread)
         mean = np.cumsum(self.spread * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= share) & (total > 0))

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvproxy.index.embedder import MicroBatcher
+from kvproxy.index.batching import MicroBatcher
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.learned.classes import Settled, digest, rivals, settle
 from kvproxy.index.lookup import Judged, Lookup
-from kvproxy.index.observations import Observation
-from kvproxy.index.policies.policy import Learns, Status
+from kvproxy.index.observations import Observation, Observations
+from kvproxy.index.policies.policy import Learns, Overall, Status
 from kvproxy.index.store import Answer, Store
 
 _log = logging.getLogger("kvproxy")
@@ -42,26 +42,36 @@ class Learned:
 
 
 class Learning:
-    """Keeps the classes of answers, and hands observations to the policy.
+    """Keeps the classes of answers, and observations of what was right; a policy that learns is handed them.
 
     Args:
         store: the responses.
         batcher: embeds.
         embedder: its name.
-        policy: learns.
+        observations: where they are kept.
+        policy: what learns from them; None where the policy does not.
         unindex: keeps entries for equal requests only.
     """
 
-    def __init__(self, store: Store, batcher: MicroBatcher, embedder: str, policy: Learns, unindex: Unindex) -> None:
+    def __init__(
+        self,
+        store: Store,
+        batcher: MicroBatcher,
+        embedder: str,
+        observations: Observations,
+        policy: Learns | None,
+        unindex: Unindex,
+    ) -> None:
         self._store = store
         self._batcher = batcher
         self._embedder = embedder
+        self._observations = observations
         self._policy = policy
         self._unindex = unindex
 
     def served(self, lookup: Lookup) -> None:
         """A lookup's entry was served; what the policy keeps its bound by. Costs nothing."""
-        if lookup.judged is not None:
+        if self._policy is not None and lookup.judged is not None:
             self._policy.served(lookup.namespace, lookup.judged.noted.error)
 
     async def alike(self, cached: str, said: str, fresh: str) -> float:
@@ -120,12 +130,12 @@ class Learning:
             judged.noted.features,
             judged.noted.error,
             1.0 if served else judged.chance,
-            await asyncio.to_thread(self._policy.vetoes, lookup.question, judged.candidate.prompt),
+            await asyncio.to_thread(self._vetoes, lookup.question, judged.candidate.prompt),
             joined,
             judged.noted.checked,
             digest(lookup.question) == digest(judged.candidate.prompt),
         )
-        await asyncio.to_thread(self._policy.learn, [seen])
+        await asyncio.to_thread(self._keep, [seen])
         return Learned(found.right, joined)
 
     async def _compared(self, judged: Judged, same: Compare) -> Settled | None:
@@ -161,17 +171,31 @@ class Learning:
                 answer=judged.candidate.answer,
                 features=judged.noted.features,
                 error=judged.noted.error,
-                vetoes=self._policy.vetoes(lookup.question, entry.prompt),
+                vetoes=self._vetoes(lookup.question, entry.prompt),
                 accepted=judged.accepted,
             )
         if not right:
             await asyncio.to_thread(self._store.leave_class, [entry.id])
-        await asyncio.to_thread(self._policy.learn, [verdict])
+        await asyncio.to_thread(self._keep, [verdict])
 
-    async def status(self, namespace: str) -> Status:
-        """What a namespace has learned."""
-        return await asyncio.to_thread(self._policy.status, namespace)
+    def _vetoes(self, question: str, cached: str) -> tuple[str, ...]:
+        return () if self._policy is None else self._policy.vetoes(question, cached)
+
+    def _keep(self, observations: Sequence[Observation]) -> None:
+        if self._policy is None:
+            self._observations.add(observations)
+        else:
+            self._policy.learn(observations)
+
+    async def status(self, namespace: str) -> Status | None:
+        """What a namespace has learned; None where the policy does not learn."""
+        return None if self._policy is None else await asyncio.to_thread(self._policy.status, namespace)
+
+    def overall(self) -> Overall | None:
+        """What the namespaces that were asked in since the start have learned; None where the policy does not learn."""
+        return None if self._policy is None else Overall.of(list(self._policy.statuses().values()))
 
     def flush(self) -> None:
         """Keep what was served since the last observations, and take in what other proxies have learned."""
-        self._policy.flush()
+        if self._policy is not None:
+            self._policy.flush()

@@ -130,10 +130,21 @@ def _candidate(head: Head, similarity: float, decision: Decision | None, barred:
 
 
 def _judged(ruling: Ruling, near: Sequence[Candidate]) -> Judged | None:
-    if ruling.noted is None:
-        return None
+    noted = ruling.noted
+    if noted is None:
+        place = _telling(ruling)
+        if place is None:
+            return None
+        noted = Noted(place, None, 0.0)
     accepted = ruling.chosen is not None
-    return Judged(near[ruling.noted.place], ruling.noted, tuple(near), accepted, ruling.chance if accepted else 1.0)
+    return Judged(near[noted.place], noted, tuple(near), accepted, ruling.chance if accepted else 1.0)
+
+
+def _telling(ruling: Ruling) -> int | None:
+    """The neighbour whose answer tells most, where a policy notes none: the chosen, or the one that came closest to it."""
+    scored = [place for place, decision in enumerate(ruling.decisions) if decision.score is not None]
+    closest = max(scored, key=lambda place: ruling.decisions[place].score or 0.0, default=None)
+    return closest if ruling.chosen is None else ruling.chosen
 
 
 def _barred(head: Head, rejected: set[str]) -> Verdict | None:

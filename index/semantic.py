@@ -15,7 +15,7 @@ from kvproxy.index.errors import EmbedderError
 from kvproxy.index.learning import Learning
 from kvproxy.index.lookup import Lookup, judge
 from kvproxy.index.neighbours import open_neighbours
-from kvproxy.index.observations import Observation, Observations
+from kvproxy.index.observations import Observations
 from kvproxy.index.policies.policy import Limits, Policy
 from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, Put, Store, Written
@@ -56,10 +56,10 @@ class SemanticCache:
         self._writes = WriteBatcher(self._write)
         self.learning = (
             None
-            if policy.learns is None
-            else Learning(store, self._batcher, embedder.name, policy.learns, self.unindex)
+            if observations is None
+            else Learning(store, self._batcher, embedder.name, observations, policy.learns, self.unindex)
         )
-        """What learns from fresh answers; None where the policy does not."""
+        """What learns from fresh answers; None where nothing is remembered."""
 
     def rebuild(self) -> int:
         """Embed what has no vector of this embedder, and get ready to search; how many entries were embedded.
@@ -129,6 +129,11 @@ class SemanticCache:
         """The entry with an id, expired or not."""
         return await asyncio.to_thread(self._store.get, id)
 
+    async def similarity(self, one: str, other: str) -> float:
+        """Cosine of two texts."""
+        first, second = await asyncio.gather(self._batcher.embed(one), self._batcher.embed(other))
+        return float(first @ second)
+
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
         """A person's verdict: a rejected entry is served for equal requests only, until it is approved.
 
@@ -138,8 +143,6 @@ class SemanticCache:
         if self.learning is not None:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
             await self.learning.feedback(entry, right, lookup)
-        elif self.observations is not None:
-            await asyncio.to_thread(self.observations.add, [Observation.verdict(entry.id, right, entry.namespace)])
 
     async def unindex(self, ids: Sequence[str]) -> None:
         """Keep entries for equal requests only."""

@@ -211,6 +211,10 @@ class LearnedPolicy:
             sum(odds > 0.1 for odds in learner.doubts.odds.values()),
         )
 
+    def statuses(self) -> dict[str, Status]:
+        """Those of the namespaces that were asked in since the start."""
+        return {namespace: self.status(namespace) for namespace in list(self._learners)}
+
 
 def _most(limits: Limits) -> float:
     return 1.0 if limits.max_error is None else limits.max_error

@@ -124,6 +124,45 @@ class Status:
     doubted: int
 
 
+@dataclass(frozen=True, slots=True)
+class Overall:
+    """What several namespaces have learned, together.
+
+    Attributes:
+        namespaces: that were asked in.
+        serving: of them, those that decide by themselves.
+        observations, served, expected_wrong: sums; see `Status`.
+        would_serve: the mean share of requests that is let through, each namespace counting as much as was observed of it.
+        bound: the largest of all.
+        max_error: the bound that was asked for; 0 before anything was asked.
+    """
+
+    namespaces: int
+    serving: int
+    observations: int
+    served: int
+    expected_wrong: float
+    would_serve: float
+    bound: float
+    max_error: float
+
+    @classmethod
+    def of(cls, statuses: Sequence[Status]) -> "Overall":
+        """The sum of some."""
+        observed = sum(status.observations for status in statuses)
+        through = sum(status.would_serve * status.observations for status in statuses)
+        return cls(
+            len(statuses),
+            sum(status.serves for status in statuses),
+            observed,
+            sum(status.served for status in statuses),
+            sum(status.expected_wrong for status in statuses),
+            through / observed if observed else 0.0,
+            max((status.bound for status in statuses), default=0.0),
+            max((status.max_error for status in statuses), default=0.0),
+        )
+
+
 class Learns(Protocol):
     """What learns from observations. Safe to use from several threads; all but `served` may raise a CacheStoreError."""
 
@@ -138,6 +177,9 @@ class Learns(Protocol):
 
     def status(self, namespace: str) -> Status:
         """What a namespace has learned, to be shown."""
+
+    def statuses(self) -> dict[str, Status]:
+        """Those of the namespaces that were asked in since the start."""
 
     def flush(self) -> None:
         """Keep what was served since the last observations, and take in what other proxies have learned."""

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from kvproxy.index.policies.verified import VerifiedPolicy
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,7 +27,6 @@ from kvproxy.index.embedder import HashEmbedder
 from kvproxy.index.observations import Observation, Observations, SqliteObservations
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Policy
-from kvproxy.index.policies.verified import VerifiedPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import ResponseStore

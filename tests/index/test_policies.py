@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvproxy.index.policies.population import Population, coordinate, likelihood
+from kvproxy.index.policies.verified import VerifiedPolicy
+from tests.benchmarks.verified_policy import simulate
 
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.observations import History, Observation
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, best
-from kvproxy.index.policies.population import Population, coordinate, likelihood
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.policies.verified import VerifiedPolicy
 from kvproxy.index.verifier.overlap import OverlapVerifier
-from tests.benchmarks.verified_policy import simulate
 from tests.reference.memory_observations import MemoryObservations
 
 

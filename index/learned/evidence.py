@@ -9,6 +9,7 @@ REACH = 24
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
 _WIDTH = 0.05  # A neighbour this much farther away has a third of the weight.
 _NEAREST = 5
+_WIDEST = 5.0  # Margins beyond half a cosine say no more.
 
 
 def evidence(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
@@ -31,7 +32,7 @@ def evidence(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
         [
             1.0,
             (near[0] - 0.8) * 5,
-            min((near[0] - other) * 10, 5.0),
+            min((near[0] - other) * 10, _WIDEST),
             -np.log(rivals + 0.01) - 2,
             (near[:_NEAREST].mean() - 0.7) * 5,
             own[:_NEAREST].mean() * 2,

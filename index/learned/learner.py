@@ -75,7 +75,9 @@ class Learner:
     @classmethod
     def new(cls, prior: Prior, max_error: float) -> "Learner":
         """A namespace of which nothing was seen."""
-        return cls(prior.score(), Level(max_error, wrong=prior.wrong, expected=prior.expected))
+        level = Level(max_error, wrong=prior.wrong, expected=prior.expected)
+        level.measure()
+        return cls(prior.score(), level)
 
     def find(self, near: Sequence[Near]) -> Finding | None:
         """What is thought of the nearest neighbour whose class is not gone; None without one."""

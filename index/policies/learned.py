@@ -3,6 +3,7 @@
 Until a namespace has shown enough, `checked` decides. See docs/semantic-cache.md for the guarantee and its assumptions.
 """
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -76,7 +77,9 @@ class LearnedPolicy:
         if decision.verdict == "accepted":
             return Ruling(decisions, finding.place, learner.chance(finding.error), noted)
         error = learner.checked_error
-        if self._checked is None or learner.ready or not learner.checked_allowed or error > _most(limits):
+        # What is within the level is decided, so that a stricter request never gets what a plain one would not.
+        decided = learner.ready or finding.error <= learner.level.level
+        if self._checked is None or decided or not learner.checked_allowed or not error <= _most(limits):
             return Ruling(decisions, None, 0.0, noted)
         return self._by_checked(question, neighbours, limits, decisions, noted, error, learner.checked_chance)
 
@@ -94,7 +97,7 @@ class LearnedPolicy:
             self.floor, limits.similarity or 0.0
         ):  # So that what is no number is refused too.
             return Decision("below threshold", error=error)
-        if error > learner.level.level or error * max(learner.level.factor, 1.0) > _most(limits):
+        if not (error <= learner.level.level and error * max(learner.level.factor, 1.0) <= _most(limits)):
             return Decision("uncertain", error=error)
         veto = learner.doubts.standing(nearest.answer, self.vetoes(question, nearest.prompt))
         if veto is not None:
@@ -217,4 +220,4 @@ class LearnedPolicy:
 
 
 def _most(limits: Limits) -> float:
-    return 1.0 if limits.max_error is None else limits.max_error
+    return math.inf if limits.max_error is None else limits.max_error

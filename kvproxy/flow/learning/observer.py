@@ -72,7 +72,9 @@ class Observer:
         while True:
             comparison = await self._queue.get()
             try:
-                self.counts[await self._observe(comparison)] += 1
+                result = await self._observe(comparison)
+                if comparison.lookup.judged is not None:
+                    self.counts[result] += 1
             except CacheStoreError as error:
                 _log.error("an observation was not stored: %s", error)
             except Exception as error:

@@ -1,4 +1,4 @@
-"""kvproxy calibrate: what each policy would serve of labelled pairs, and the level for a target error."""
+"""kvproxy calibrate: what each policy would serve of labelled pairs, and the level for a target error; or of a stream."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    pairs: Annotated[Path, typer.Argument(help='JSON lines {"a", "b", "same"}, gzipped where it ends in .gz.')],
+    pairs: Annotated[
+        Path | None,
+        typer.Argument(help='JSON lines {"a", "b", "same"}, gzipped where it ends in .gz.', show_default=False),
+    ] = None,
     target_error: Annotated[
         float, typer.Option(help="Largest share of wrong answers among those served.", min=0.0, max=1.0)
     ] = 0.05,
@@ -22,6 +25,21 @@ def calibrate(
     verifier: Annotated[
         str | None, typer.Option(help="As for serve; none leaves the policy checked out.", show_default=False)
     ] = None,
+    stream: Annotated[
+        Path | None,
+        typer.Option(help='Replay JSON lines {"text", "answer"} in their order instead.', show_default=False),
+    ] = None,
+    max_error: Annotated[
+        float, typer.Option(help="With --stream: the bound that learned keeps.", min=0.0001, max=0.5)
+    ] = 0.02,
+    judge: Annotated[
+        str,
+        typer.Option(help="With --stream: equality where answers are labels, similarity where they are texts."),
+    ] = "equality",
+    judge_error: Annotated[
+        float, typer.Option(help="With --stream: the share of comparisons that its judge gets wrong.", min=0.0, max=0.5)
+    ] = 0.0,
+    orders: Annotated[int, typer.Option(help="With --stream: replay learned in so many random orders too.", min=0)] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write the curves as .png or .svg.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
@@ -29,8 +47,29 @@ def calibrate(
 
     The level of threshold and guards is the cosine similarity, that of checked the verifier's probability.
 
-    Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
+    With --stream, questions are asked one after the other as a proxy would be: what is not served is answered, stored and
+    learned from. It reports the hit rate and the wrong answers of learned, checked, and the best fixed cosine in hindsight.
+
+    Examples: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
+
+    kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
     """
+    from kvproxy.errors import SettingsError
+
+    if (pairs is None) == (stream is None):
+        raise SettingsError("give a file of pairs, or a stream: kvproxy calibrate PAIRS, or --stream FILE")
+    if stream is not None:
+        from kvproxy.commands.calibrate_stream import replay_stream
+
+        replay_stream(stream, max_error, judge, judge_error, orders, embedder, verifier, plot, as_json)
+        return
+    assert pairs is not None
+    _of_pairs(pairs, target_error, embedder, verifier, plot, as_json)
+
+
+def _of_pairs(
+    pairs: Path, target_error: float, embedder: str | None, verifier: str | None, plot: Path | None, as_json: bool
+) -> None:
     from kvproxy.errors import NotFound, SettingsError
     from kvproxy.index.calibrate import Levels
     from kvproxy.index.calibrate import calibrate as measure

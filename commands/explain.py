@@ -8,7 +8,7 @@ import typer
 from kvproxy.commands.bodies import Api, api_of, credentials, read_body
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
-from kvproxy.commands.output import print_facts, print_json
+from kvproxy.commands.output import percent, print_facts, print_json
 from kvproxy.commands.table import digest, print_table, text
 
 
@@ -76,6 +76,8 @@ def _render(found: dict[str, Any]) -> None:
             *((name, semantic[name]) for name in ("policy", "threshold", "level", "max_error") if semantic.get(name)),
         ]
     )
+    if semantic.get("learned"):
+        typer.echo(_learned(semantic["learned"]))
     if semantic.get("reason"):
         typer.echo(f"similar    {semantic['reason']}")
     elif not semantic["neighbours"]:
@@ -91,6 +93,14 @@ def _render(found: dict[str, Any]) -> None:
         typer.echo("prefix     unknown: the upstream keeps its own; serve with --kv-events to see into it")
     else:
         _render_prefix(prefix)
+
+
+def _learned(status: dict[str, Any]) -> str:
+    who = "learned decides" if status["serves"] else "checked decides until more is known"
+    return (
+        f"learned    {status['observations']:,} answers compared, {who}; {percent(status['would_serve'])} would be served,"
+        f" {status['served']:,} were, at most {percent(status['bound'])} of them wrong"
+    )
 
 
 def _row(near: dict[str, Any]) -> tuple[object, ...]:

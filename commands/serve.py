@@ -60,7 +60,7 @@ def serve(
     chunk_tokens: Annotated[int | None, Flag(help="Tokens in a chunk.", show_default="256")] = None,
     policy: Annotated[
         str | None,
-        Flag(help="What decides over similar questions: threshold, checked or verified.", show_default=False),
+        Flag(help="What decides over similar questions: learned, checked or threshold.", show_default=False),
     ] = None,
     max_entries: Annotated[int | None, Flag(help="Store at most this many responses.", show_default=False)] = None,
     max_bytes: Annotated[
@@ -70,10 +70,10 @@ def serve(
         float | None, Flag(help="Least cosine similarity of a semantic hit, from 0 to 1.", show_default=False)
     ] = None,
     level: Annotated[
-        float | None, Flag(help="Least probability of the verifier, for the policy checked.", show_default=False)
+        float | None, Flag(help="Least probability of the verifier, for checked and learned.", show_default=False)
     ] = None,
     max_error: Annotated[
-        float | None, Flag(help="Largest share of wrong answers among those served, for the policy verified.")
+        float | None, Flag(help="Largest share of wrong answers among those served, for the policy learned.")
     ] = None,
     verifier: Annotated[
         str | None, Flag(help="Model that reads both questions: built-in, or a CrossEncoder.", show_default=False)

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,6 +35,7 @@ class Sample:
         entries: stored responses.
         blocks: figures of the prefix cache; None where an upstream keeps its own.
         tiers: what is kept outside the pool.
+        learned: what the policy learned knows, by name; empty under another policy.
     """
 
     at: float
@@ -43,6 +44,7 @@ class Sample:
     entries: int
     blocks: dict[str, Any] | None
     tiers: list[dict[str, Any]]
+    learned: dict[str, float] = field(default_factory=dict)
 
 
 def top(
@@ -102,7 +104,7 @@ def take(client: ProxyClient) -> Sample:
 
     requests: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
-    entries = 0
+    entries, learned = 0, dict[str, float]()
     for family in text_string_to_metric_families(client.text("/metrics")):
         for sample in family.samples:
             if sample.name == "kvproxy_requests_total":
@@ -111,8 +113,10 @@ def take(client: ProxyClient) -> Sample:
                 seconds[sample.labels["layer"]] += sample.value  # type: ignore[assignment]
             elif sample.name == "kvproxy_cache_entries":
                 entries = int(sample.value)
+            elif sample.name == "kvproxy_learned":
+                learned[sample.labels["of"]] = sample.value
     blocks, tiers = _ask(client, "/admin/blocks/stats"), _ask(client, "/admin/blocks/tiers")
-    return Sample(time.monotonic(), requests, seconds, entries, blocks, tiers or [])
+    return Sample(time.monotonic(), requests, seconds, entries, blocks, tiers or [], learned)
 
 
 def _ask(client: ProxyClient, path: str) -> Any:
@@ -142,6 +146,7 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
         "entries": now.entries,
         "blocks": now.blocks,
         "tiers": now.tiers,
+        "learned": now.learned,
     }
 
 
@@ -159,8 +164,22 @@ def _page(figures: dict[str, Any]) -> "Group":
         table.add_row(layer, f"{rate:,.1f}", "-" if first is None else f"{first:,.1f}", f"{total:,}")
     share = figures["from_cache"]
     table.add_row("from the cache", "-" if share is None else percent(share), "", f"{figures['entries']:,} stored")
-    lines = [*_pool(figures["blocks"]), *(("tier", tier_line(tier)) for tier in figures["tiers"])]
+    lines = [
+        *_learned(figures["learned"]),
+        *_pool(figures["blocks"]),
+        *(("tier", tier_line(tier)) for tier in figures["tiers"]),
+    ]
     return Group(table, *(Text(f"{name:<14}  {value}") for name, value in lines))
+
+
+def _learned(learned: dict[str, float]) -> list[tuple[str, str]]:
+    if not learned:
+        return []
+    told = (
+        f"{learned['observations']:,.0f} answers compared, {percent(learned['would_serve'])} would be served,"
+        f" {learned['served']:,.0f} were; at most {percent(learned['bound'])} wrong"
+    )
+    return [("learned", told)]
 
 
 def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:

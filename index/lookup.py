@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.observations import History, Observations
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, Verdict, best
+from kvproxy.index.observations import Observations
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Policy, Ruling, Verdict
 from kvproxy.index.store import Head, Store
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A neighbour and what was decided of it; see `policies.policy.Decision`."""
+    """A neighbour and what was decided of it; see `policies.policy.Decision`. `answer`: the class of its answer."""
 
     id: str
     prompt: str
@@ -20,6 +20,26 @@ class Candidate:
     guard: str | None = None
     score: float | None = None
     error: float | None = None
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was decided by, kept until a fresh answer shows whether it was right.
+
+    Attributes:
+        candidate: whose answer would serve.
+        noted: by what; its place is among `near`.
+        near: the neighbours that were in question, nearest first.
+        accepted: it was found right.
+        chance: the probability with which it is forwarded all the same.
+    """
+
+    candidate: Candidate
+    noted: Noted
+    near: tuple[Candidate, ...]
+    accepted: bool
+    chance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +47,17 @@ class Lookup:
     """The entry to serve, if any, and every neighbour that was looked at, nearest first.
 
     Attributes:
+        namespace, question: what was asked, and where.
         chosen: the neighbour that is served, or would have been but is explored.
+        judged: what a fresh answer can teach, where the policy learns.
     """
 
     entry: Entry | None
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None = None
+    namespace: str = ""
+    question: str = ""
+    judged: Judged | None = None
 
     @property
     def similarity(self) -> float | None:
@@ -40,16 +65,15 @@ class Lookup:
         return self.chosen.similarity if self.entry is not None and self.chosen is not None else None
 
     @property
-    def comparable(self) -> Candidate | None:
-        """The neighbour whose answer tells most when a fresh one is there: the chosen, or the one that came closest to it."""
-        scored = [candidate for candidate in self.candidates if candidate.score is not None]
-        closest = max(scored, key=lambda candidate: (-(candidate.error or 0.0), candidate.score or 0.0), default=None)
-        return self.chosen or closest
-
-    @property
     def outcome(self) -> str:
         """One word for statistics: the verdict that decided, or `no neighbour`."""
-        telling = self.comparable or next(iter(self.candidates), None)
+        told = [candidate for candidate in self.candidates if candidate.verdict != "passed over"]
+        scored = max(
+            (candidate for candidate in told if candidate.score is not None),
+            key=lambda candidate: candidate.score or 0.0,
+            default=None,
+        )
+        telling = self.chosen or scored or next(iter(told), None)
         return telling.verdict if telling is not None else "no neighbour"
 
 
@@ -68,36 +92,63 @@ def judge(
     Args:
         namespace: where the question was asked; what belongs to another is not even looked at.
         near: (id, cosine), nearest first.
-        chance: uniform numbers below 1. Where the policy gives a bound on the error, a share of the hits as large as the bound
-            is explored: forwarded, so that the bound is tested. None explores nothing.
+        chance: uniform numbers below 1: a share of what is accepted, chosen by the policy, is explored: forwarded, so that the
+            policy learns. None explores nothing.
     """
     heads = store.heads([id for id, _ in near]) if near else {}
     found = [(heads[id], similarity) for id, similarity in near if id in heads and heads[id].namespace == namespace]
-    histories = observations.histories([head.id for head, _ in found], policy.scorer) if observations and found else {}
-    barred = [_barred(head, histories.get(head.id, History())) for head, _ in found]
+    rejected = observations.rejected([head.id for head, _ in found]) if observations and found else set()
+    barred = [_barred(head, rejected) for head, _ in found]
     open_ = [place for place, verdict in enumerate(barred) if verdict is None]
-    neighbours = [
-        Neighbour(found[place][0].prompt, found[place][1], histories.get(found[place][0].id, History()))
-        for place in open_
-    ]
-    decided = dict(zip(open_, policy.decide(question, neighbours, limits), strict=True))
-    decisions = [decided.get(place) or Decision(barred[place] or "expired") for place in range(len(found))]
-    place = best(decisions)
-    if place is not None and chance is not None and chance() < (decisions[place].error or 0.0):
-        decisions[place] = replace(decisions[place], verdict="explored")
-    candidates = tuple(
-        Candidate(head.id, head.prompt, similarity, decision.verdict, decision.guard, decision.score, decision.error)
-        for (head, similarity), decision in zip(found, decisions, strict=True)
-    )
-    if place is None:
-        return Lookup(None, candidates)
+    neighbours = [Neighbour(found[place][0].prompt, found[place][1], found[place][0].answer) for place in open_]
+    ruling = policy.decide(question, neighbours, limits, namespace) if neighbours else Ruling([], None)
+    decided = dict(zip(open_, ruling.decisions, strict=True))
+    explored = ruling.chosen is not None and chance is not None and chance() < ruling.chance
+    if explored and ruling.chosen is not None:
+        decided[open_[ruling.chosen]] = replace(decided[open_[ruling.chosen]], verdict="explored")
+    candidates = [_candidate(*found[place], decided.get(place), barred[place]) for place in range(len(found))]
+    judged = _judged(ruling, [candidates[place] for place in open_])
+    chosen = candidates[open_[ruling.chosen]] if ruling.chosen is not None else None
     # It may have gone since.
-    served = store.get(found[place][0].id) if decisions[place].verdict == "accepted" else None
-    return Lookup(served, candidates, candidates[place])
+    served = store.get(chosen.id) if chosen is not None and not explored else None
+    return Lookup(served, tuple(candidates), chosen, namespace, question, judged)
 
 
-def _barred(head: Head, history: History) -> Verdict | None:
+def _candidate(head: Head, similarity: float, decision: Decision | None, barred: Verdict | None) -> Candidate:
+    if decision is None:
+        return Candidate(head.id, head.prompt, similarity, barred or "expired", answer=head.answer)
+    return Candidate(
+        head.id,
+        head.prompt,
+        similarity,
+        decision.verdict,
+        decision.guard,
+        decision.score,
+        decision.error,
+        head.answer,
+    )
+
+
+def _judged(ruling: Ruling, near: Sequence[Candidate]) -> Judged | None:
+    noted = ruling.noted
+    if noted is None:
+        place = _telling(ruling)
+        if place is None:
+            return None
+        noted = Noted(place, None, 0.0)
+    accepted = ruling.chosen is not None
+    return Judged(near[noted.place], noted, tuple(near), accepted, ruling.chance if accepted else 1.0)
+
+
+def _telling(ruling: Ruling) -> int | None:
+    """The neighbour whose answer tells most, where a policy notes none: the chosen, or the one that came closest to it."""
+    scored = [place for place, decision in enumerate(ruling.decisions) if decision.score is not None]
+    closest = max(scored, key=lambda place: ruling.decisions[place].score or 0.0, default=None)
+    return closest if ruling.chosen is None else ruling.chosen
+
+
+def _barred(head: Head, rejected: set[str]) -> Verdict | None:
     """Why an entry is out of the question, whatever is asked."""
-    if history.rejected:
+    if head.id in rejected:
         return "rejected"
     return None if head.live else "expired"

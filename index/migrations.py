@@ -49,8 +49,13 @@ def m004_vectors_by_number(db: "Database") -> None:
         db.execute(sql)
 
 
+def m005_answers(db: "Database") -> None:
+    for sql in _M005:
+        db.execute(sql)
+
+
 NAME = "kvproxy"
-STEPS = (m001_responses, m002_vectors, m003_totals, m004_vectors_by_number)
+STEPS = (m001_responses, m002_vectors, m003_totals, m004_vectors_by_number, m005_answers)
 
 # Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
 _M003 = (
@@ -84,4 +89,11 @@ _M004 = (
     "alter table numbered rename to vectors",
     "create unique index idx_vectors_id on vectors (id, embedder)",
     "create index idx_vectors_namespace on vectors (embedder, namespace, number, id)",
+)
+# What answers say, to tell which are the same; they go with their entries.
+_M005 = (
+    "create table answers (entry text primary key, namespace text not null, name text not null, text text not null,"
+    " vector blob, embedder text not null) without rowid",
+    "create index idx_answers_text on answers (namespace, text)",
+    "create trigger answers_removed after delete on responses begin delete from answers where entry = old.id; end",
 )

@@ -1,11 +1,15 @@
-"""What became of the policies' scores: observations of cached answers that were right or wrong for another question."""
+"""What became of cached answers: whether they were right for other questions. A log that every proxy on a store shares.
+
+What a namespace has learned is a fold over this log (`learned.learner`), with a snapshot now and then so that a start is quick.
+"""
 
 import contextlib
+import json
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -15,46 +19,73 @@ from kvproxy.index.steps import apply_steps, connect
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-Source = Literal["answer", "mirror", "user"]
-NEWEST = 100  # Observations of one entry that count; older ones speak of an older world.
+Source = Literal["answer", "user", "served"]
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Whether a cached answer was right for a question.
+    """Whether a cached answer was right for a question, or what was served meanwhile.
 
     Attributes:
-        entry: id of the cached answer.
-        score: what the scorer gave the two questions; None for a person's verdict without a question.
+        entry: id of the cached answer; empty where nothing was compared.
         right: it was.
-        scorer: what made the score.
-        source: `answer` where it was compared with a fresh answer, `mirror` where its own answer was the fresh one, `user`
-            where a person said so.
-        accepted: the policy served it, or would have.
+        source: `answer` where it was compared with a fresh answer, `user` where a person said so, `served` where nothing was
+            compared, and only the counts matter.
+        accepted: the policy would have served it.
         created: seconds since the epoch.
+        namespace: where it was asked.
+        answer: class of the cached answer.
+        features: what the score was made from; None where the policy made none.
+        error: the probability of being wrong that was expected.
+        chance: the probability with which it was compared rather than served.
+        vetoes: guards that spoke between the two questions.
+        joined: class of the fresh answer.
+        checked: the policy `checked` accepted it.
+        repeat: the two questions are the same, so that a difference tells of the judge and of the model.
+        served, risk: answers served in this namespace since the last observation, and the sum of their errors.
+        number: place in the log, given by the store.
     """
 
     entry: str
-    score: float | None
     right: bool
-    scorer: str
     source: Source
     accepted: bool
     created: float
+    namespace: str = ""
+    answer: str = ""
+    features: tuple[float, ...] | None = None
+    error: float | None = None
+    chance: float = 1.0
+    vetoes: tuple[str, ...] = ()
+    joined: str = ""
+    checked: bool = False
+    repeat: bool = False
+    served: int = 0
+    risk: float = 0.0
+    number: int = 0
 
     @classmethod
-    def verdict(cls, entry: str, right: bool, score: float | None = None, scorer: str = "") -> "Observation":
-        """What a person says; with the score of the question that the entry was served for, if that is known."""
-        return cls(entry, score, right, scorer, "user", score is not None, time.time())
+    def verdict(cls, entry: str, right: bool, namespace: str = "") -> "Observation":
+        """What a person says of an entry."""
+        return cls(entry, right, "user", False, time.time(), namespace)
+
+    def details(self) -> str:
+        """What only the learning reads, as JSON; numbers come back as they were."""
+        return json.dumps({name: getattr(self, name) for name in _DETAILS})
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> "Observation":
+        """From the columns that `COLUMNS` names."""
+        number, entry, right, source, accepted, created, namespace, details = row
+        kept = json.loads(details) if details else {}
+        if kept.get("features") is not None:
+            kept["features"] = tuple(kept["features"])
+        kept["vetoes"] = tuple(kept.get("vetoes", ()))
+        return cls(entry, bool(right), source, bool(accepted), created, namespace, number=number, **kept)
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What was observed of one entry, oldest first. `rejected`: a person said that it is wrong, and nobody took it back."""
-
-    scores: tuple[float, ...] = ()
-    rights: tuple[bool, ...] = ()
-    rejected: bool = False
+_DETAILS = ("answer", "features", "error", "chance", "vetoes", "joined", "checked", "repeat", "served", "risk")
+COLUMNS = 'number, entry, "right", source, accepted, created, namespace, details'
 
 
 class Observations(Protocol):
@@ -63,11 +94,17 @@ class Observations(Protocol):
     def add(self, observations: Sequence[Observation]) -> None:
         """Keep observations; durable when this returns."""
 
-    def histories(self, ids: Sequence[str], scorer: str) -> dict[str, History]:
-        """The newest observations of each entry that has any, by one scorer, and whether it is rejected."""
+    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+        """Observations of a namespace beyond a number, oldest first."""
 
-    def recent(self, scorer: str, limit: int) -> list[tuple[str, float, bool]]:
-        """(entry, score, right) of the newest observations with a score, newest first."""
+    def rejected(self, ids: Sequence[str]) -> set[str]:
+        """Entries that a person said are wrong, and nobody took it back."""
+
+    def snapshot(self, namespace: str) -> str | None:
+        """What was last saved of what a namespace has learned."""
+
+    def save(self, namespace: str, number: int, state: str) -> None:
+        """Save what a namespace has learned from the observations up to a number, unless a later state is there."""
 
     def summary(self) -> dict[str, int]:
         """Totals: `observed`, `right`, `accepted`, `accepted_wrong`, and entries `rejected`."""
@@ -88,6 +125,23 @@ def m001_observations(db: "Database") -> None:
     table.create_index(["scorer", "number"])
 
 
+def m002_learned(db: "Database") -> None:
+    for sql in _M002:
+        db.execute(sql)
+
+
+# One pair's score says nothing about classes of answers.
+_M002 = (
+    "drop index idx_observations_scorer_number",
+    "alter table observations drop column score",
+    "alter table observations drop column scorer",
+    "alter table observations add column namespace text not null default ''",
+    "alter table observations add column details text",
+    "create index idx_observations_namespace on observations (namespace, number)",
+    "create table learned (namespace text primary key, number integer not null, state text not null)",
+)
+
+
 class SqliteObservations:
     """Observations in the file of the responses, over a connection of their own. Safe to use from several threads.
 
@@ -101,39 +155,38 @@ class SqliteObservations:
         with self._told():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = connect(path)
-            apply_steps(self._connection, "kvproxy.observations", [m001_observations])
+            apply_steps(self._connection, "kvproxy.observations", [m001_observations, m002_learned])
 
     def add(self, observations: Sequence[Observation]) -> None:
         sql = (
-            "insert into observations (entry, score, right, scorer, source, accepted, created)"
+            "insert into observations (entry, right, source, accepted, created, namespace, details)"
             " values (?, ?, ?, ?, ?, ?, ?)"
         )
         with self._lock, self._told(), self._connection:
-            self._connection.executemany(sql, map(astuple, observations))
+            self._connection.executemany(sql, map(values, observations))
 
-    def histories(self, ids: Sequence[str], scorer: str) -> dict[str, History]:
-        return {id: history for id in ids if (history := self._history(id, scorer)) != History()}
+    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+        sql = f"select {COLUMNS} from observations where namespace = ? and number > ? order by number limit ?"
+        return [Observation.from_row(row) for row in self._query(sql, [namespace, number, limit])]
 
-    def _history(self, id: str, scorer: str) -> History:
-        newest = self._query(
-            "select score, right from observations where entry = ? and scorer = ? and score is not null"
-            " order by number desc limit ?",
-            [id, scorer, NEWEST],
-        )[::-1]
-        verdict = self._query(
-            "select right from observations where entry = ? and source = 'user' order by number desc limit 1", [id]
+    def rejected(self, ids: Sequence[str]) -> set[str]:
+        sql = (
+            "select entry from observations where not right and number in (select max(number) from observations"
+            " where source = 'user' and entry in (select value from json_each(?)) group by entry)"
         )
-        return History(
-            tuple(score for score, _ in newest), tuple(bool(right) for _, right in newest), verdict == [(0,)]
-        )
+        return {entry for (entry,) in self._query(sql, [json.dumps(list(ids))])}
 
-    def recent(self, scorer: str, limit: int) -> list[tuple[str, float, bool]]:
-        rows = self._query(
-            "select entry, score, right from observations where scorer = ? and score is not null"
-            " order by number desc limit ?",
-            [scorer, limit],
+    def snapshot(self, namespace: str) -> str | None:
+        rows = self._query("select state from learned where namespace = ?", [namespace])
+        return str(rows[0][0]) if rows else None
+
+    def save(self, namespace: str, number: int, state: str) -> None:
+        sql = (
+            "insert into learned (namespace, number, state) values (?, ?, ?) on conflict (namespace) do update"
+            " set number = excluded.number, state = excluded.state where excluded.number >= learned.number"
         )
-        return [(entry, score, bool(right)) for entry, score, right in rows]
+        with self._lock, self._told(), self._connection:
+            self._connection.execute(sql, [namespace, number, state])
 
     def summary(self) -> dict[str, int]:
         compared = "source = 'answer'"
@@ -176,3 +229,40 @@ class SqliteObservations:
             raise CacheStoreError(
                 f"the store {self._path} failed ({error}): check the disk, and kvproxy doctor"
             ) from error
+
+
+def values(seen: Observation) -> tuple[Any, ...]:
+    """The columns of an observation, in the order of the inserts."""
+    return (seen.entry, seen.right, seen.source, seen.accepted, seen.created, seen.namespace, seen.details())
+
+
+class MemoryLog:
+    """Observations that are gone with the process, for replays. One namespace is as many as another."""
+
+    def __init__(self) -> None:
+        self._rows: list[Observation] = []
+
+    def add(self, observations: Sequence[Observation]) -> None:
+        self._rows += [replace(seen, number=len(self._rows) + place) for place, seen in enumerate(observations, 1)]
+
+    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+        newer = self._rows[number : number + limit]
+        return [seen for seen in newer if seen.namespace == namespace]
+
+    def rejected(self, ids: Sequence[str]) -> set[str]:
+        return set()
+
+    def snapshot(self, namespace: str) -> str | None:
+        return None
+
+    def save(self, namespace: str, number: int, state: str) -> None:
+        """Nothing: there will be no start."""
+
+    def summary(self) -> dict[str, int]:
+        return {}
+
+    def prune(self, keep: int) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._rows.clear()

@@ -12,10 +12,11 @@ from kvproxy.index.batching import MicroBatcher, WriteBatcher
 from kvproxy.index.embedder import Embedder, usable_vectors
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import EmbedderError
+from kvproxy.index.learning import Learning
 from kvproxy.index.lookup import Lookup, judge
 from kvproxy.index.neighbours import open_neighbours
-from kvproxy.index.observations import Observation, Observations
-from kvproxy.index.policies.policy import Limits, Neighbour, Policy
+from kvproxy.index.observations import Observations
+from kvproxy.index.policies.policy import Limits, Policy
 from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, Put, Store, Written
 
@@ -53,6 +54,12 @@ class SemanticCache:
         self._chance = chance
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self._writes = WriteBatcher(self._write)
+        self.learning = (
+            None
+            if observations is None
+            else Learning(store, self._batcher, embedder.name, observations, policy.learns, self.unindex)
+        )
+        """What learns from fresh answers; None where nothing is remembered."""
 
     def rebuild(self) -> int:
         """Embed what has no vector of this embedder, and get ready to search; how many entries were embedded.
@@ -90,7 +97,7 @@ class SemanticCache:
             return None
 
     async def lookup(
-        self, namespace: str, text: str, *, limits: Limits = Limits(), limit: int = 5, explore: bool = True
+        self, namespace: str, text: str, *, limits: Limits = Limits(), limit: int | None = None, explore: bool = True
     ) -> Lookup:
         """The best acceptable neighbour of a text.
 
@@ -98,13 +105,14 @@ class SemanticCache:
             namespace: where to look.
             text: the question.
             limits: what this request asks of the policy; they can make it stricter, never looser.
-            limit: neighbours to look at.
+            limit: neighbours to look at; by default as many as the policy does.
             explore: now and then forward what could be served, where the policy learns from that.
         """
         if not await asyncio.to_thread(self._neighbours.holds, namespace) or not self.reads(text):
-            return Lookup(None, ())
+            return Lookup(None, (), namespace=namespace, question=text)
         vector = await self._batcher.embed(text)
-        return await asyncio.to_thread(self._judge, namespace, text, vector, limits, limit, explore)
+        reach = self.policy.reach if limit is None else limit
+        return await asyncio.to_thread(self._judge, namespace, text, vector, limits, reach, explore)
 
     def _judge(
         self, namespace: str, text: str, vector: np.ndarray, limits: Limits, limit: int, explore: bool
@@ -126,27 +134,15 @@ class SemanticCache:
         first, second = await asyncio.gather(self._batcher.embed(one), self._batcher.embed(other))
         return float(first @ second)
 
-    async def observe(self, *observed: Observation) -> None:
-        """Remember what became of decisions, durable when this returns, and let the policy learn from it."""
-        if self.observations is not None:
-            await asyncio.to_thread(self._observe, self.observations, observed)
-
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
         """A person's verdict: a rejected entry is served for equal requests only, until it is approved.
 
         Args:
-            question: what the entry's answer was served for; with it the policy learns from the verdict.
+            question: what the entry's answer was served for; with it a policy that learns does so from the verdict.
         """
-        score = None
-        if question is not None:
-            near = Neighbour(entry.prompt, await self.similarity(question, entry.prompt))
-            (decision,) = await asyncio.to_thread(self.policy.decide, question, [near])
-            score = decision.score
-        await self.observe(Observation.verdict(entry.id, right, score, self.policy.scorer))
-
-    def _observe(self, observations: Observations, observed: Sequence[Observation]) -> None:
-        observations.add(observed)
-        self.policy.learn(observations, len(observed))
+        if self.learning is not None:
+            lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
+            await self.learning.feedback(entry, right, lookup)
 
     async def unindex(self, ids: Sequence[str]) -> None:
         """Keep entries for equal requests only."""
@@ -195,10 +191,14 @@ class SemanticCache:
     def maintain(self) -> None:
         """Write counted hits, remove what has expired, and look after the indexes; called from time to time."""
         self._store.flush()
+        if self.learning is not None:
+            self.learning.flush()
         while gone := self._store.expire():
             self._neighbours.remove(gone)
         self._neighbours.maintain()
 
     def close(self) -> None:
-        """Stop what goes on in the background."""
+        """Stop what goes on in the background, and keep what was served since the last observation."""
+        if self.learning is not None:
+            self.learning.flush()
         self._neighbours.close()

@@ -8,9 +8,9 @@ from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.observations import Observations
 from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.learned import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.policies.verified import VerifiedPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
@@ -56,18 +56,20 @@ def _semantic(
     if not (settings.enabled and settings.semantic):
         return None
     model = load_embedder(embedder, data)
-    policy = build_policy(settings, model.name, data)
+    policy = build_policy(settings, observations, model.name, data)
     semantic = SemanticCache(store, model, policy, observations, vectors=settings.vectors)
     semantic.rebuild()
-    policy.learn(observations, 0)
     return semantic
 
 
-def build_policy(settings: CacheSettings, embedder: str | None = None, data: Path | None = None) -> Policy:
+def build_policy(
+    settings: CacheSettings, observations: Observations, embedder: str | None = None, data: Path | None = None
+) -> Policy:
     """The policy that decides over similar questions, with its verifier loaded.
 
     Args:
         settings: of the cache.
+        observations: what a policy that learns does so from.
         embedder: the name of the model whose cosines the policy will see.
         data: the folder of all state, see `load_verifier`.
 
@@ -79,11 +81,14 @@ def build_policy(settings: CacheSettings, embedder: str | None = None, data: Pat
     if settings.policy == "threshold":
         return ThresholdPolicy(settings.least_similarity, guards)
     verifier = None if settings.verifier == NONE else load_verifier(settings.verifier, embedder, data=data)
-    if settings.policy == "verified":
-        return VerifiedPolicy(verifier, settings.max_error, settings.least_similarity, guards)
+    if settings.policy == "learned":
+        checked = (
+            None if verifier is None else CheckedPolicy(verifier, settings.level, settings.least_similarity, guards)
+        )
+        return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards)
     if verifier is None:
         raise SettingsError(
-            "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or verified",
+            "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or learned",
             param="cache.verifier",
         )
     return CheckedPolicy(verifier, settings.level, settings.least_similarity, guards)

@@ -22,7 +22,14 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads the settings, the state or the models of whoever runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("xdg")))
-        for name in ("KVPROXY_URL", "KVPROXY_CONFIG", "KVPROXY_DATA", "KVPROXY_ADMIN_TOKEN", "OPENAI_API_KEY", "PYTHONHASHSEED"):
+        for name in (
+            "KVPROXY_URL",
+            "KVPROXY_CONFIG",
+            "KVPROXY_DATA",
+            "KVPROXY_ADMIN_TOKEN",
+            "OPENAI_API_KEY",
+            "PYTHONHASHSEED",
+        ):
             patch.delenv(name, raising=False)
         yield
 

@@ -1,5 +1,7 @@
 """Negation, and words that stand opposite each other."""
 
+from functools import lru_cache
+
 from kvproxy.index.guards import lexicon
 from kvproxy.index.guards.texts import bases, words
 from kvproxy.index.opposites import OPPOSITES, antonyms
@@ -24,14 +26,17 @@ def _meets(ours: set[str], theirs: set[str]) -> bool:
     return any(not forms.isdisjoint(_against(form)) for word in ours for form in bases(word))
 
 
-def _against(word: str) -> set[str]:
+@lru_cache(maxsize=8192)
+def _against(word: str) -> frozenset[str]:
     """What stands opposite a word: by the lists, or by how it begins and ends."""
     found = {*OPPOSITES.get(word, ()), *antonyms().get(word, ())}
     found |= {
         word.removeprefix(no) for no in lexicon.NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3
     }
     found |= {word.removesuffix(one) + other for one, other in (("ful", "less"), ("less", "ful")) if word.endswith(one)}
-    return found | {low + word.removeprefix(high) for high, low in lexicon.PREFIX_PAIRS if word.startswith(high)}
+    return frozenset(
+        found | {low + word.removeprefix(high) for high, low in lexicon.PREFIX_PAIRS if word.startswith(high)}
+    )
 
 
 def _turned(question: str, cached: str) -> bool:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from kvproxy.index.guards import GUARDS, Guard
-from kvproxy.index.observations import Observations
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, best
 from kvproxy.index.policies.screen import screen
 
 
@@ -17,19 +16,19 @@ class ThresholdPolicy:
     """
 
     name = "threshold"
-    learns = False
-    scorer = "cosine"
+    reach = 5
+    learns = None
 
     def __init__(self, threshold: float, guards: Sequence[Guard] = GUARDS) -> None:
         self.threshold = threshold
         self._guards = tuple(guards)
 
-    def decide(self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits()) -> list[Decision]:
+    def decide(
+        self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
+    ) -> Ruling:
         refused = screen(question, neighbours, max(self.threshold, limits.similarity or 0.0), self._guards)
-        return [
+        decisions = [
             refusal or Decision("accepted", score=neighbour.similarity)
             for refusal, neighbour in zip(refused, neighbours, strict=True)
         ]
-
-    def learn(self, observations: Observations, added: int) -> None:
-        """A fixed threshold learns nothing."""
+        return Ruling(decisions, best(decisions))

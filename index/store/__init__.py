@@ -1,11 +1,12 @@
 """Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
 
 from kvproxy.index.store.opening import open_store
-from kvproxy.index.store.protocol import EVERYTHING, Capacity, Filter, Gone, Head, Put, Store, Written
+from kvproxy.index.store.protocol import EVERYTHING, Answer, Capacity, Filter, Gone, Head, Put, Store, Written
 from kvproxy.index.store.sqlite import ResponseStore
 
 __all__ = [
     "EVERYTHING",
+    "Answer",
     "Capacity",
     "Filter",
     "Gone",

@@ -1,21 +1,16 @@
 """Observations in PostgreSQL, shared by every proxy on the store."""
 
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import Any
 
-from kvproxy.index.observations import NEWEST, History, Observation
+from kvproxy.index.observations import COLUMNS, Observation, values
 from kvproxy.index.store.postgres_server import PostgresServer
 
-_NEWEST = (
-    'select e.entry, o.score, o."right" from unnest(%s::text[]) as e(entry) cross join lateral'
-    ' (select number, score, "right" from observations where entry = e.entry and scorer = %s and score is not null'
-    " order by number desc limit %s) as o order by o.number"
+_REJECTED = (
+    'select entry from (select distinct on (entry) entry, "right" from observations where entry = any(%s)'
+    " and source = 'user' order by entry, number desc) as verdicts where not \"right\""
 )
-_VERDICTS = (
-    "select distinct on (entry) entry, \"right\" from observations where entry = any(%s) and source = 'user'"
-    " order by entry, number desc"
-)
+_ADDING = 0x6B766F6273  # "kvobs"
 
 
 class PostgresObservations:
@@ -33,28 +28,32 @@ class PostgresObservations:
 
     def add(self, observations: Sequence[Observation]) -> None:
         sql = (
-            'insert into observations (entry, score, "right", scorer, source, accepted, created)'
+            'insert into observations (entry, "right", source, accepted, created, namespace, details)'
             " values (%s, %s, %s, %s, %s, %s, %s)"
         )
         with self._server.connection() as connection, connection.transaction(), connection.cursor() as cursor:
-            cursor.executemany(sql, [astuple(observation) for observation in observations])
+            # One writer at a time, so that numbers become visible in their order and nobody reads past one that is to come.
+            cursor.execute("select pg_advisory_xact_lock(%s)", [_ADDING])
+            cursor.executemany(sql, list(map(values, observations)))
 
-    def histories(self, ids: Sequence[str], scorer: str) -> dict[str, History]:
-        scores: dict[str, list[float]] = {id: [] for id in ids}
-        rights: dict[str, list[bool]] = {id: [] for id in ids}
-        for row in self._rows(_NEWEST, [list(scores), scorer, NEWEST]):
-            scores[row["entry"]].append(row["score"])
-            rights[row["entry"]].append(row["right"])
-        rejected = {row["entry"] for row in self._rows(_VERDICTS, [list(scores)]) if not row["right"]}
-        found = {id: History(tuple(scores[id]), tuple(rights[id]), id in rejected) for id in scores}
-        return {id: history for id, history in found.items() if history != History()}
+    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+        sql = f"select {COLUMNS} from observations where namespace = %s and number > %s order by number limit %s"
+        return [Observation.from_row(list(row.values())) for row in self._rows(sql, [namespace, number, limit])]
 
-    def recent(self, scorer: str, limit: int) -> list[tuple[str, float, bool]]:
+    def rejected(self, ids: Sequence[str]) -> set[str]:
+        return {row["entry"] for row in self._rows(_REJECTED, [list(ids)])}
+
+    def snapshot(self, namespace: str) -> str | None:
+        rows = self._rows("select state from learned where namespace = %s", [namespace])
+        return str(rows[0]["state"]) if rows else None
+
+    def save(self, namespace: str, number: int, state: str) -> None:
         sql = (
-            'select entry, score, "right" from observations where scorer = %s and score is not null'
-            " order by number desc limit %s"
+            "insert into learned (namespace, number, state) values (%s, %s, %s) on conflict (namespace) do update"
+            " set number = excluded.number, state = excluded.state where excluded.number >= learned.number"
         )
-        return [(row["entry"], row["score"], row["right"]) for row in self._rows(sql, [scorer, limit])]
+        with self._server.connection() as connection:
+            connection.execute(sql, [namespace, number, state])
 
     def summary(self) -> dict[str, int]:
         sql = (

@@ -47,7 +47,18 @@ _M002_OBSERVATIONS = (
     "create index on observations (entry, number) where source = 'user'",
     "create index on observations (scorer, number)",
 )
-_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS)
+_M003_LEARNED = (
+    "alter table observations drop column score, drop column scorer",
+    "alter table observations add column namespace text collate \"C\" not null default '', add column details text",
+    "create index on observations (namespace, number)",
+    """create table learned (namespace text collate "C" primary key, number bigint not null, state text not null)""",
+    """create table answers (
+        entry text collate "C" primary key references responses (id) on delete cascade,
+        namespace text collate "C" not null, name text collate "C" not null, text text collate "C" not null,
+        vector bytea, embedder text not null)""",
+    "create index on answers (namespace, text)",
+)
+_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED)
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:

@@ -24,12 +24,34 @@ class Head:
 
     Attributes:
         live: it is within its time.
+        answer: class of its answer: entries of one class were found to say the same.
     """
 
     id: str
     namespace: str
     prompt: str
     live: bool
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is kept of an entry's answer, to compare it with others.
+
+    Attributes:
+        entry: id of the entry.
+        name: the class.
+        text: digest of the answer without case and punctuation.
+        vector: `[dim]` float32, of the answer.
+        embedder: name of what made it.
+    """
+
+    entry: str
+    namespace: str
+    name: str
+    text: str
+    vector: np.ndarray | None = None
+    embedder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +172,18 @@ class Store(Protocol):
 
     def export(self) -> Iterator[dict[str, Any]]:
         """Every entry as a JSON-able document, oldest first, with its vectors left out."""
+
+    def classify(self, answer: Answer) -> None:
+        """Keep what an entry says, and its class, in place of what was kept before; nothing where the entry has gone."""
+
+    def answer_class(self, namespace: str, text: str) -> str | None:
+        """The class of an answer with the same words in a namespace."""
+
+    def answer_vectors(self, ids: Sequence[str], embedder: str) -> dict[str, np.ndarray]:
+        """Vectors of the answers of those entries that have one of an embedder."""
+
+    def leave_class(self, ids: Sequence[str]) -> None:
+        """Give entries a class of their own."""
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
         """Semantic entries without a vector of an embedder."""

@@ -4,6 +4,8 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kvproxy.index.entry import Entry
 from kvproxy.index.store.protocol import EVERYTHING, Filter, Head
 from kvproxy.index.store.sql_writer import COLUMNS, Row, SqlWriter
@@ -49,11 +51,26 @@ class SqlStore(SqlWriter):
 
     def heads(self, ids: Sequence[str]) -> dict[str, Head]:
         sql = (
-            f"select id, namespace, prompt, case when {_LIVE} then 1 else 0 end as live"
+            f"select id, namespace, prompt, case when {_LIVE} then 1 else 0 end as live,"
+            " coalesce((select name from answers where entry = id), id) as answer"
             f" from responses where {self._members}"
         )
         rows = self._query(sql, {"ids": self._list(ids)} | self._now())
-        return {row["id"]: Head(row["id"], row["namespace"], row["prompt"], bool(row["live"])) for row in rows}
+        return {
+            row["id"]: Head(row["id"], row["namespace"], row["prompt"], bool(row["live"]), row["answer"])
+            for row in rows
+        }
+
+    def answer_class(self, namespace: str, text: str) -> str | None:
+        sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
+        rows = self._query(sql, {"namespace": namespace, "text": text})
+        return str(rows[0]["name"]) if rows else None
+
+    def answer_vectors(self, ids: Sequence[str], embedder: str) -> dict[str, np.ndarray]:
+        entries = self._members.replace("id ", "entry ", 1)
+        sql = f"select entry, vector from answers where {entries} and embedder = :embedder and vector is not null"
+        rows = self._query(sql, {"ids": self._list(ids), "embedder": embedder})
+        return {row["entry"]: np.frombuffer(row["vector"], np.float32) for row in rows}
 
     def resolve(self, prefix: str) -> list[str]:
         # A range rather than a pattern, so that the index of ids serves it.

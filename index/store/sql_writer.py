@@ -13,7 +13,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import eviction
-from kvproxy.index.store.protocol import Capacity, Gone, Put, Written
+from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Written
 
 Row = dict[str, Any]
 COLUMNS = (
@@ -26,6 +26,12 @@ _INSERT = (
 )
 _INSERT_TAG = "insert into tags (tag, id) values (:tag, :id)"
 _INSERT_VECTOR = "insert into vectors (id, embedder, namespace, vector) values (:id, :embedder, :namespace, :vector)"
+_CLASSIFY = (
+    "insert into answers (entry, namespace, name, text, vector, embedder)"
+    " values (:entry, :namespace, :name, :text, :vector, :embedder)"
+    " on conflict (entry) do update set name = excluded.name, text = excluded.text, vector = excluded.vector,"
+    " embedder = excluded.embedder"
+)
 _MOST_AT_ONCE = 2_000  # Entries that one transaction removes for their age, so that writers need not wait long.
 
 
@@ -168,6 +174,18 @@ class SqlWriter(abc.ABC):
             run(f"update responses set semantic = 0 where {self._members}", values)
             rows = run(f"delete from vectors where {self._members} returning id, namespace, number", values)
         return [Gone(row["id"], row["namespace"], (row["number"],)) for row in rows]
+
+    def classify(self, answer: Answer) -> None:
+        vector = None if answer.vector is None else answer.vector.astype(np.float32).tobytes()
+        values = {"entry": answer.entry, "namespace": answer.namespace, "name": answer.name, "text": answer.text}
+        with self._writing() as run:
+            if run("select 1 as there from responses where id = :entry", {"entry": answer.entry}):
+                run(_CLASSIFY, values | {"vector": vector, "embedder": answer.embedder})
+
+    def leave_class(self, ids: Sequence[str]) -> None:
+        entries = self._members.replace("id ", "entry ", 1)
+        with self._writing() as run:
+            run(f"update answers set name = entry where {entries}", {"ids": self._list(ids)})
 
     def expire(self) -> list[Gone]:
         with self._writing() as run:

@@ -19,7 +19,7 @@ from kvproxy.flow.outcome import Answer, Forwarded, Match, Outcome
 from kvproxy.flow.source import EVENTS, JSON, Source, open_source
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.lookup import Candidate, Lookup
+from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.settings import CacheSettings
 
@@ -90,8 +90,8 @@ class Answerer:
             return await asyncio.to_thread(cache_key, request, name, shared=shared)
         return cache_key(request, name, shared=shared)
 
-    async def _cached(self, asked: Asked) -> tuple[Answer | None, Candidate | None]:
-        """An answer from the cache; without one, the similar entry that a fresh answer may be compared with."""
+    async def _cached(self, asked: Asked) -> tuple[Answer | None, Lookup | None]:
+        """An answer from the cache; without one, the similar questions whose answers a fresh one may be compared with."""
         request, key = asked.request, asked.key
         try:
             entry = await self.cache.find(key.exact)
@@ -102,7 +102,9 @@ class Answerer:
             lookup = await self.semantic.lookup(key.namespace, key.text, limits=request.control.limits)
             self.outcomes[lookup.outcome] += 1
             if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, request):
-                return None, lookup.comparable
+                return None, lookup
+            if self.semantic.learning is not None:
+                self.semantic.learning.served(lookup)
             return await self._hit(request, lookup.entry, _match(lookup)), None
         except (CacheStoreError, EmbedderError) as error:
             # Without its cache a proxy is slower, not broken.

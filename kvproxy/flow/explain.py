@@ -8,9 +8,11 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix import PrefixCache, PrefixReport
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import CacheKey
-from kvproxy.index.policies.policy import Verdict
+from kvproxy.index.lookup import Candidate, Lookup
+from kvproxy.index.policies.policy import Status, Verdict
 from kvproxy.index.store import Filter
 
+_NEAREST = 5  # Neighbours that are shown; a policy that learns looks at more.
 _MOST_LIKE = 1000
 """Entries with the same prompt that are looked through for another tenant's."""
 
@@ -39,12 +41,18 @@ class NeighbourReport:
 
 @dataclass(frozen=True, slots=True)
 class SemanticReport:
-    """What the search for similar questions finds; `reason` tells why it does not search at all."""
+    """What the search for similar questions finds.
+
+    Attributes:
+        learned: what the namespace has learned, under a policy that learns.
+        reason: why it does not search at all.
+    """
 
     policy: str | None = None
     threshold: float | None = None
     level: float | None = None
     max_error: float | None = None
+    learned: Status | None = None
     shadow: bool = False
     neighbours: tuple[NeighbourReport, ...] = ()
     reason: str | None = None
@@ -118,7 +126,8 @@ async def _semantic(answerer: Answerer, key: CacheKey) -> SemanticReport:
         policy=cache.policy.name,
         threshold=settings.least_similarity,
         level=settings.level if cache.policy.name == "checked" else None,
-        max_error=settings.max_error if cache.policy.name == "verified" else None,
+        max_error=settings.max_error if cache.policy.name == "learned" else None,
+        learned=None if cache.learning is None else await cache.learning.status(key.namespace),
         shadow=settings.shadow,
     )
     if key.text is None:
@@ -138,9 +147,18 @@ async def _semantic(answerer: Answerer, key: CacheKey) -> SemanticReport:
             _rounded(candidate.error),
             served=candidate is lookup.chosen and not settings.shadow,
         )
-        for candidate in lookup.candidates
+        for candidate in _shown(lookup)
     )
     return replace(report, neighbours=neighbours)
+
+
+def _shown(lookup: Lookup) -> list[Candidate]:
+    """The nearest few, and those that were judged."""
+    return [
+        candidate
+        for place, candidate in enumerate(lookup.candidates)
+        if place < _NEAREST or candidate.verdict != "passed over"
+    ]
 
 
 def _rounded(number: float | None) -> float | None:

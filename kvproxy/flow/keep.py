@@ -10,7 +10,7 @@ from kvproxy.flow.keys import CacheKey
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.source import Source
 from kvproxy.index.entry import Entry, new_id
-from kvproxy.index.lookup import Candidate
+from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.settings import CacheSettings
 
@@ -23,13 +23,13 @@ class Asked:
 
     Attributes:
         cacheable: whether an equal request may be given the same answer.
-        near: a similar entry that the fresh answer may be compared with.
+        near: what was found of similar questions, whose answers the fresh one may be compared with.
     """
 
     request: ApiRequest
     key: CacheKey
     cacheable: bool
-    near: Candidate | None = None
+    near: Lookup | None = None
 
 
 class Shelf:

@@ -1,6 +1,7 @@
 """Figures in Prometheus' text format, in a registry of the app's own."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -8,6 +9,7 @@ from kvproxy.backends.upstreams.engine import EngineStatus
 from kvproxy.blocks.stats import PoolStats
 from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta
+from kvproxy.index.policies.policy import Overall
 from kvproxy.tiers.figures import TierFigures
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -36,6 +38,12 @@ class Metrics:
         )
         self._lookups = self._gauge("semantic_lookups", "Lookups of similar questions by what came of them.", "outcome")
         self._compared = self._gauge("compared_answers", "Fresh answers compared with cached ones by result.", "result")
+        self._learned = self._gauge(
+            "learned",
+            "What the policy learned knows: namespaces, serving, observations, served, expected_wrong, would_serve, bound,"
+            " max_error.",
+            "of",
+        )
         self._upstreams = self._gauge(
             "upstream",
             "Upstreams: up (1 or 0), requests under way, load in tokens, requests sent, ejections.",
@@ -117,6 +125,11 @@ class Metrics:
             self._lookups.labels(outcome).set(count)
         for result, count in compared.items():
             self._compared.labels(result).set(count)
+
+    def learned(self, overall: Overall) -> None:
+        """Take over what was learned."""
+        for name, value in asdict(overall).items():
+            self._learned.labels(name).set(value)
 
     def entries(self, count: int) -> None:
         """Take over the number of stored responses."""

@@ -117,6 +117,10 @@ async def metrics(request: Request) -> Response:
             app.metrics.upstream(engine.status())
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {})
+    semantic = app.answerer.semantic
+    overall = None if semantic is None or semantic.learning is None else semantic.learning.overall()
+    if overall is not None:
+        app.metrics.learned(overall)
     try:
         app.metrics.entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:

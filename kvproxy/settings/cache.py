@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PolicyName = Literal["threshold", "checked", "verified"]
+PolicyName = Literal["learned", "checked", "threshold"]
 # The cosine alone has to be high; where a verifier has the last word, the cosine only finds what to ask it about.
-LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "verified": 0.6}
+LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "learned": 0.6}
 
 
 class CacheSettings(BaseModel):
@@ -17,7 +17,7 @@ class CacheSettings(BaseModel):
     enabled: bool = Field(True, description="Answer from stored responses at all.")
     semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
     policy: PolicyName = Field(
-        "checked", description="What decides over similar questions; see docs/semantic-cache.md."
+        "learned", description="What decides over similar questions; see docs/semantic-cache.md."
     )
     threshold: float | None = Field(
         None,
@@ -29,11 +29,19 @@ class CacheSettings(BaseModel):
     guards: bool = Field(True, description="Let guards veto before the policy is asked.")
     verifier: str = Field(
         "built-in",
-        description="Reads both questions: built-in, a folder or id of a CrossEncoder, or none (verified only).",
+        description="Reads both questions: built-in, a folder or id of a CrossEncoder, or none (not for checked).",
     )
-    level: float = Field(0.9, ge=0.0, le=1.0, description="Least probability of the verifier, for the policy checked.")
+    level: float = Field(
+        0.9,
+        ge=0.0,
+        le=1.0,
+        description="Least probability of the verifier, for the policy checked, and for learned while it knows too little.",
+    )
     max_error: float = Field(
-        0.01, gt=0.0, lt=1.0, description="Largest share of wrong answers among those served, for the policy verified."
+        0.02,
+        gt=0.0,
+        lt=1.0,
+        description="Largest share of wrong answers among those served for similar questions, for the policy learned.",
     )
     shadow: bool = Field(
         False, description="Serve no similar question's answer, but count what would have been served."

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.index.observations import Observation, Observations, SqliteObservations
+from kvproxy.index.observations import Observations, SqliteObservations
 from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.learned import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
-from kvproxy.index.policies.verified import VerifiedPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import ResponseStore
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings, load_settings
 from tests.index.doubles import HashEmbedder, OverlapVerifier
+from tests.reference.memory_observations import MemoryObservations
 from tests.servers import run_app
 
 QUESTION = "please tell me what the free queue of blocks is"
@@ -60,16 +61,18 @@ class Model:
 
 
 @contextlib.contextmanager
-def proxy(path: Path, policy: Policy, **cache: Any) -> Iterator[tuple[str, Services, Model]]:
+def proxy(
+    path: Path, policy: Policy | Callable[[Observations], Policy], **cache: Any
+) -> Iterator[tuple[str, Services, Model]]:
     """A proxy with a given policy in front of a model."""
     model = Model()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", model.chat, methods=["POST"])])) as upstream:
         settings = load_settings(data=path, upstream=upstream, cache={"judge": "equality"} | cache)
         store, observations = ResponseStore(settings.store_path), SqliteObservations(settings.store_path)
-        # Never below the bound: nothing is explored by chance.
-        semantic = SemanticCache(store, HashEmbedder(), policy, observations, chance=lambda: 0.999)
+        decides = policy(observations) if callable(policy) else policy
+        # Above every chance: nothing is explored.
+        semantic = SemanticCache(store, HashEmbedder(), decides, observations, chance=lambda: 0.999)
         semantic.rebuild()
-        policy.learn(observations, 0)
         built = build_backend(settings)
         observer = make_observer(semantic, built.backend, settings.cache)
         cache = ResponseCache(store, semantic, observations)
@@ -158,8 +161,6 @@ def test_forwarded_answers_are_compared_with_cached_ones(tmp_path: Path) -> None
         assert stats(url)["compared"] == {"right": 1, "wrong": 1}
         assert stats(url)["learned"] | {"rejected": 0} == stats(url)["learned"]
         assert observed(services).summary()["observed"] == 2
-        # Only a policy that learns folds what is the same into its neighbour.
-        assert len(httpx.get(f"{url}/admin/cache").json()) == 3
         assert all(entry["semantic"] for entry in httpx.get(f"{url}/admin/cache").json())
 
 
@@ -185,7 +186,7 @@ def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> No
         assert httpx.post(route, json={"right": False, "question": NEAR}).json() == {"id": entry["id"], "right": False}
         assert "fwd=" in ask(url, NEAR, "no-store").headers["cache-status"]
         assert 'detail="exact"' in ask(url, QUESTION).headers["cache-status"]
-        assert observed(services).histories([entry["id"]], "overlap")[entry["id"]].rights == (False,)
+        assert observed(services).rejected([entry["id"]]) == {entry["id"]}
         assert httpx.post(route, json={"right": True}).status_code == 200
         assert "semantic" in ask(url, NEAR).headers["cache-status"]
         for bad in (b"", b"[]", b'{"right": 1}', b'{"right": true, "question": 3}'):
@@ -193,26 +194,36 @@ def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> No
         assert httpx.post(f"{url}/admin/cache/nope/feedback", json={"right": True}).status_code == 404
 
 
-def test_the_verified_policy_learns_from_traffic_and_remembers(tmp_path: Path) -> None:
-    def policy() -> VerifiedPolicy:
-        return VerifiedPolicy(OverlapVerifier(), 0.05, 0.6)
+def learned(observations: Observations) -> LearnedPolicy:
+    return LearnedPolicy(observations, checked(), 0.2, 0.5)
 
-    with proxy(tmp_path, policy()) as (url, services, _):
-        ask(url, QUESTION)
-        assert "fwd=uri-miss" in ask(url, NEAR).headers["cache-status"]
-        compared(services, 1)
-        assert stats(url)["lookups"]["uncertain"] == 1
-        entries = {entry["prompt"]: entry for entry in httpx.get(f"{url}/admin/cache").json()}
-        assert not entries[NEAR]["semantic"]  # Its neighbour answers for it from now on.
-        many = [Observation(f"{number}", 1.0, True, "overlap", "answer", False, 0.0) for number in range(1500)]
-        observed(services).add(many)
-    with proxy(tmp_path, policy()) as (url, _, _):
-        ask(url, QUESTION)
-        hit = ask(url, "please tell me what is the free queue of the blocks").headers["cache-status"]
-        assert "semantic similarity=" in hit
-        assert " error=0.0" in hit
-        stricter = ask(url, "tell me please what the free queue of blocks is", "max-error=0.000001")
-        assert "fwd=uri-miss" in stricter.headers["cache-status"]
+
+def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> None:
+    words = ("queue", "block", "cache", "pool", "stream")
+
+    def question(number: int) -> str:
+        return f"please tell me what the {words[number % 5]} is {'in short' if number % 2 else 'today'} number{number}"
+
+    def explained(url: str) -> dict[str, Any]:
+        body = {"model": "m", "messages": [{"role": "user", "content": question(999)}]}
+        found: dict[str, Any] = httpx.post(f"{url}/admin/explain", json=body).json()["semantic"]
+        return found
+
+    with proxy(tmp_path, learned) as (url, services, model):
+        waiting = 0
+        for number in range(60):
+            model.answers[question(number)] = f"About the {words[number % 5]}."
+            if "fwd=" in ask(url, question(number)).headers["cache-status"]:
+                compared(services, waiting)
+                waiting += 1
+        figures = stats(url)
+        told = explained(url)["learned"]
+        assert told["observations"] == figures["learning"]["observations"] > 10
+        assert told["max_error"] == 0.2
+        metrics = httpx.get(f"{url}/metrics").text
+        assert 'kvproxy_learned{of="observations"}' in metrics
+        classes = services.answerer.store.heads([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
+        assert len({head.answer for head in classes.values()}) == len(set(model.answers.values()))
 
 
 def test_the_model_may_judge(tmp_path: Path) -> None:
@@ -241,6 +252,6 @@ def test_normalised_equality() -> None:
 
 def test_checked_needs_a_verifier() -> None:
     with pytest.raises(SettingsError, match=r"cache\.verifier"):
-        build_policy(CacheSettings(policy="checked", verifier="none"))
-    assert build_policy(CacheSettings(policy="verified", verifier="none")).scorer == "cosine"
-    assert build_policy(CacheSettings(policy="threshold")).name == "threshold"
+        build_policy(CacheSettings(policy="checked", verifier="none"), MemoryObservations())
+    assert build_policy(CacheSettings(policy="learned", verifier="none"), MemoryObservations()).name == "learned"
+    assert build_policy(CacheSettings(policy="threshold"), MemoryObservations()).name == "threshold"

@@ -8,7 +8,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Relayed
-from kvproxy.flow.learning.judges import ModelJudge
+from kvproxy.flow.learning.judges import Cached, ModelJudge
 from tests.requests import api_request
 
 ANSWERS: dict[str, JsonObject] = {
@@ -53,7 +53,7 @@ class Model:
 async def test_it_asks_as_the_client_would(name: ApiName, headers: Mapping[str, str], same: bool) -> None:
     model = Model()
     request = api_request({"model": "m", "messages": []}, name, {**headers, "cookie": "c", "accept": "x"})
-    assert await ModelJudge(model).same(request, "Why?", "One.", "Two.") is same
+    assert await ModelJudge(model).same(request, "Why?", Cached("id", "One."), "Two.") is same
     (asked,) = model.asked
     assert asked.api.name == name
     assert {key: value for key, value in asked.headers.items() if key != "content-type"} == headers
@@ -63,5 +63,5 @@ async def test_it_asks_as_the_client_would(name: ApiName, headers: Mapping[str, 
 
 async def test_equal_answers_cost_no_request() -> None:
     model = Model()
-    assert await ModelJudge(model).same(api_request({"model": "m"}), "Why?", "One two.", "one  TWO")
+    assert await ModelJudge(model).same(api_request({"model": "m"}), "Why?", Cached("id", "One two."), "one  TWO")
     assert model.asked == []

@@ -126,7 +126,7 @@ async def test_another_shape_is_told(shape: tuple[int, ...]) -> None:
 def test_what_is_no_number_is_not_close() -> None:
     (decision,) = screen("one", [Neighbour("one", float("nan"))], 0.5, ())
     assert decision is not None
-    (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))])
+    (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))]).decisions
     assert served.verdict == "below threshold"
 
 

@@ -14,16 +14,24 @@ from kvproxy.index.store.opening import open_observations
 from tests.index.conftest import empty
 from tests.reference.memory_observations import MemoryObservations
 
-SCORES = st.one_of(st.none(), st.sampled_from([0.25, 0.5, 0.75]))
 OBSERVATION = st.builds(
     Observation,
     st.sampled_from("abc"),
-    SCORES,
     st.booleans(),
-    st.sampled_from(["cosine", "built-in"]),
-    st.sampled_from(["answer", "mirror", "user"]),
+    st.sampled_from(["answer", "user", "served"]),
     st.booleans(),
     st.just(1.0),
+    st.sampled_from(["n", "m"]),
+    st.sampled_from(["", "x"]),
+    st.one_of(st.none(), st.lists(st.floats(-3, 3), max_size=3).map(tuple)),
+    st.one_of(st.none(), st.floats(0, 1)),
+    st.floats(0.01, 1),
+    st.lists(st.sampled_from(["names", "numbers"]), max_size=2).map(tuple),
+    st.sampled_from(["", "x"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 5),
+    st.floats(0, 1),
 )
 STEPS = st.lists(st.one_of(st.lists(OBSERVATION, max_size=8), st.integers(0, 12)), max_size=8)
 
@@ -63,9 +71,10 @@ def test_agrees_with_a_list(open_: Open, steps: list[list[Observation] | int]) -
             durable.add(step)
     durable.close()
     again = open_(again=True)
-    for scorer in ("cosine", "built-in"):
-        assert again.histories(["a", "b", "c", "d"], scorer) == model.histories(["a", "b", "c", "d"], scorer)
-        assert again.recent(scorer, 5) == model.recent(scorer, 5)
+    for namespace in ("n", "m", "other"):
+        assert again.since(namespace, 0, 1000) == model.since(namespace, 0, 1000)
+        assert again.since(namespace, 3, 2) == model.since(namespace, 3, 2)
+    assert again.rejected(["a", "b", "c", "d"]) == model.rejected(["a", "b", "c", "d"])
     assert again.summary() == model.summary()
     again.close()
 
@@ -73,13 +82,23 @@ def test_agrees_with_a_list(open_: Open, steps: list[list[Observation] | int]) -
 def test_old_comparisons_are_pruned_and_verdicts_stay(open_: Open) -> None:
     observations = open_()
     observations.add([Observation.verdict("a", right=False)])
-    observations.add([Observation("b", 0.5, True, "cosine", "answer", False, 1.0)] * 150)
-    assert len(observations.histories(["b"], "cosine")["b"].scores) == 100
+    observations.add([Observation("b", True, "answer", False, 1.0, "n")] * 150)
     assert observations.prune(30) == 120
-    assert len(observations.recent("cosine", 1000)) == 30
-    assert observations.histories(["a"], "cosine")["a"].rejected
+    assert len(observations.since("n", 0, 1000)) == 30
+    assert observations.rejected(["a", "b"]) == {"a"}
     observations.add([Observation.verdict("a", right=True)])
-    assert observations.histories(["a"], "cosine") == {}
+    assert observations.rejected(["a", "b"]) == set()
+    observations.close()
+
+
+def test_a_later_snapshot_is_never_overwritten_by_an_earlier_one(open_: Open) -> None:
+    observations = open_()
+    assert observations.snapshot("n") is None
+    observations.save("n", 7, "seven")
+    observations.save("n", 5, "five")
+    assert observations.snapshot("n") == "seven"
+    observations.save("n", 7, "seven again")
+    assert observations.snapshot("n") == "seven again"
     observations.close()
 
 

@@ -12,6 +12,7 @@ from kvproxy.index.guards import GUARDS
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings
+from tests.reference.memory_observations import MemoryObservations
 
 DATA = Path(__file__).parent / "data"
 
@@ -37,8 +38,8 @@ def test_there_are_enough_of_every_kind() -> None:
 def served() -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
     """With the real embedder and verifier, whichever of the two questions is the cached one."""
     embedder = load_embedder()
-    policy = build_policy(CacheSettings(), embedder.name)
-    assert policy.name == "checked"
+    policy = build_policy(CacheSettings(), MemoryObservations(), embedder.name)
+    assert policy.name == "learned"
 
     def accepted(pairs: list[dict[str, str]]) -> list[tuple[str, str]]:
         cosines = (embedder.embed([pair["a"] for pair in pairs]) * embedder.embed([pair["b"] for pair in pairs])).sum(1)
@@ -46,7 +47,7 @@ def served() -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
             (pair[one], pair[other])
             for pair, cosine in zip(pairs, cosines.tolist(), strict=True)
             for one, other in (("a", "b"), ("b", "a"))
-            if policy.decide(pair[one], [Neighbour(pair[other], cosine)])[0].verdict == "accepted"
+            if policy.decide(pair[one], [Neighbour(pair[other], cosine, "a")]).chosen is not None
         ]
 
     return accepted

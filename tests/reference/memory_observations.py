@@ -1,37 +1,33 @@
 """Observations in a list: the double that tests and simulations use, and the model that the durable ones are compared with."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from kvproxy.index.observations import NEWEST, History, Observation
+from kvproxy.index.observations import Observation
 
 
 class MemoryObservations:
     def __init__(self) -> None:
         self.rows: list[Observation] = []
+        self.states: dict[str, tuple[int, str]] = {}
 
     def add(self, observations: Sequence[Observation]) -> None:
-        self.rows += observations
+        last = self.rows[-1].number if self.rows else 0
+        self.rows += [replace(seen, number=last + place) for place, seen in enumerate(observations, 1)]
 
-    def histories(self, ids: Sequence[str], scorer: str) -> dict[str, History]:
-        found = {}
-        for id in ids:
-            mine = [row for row in self.rows if row.entry == id]
-            scored = [row for row in mine if row.score is not None and row.scorer == scorer][-NEWEST:]
-            verdicts = [row.right for row in mine if row.source == "user"]
-            history = History(
-                tuple(row.score for row in scored if row.score is not None),
-                tuple(row.right for row in scored),
-                bool(verdicts) and not verdicts[-1],
-            )
-            if history != History():
-                found[id] = history
-        return found
+    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+        return [seen for seen in self.rows if seen.namespace == namespace and seen.number > number][:limit]
 
-    def recent(self, scorer: str, limit: int) -> list[tuple[str, float, bool]]:
-        rows = [
-            (row.entry, row.score, row.right) for row in self.rows if row.scorer == scorer and row.score is not None
-        ]
-        return rows[::-1][:limit]
+    def rejected(self, ids: Sequence[str]) -> set[str]:
+        verdicts = {seen.entry: seen.right for seen in self.rows if seen.source == "user"}
+        return {id for id in ids if not verdicts.get(id, True)}
+
+    def snapshot(self, namespace: str) -> str | None:
+        return self.states[namespace][1] if namespace in self.states else None
+
+    def save(self, namespace: str, number: int, state: str) -> None:
+        if number >= self.states.get(namespace, (0, ""))[0]:
+            self.states[namespace] = (number, state)
 
     def summary(self) -> dict[str, int]:
         compared = [row for row in self.rows if row.source == "answer"]
@@ -46,8 +42,8 @@ class MemoryObservations:
         }
 
     def prune(self, keep: int) -> int:
-        before, old = len(self.rows), len(self.rows) - keep
-        self.rows = [row for place, row in enumerate(self.rows) if place >= old or row.source == "user"]
+        before, last = len(self.rows), self.rows[-1].number if self.rows else 0
+        self.rows = [row for row in self.rows if row.number > last - keep or row.source == "user"]
         return before - len(self.rows)
 
     def close(self) -> None:

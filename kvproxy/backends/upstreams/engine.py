@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvproxy.backends.upstreams.upstream import Upstream
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.mirror.match import Prompt
+from kvproxy.mirror.prompt import Prompt
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.routing.choose import Candidate
 from kvproxy.routing.health import Health

@@ -15,7 +15,8 @@ from kvproxy.backends.upstreams.engine import FleetEngine
 from kvproxy.backends.upstreams.tokenize import PromptTokenizer
 from kvproxy.backends.upstreams.upstream import Upstream
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
-from kvproxy.mirror.match import Prompt
+from kvproxy.mirror.match import prepare
+from kvproxy.mirror.prompt import Prompt
 from kvproxy.routing.choose import choose
 from kvproxy.routing.load import Ticket
 from kvproxy.routing.ring import Ring
@@ -152,6 +153,7 @@ class Fleet:
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
             return None
+        await asyncio.to_thread(prepare, prompt, [recipe for mirror in mirrors for recipe in mirror.recipes()])
         return prompt
 
     async def _send(self, engine: FleetEngine, request: ApiRequest, work: int) -> Relayed:

@@ -21,7 +21,8 @@ from kvproxy.backends.upstreams.fleet import Fleet
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache
 from kvproxy.mirror import view
-from kvproxy.mirror.match import MirrorMatch, Prompt
+from kvproxy.mirror.match import MirrorMatch, prepare
+from kvproxy.mirror.prompt import Prompt
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -114,6 +115,7 @@ class MirroredPrefix(NoPrefix):
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
         mirrors = self._mirrors()
+        await asyncio.to_thread(prepare, prompt, [recipe for _, mirror in mirrors for recipe in mirror.recipes()])
         found = [(engine, mirror, *best) for engine, mirror in mirrors if (best := mirror.match(prompt)) is not None]
         if not found:
             return _nothing_known(prompt)

@@ -12,7 +12,7 @@ from kvproxy.apis.json import Json, JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.upstreams.upstream import Upstream
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
-from kvproxy.mirror.match import Prompt
+from kvproxy.mirror.prompt import Prompt
 
 UPSTREAM = "upstream"
 

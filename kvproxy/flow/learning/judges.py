@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvproxy.apis import APIS, by_name
@@ -22,34 +23,42 @@ _MOST_TOKENS = 200
 _LARGEST = 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A stored answer: the id of its entry, and what it says."""
+
+    entry: str
+    text: str
+
+
 class Judge(Protocol):
     """Compares answers, off the request path."""
 
-    async def same(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
         """Whether the cached answer would have served the request; None where that cannot be told."""
 
 
 class EqualityJudge:
     """Equal but for case, spaces and punctuation."""
 
-    async def same(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        return normalise(cached) == normalise(fresh)
+    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
+        return normalise(cached.text) == normalise(fresh)
 
 
 class SimilarityJudge:
     """Equal, or close as embeddings.
 
     Args:
-        similarity: cosine of two texts.
+        similarity: cosine of a stored answer and a fresh one.
         least: from which on they count as the same.
     """
 
-    def __init__(self, similarity: Callable[[str, str], Awaitable[float]], least: float) -> None:
+    def __init__(self, similarity: Callable[[Cached, str], Awaitable[float]], least: float) -> None:
         self._similarity = similarity
         self._least = least
 
-    async def same(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        return normalise(cached) == normalise(fresh) or await self._similarity(cached, fresh) >= self._least
+    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
+        return normalise(cached.text) == normalise(fresh) or await self._similarity(cached, fresh) >= self._least
 
 
 class ModelJudge:
@@ -58,10 +67,12 @@ class ModelJudge:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def same(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        if normalise(cached) == normalise(fresh):
+    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
+        if normalise(cached.text) == normalise(fresh):
             return True
-        asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
+        asked = (
+            f"Question:\n{question}\n\nFirst answer:\n{cached.text}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
+        )
         try:
             whole = await ask(self._backend, _judging(request, asked), _LARGEST)
         except KvproxyError:

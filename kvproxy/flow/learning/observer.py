@@ -6,18 +6,16 @@ All of it happens off the request path, one comparison after the other; when too
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
-from kvproxy.flow.learning.judges import EqualityJudge, Judge, ModelJudge, SimilarityJudge, answer_text
+from kvproxy.flow.learning.judges import Cached, EqualityJudge, Judge, ModelJudge, SimilarityJudge, answer_text
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.lookup import Candidate
-from kvproxy.index.observations import Observation
+from kvproxy.index.lookup import Lookup
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.settings import CacheSettings
 
@@ -28,7 +26,7 @@ _log = logging.getLogger("kvproxy")
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     request: ApiRequest
-    candidate: Candidate
+    lookup: Lookup
     fresh: Entry
 
 
@@ -38,24 +36,24 @@ class Observer:
     Args:
         semantic: knows the cached answers, and learns.
         judge: says whether two answers are the same.
-        clock: seconds since the epoch.
+        shadow: whether every request is forwarded, whatever was found.
     """
 
-    def __init__(self, semantic: SemanticCache, judge: Judge, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, semantic: SemanticCache, judge: Judge, *, shadow: bool = False) -> None:
         self._semantic = semantic
         self._judge = judge
-        self._clock = clock
+        self._shadow = shadow
         self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
         """Comparisons by result: right, wrong, undecided, dropped."""
 
-    def compare(self, request: ApiRequest, candidate: Candidate, fresh: Entry) -> None:
-        """Have a fresh answer compared with a candidate's, later."""
+    def compare(self, request: ApiRequest, lookup: Lookup, fresh: Entry) -> None:
+        """Have a fresh answer compared with those of its question's neighbours, later."""
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
-            self._queue.put_nowait(_Comparison(request, candidate, fresh))
+            self._queue.put_nowait(_Comparison(request, lookup, fresh))
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
 
@@ -74,7 +72,9 @@ class Observer:
         while True:
             comparison = await self._queue.get()
             try:
-                self.counts[await self._observe(comparison)] += 1
+                result = await self._observe(comparison)
+                if comparison.lookup.judged is not None:
+                    self.counts[result] += 1
             except CacheStoreError as error:
                 _log.error("an observation was not stored: %s", error)
             except Exception as error:
@@ -84,36 +84,39 @@ class Observer:
                 self._queue.task_done()
 
     async def _observe(self, comparison: _Comparison) -> str:
-        candidate, fresh = comparison.candidate, comparison.fresh
-        entry = await self._semantic.entry(candidate.id)
-        cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
+        fresh, learning = comparison.fresh, self._semantic.learning
         said = answer_text(fresh.response, fresh.endpoint)
-        if cached is None or said is None:
+        if said is None or learning is None:
             return "undecided"
-        right = await self._judge.same(comparison.request, fresh.prompt, cached, said)
-        if right is None:
+
+        async def same(id: str) -> bool | None:
+            entry = await self._semantic.entry(id)
+            cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
+            if cached is None:
+                return None
+            return await self._judge.same(comparison.request, fresh.prompt, Cached(id, cached), said)
+
+        learned = await learning.learned(comparison.lookup, fresh, said, same, served=self._shadow)
+        if learned is None:
             return "undecided"
-        policy = self._semantic.policy
-        accepted = candidate.verdict in ("accepted", "explored")
-        seen = Observation(candidate.id, candidate.score, right, policy.scorer, "answer", accepted, self._clock())
-        if not right:
-            # The fresh answer would be as wrong for the candidate's question. An entry that comes into being where answers
-            # differ must not look as good as one of which nothing is known.
-            await self._semantic.observe(seen, replace(seen, entry=fresh.id, source="mirror", accepted=False))
-            return "wrong"
-        await self._semantic.observe(seen)
-        if policy.learns:
-            # As in vCache: what a neighbour's answer serves needs no vector of its own, and its observations go to the neighbour.
-            await self._semantic.unindex([fresh.id])
-        return "right"
+        return "right" if learned.right else "wrong"
 
 
 def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Observer | None:
     """The observer that the settings ask for, if any."""
     judges: dict[str, Callable[[], Judge]] = {
         "equality": EqualityJudge,
-        "similarity": lambda: SimilarityJudge(semantic.similarity, settings.judge_similarity),
+        "similarity": lambda: SimilarityJudge(_alike(semantic), settings.judge_similarity),
         "model": lambda: ModelJudge(backend),
     }
     make = judges.get(settings.judge)
-    return Observer(semantic, make()) if make is not None else None
+    return Observer(semantic, make(), shadow=settings.shadow) if make is not None else None
+
+
+def _alike(semantic: SemanticCache) -> Callable[[Cached, str], Awaitable[float]]:
+    async def alike(cached: Cached, fresh: str) -> float:
+        if semantic.learning is None:
+            return await semantic.similarity(cached.text, fresh)
+        return await semantic.learning.alike(cached.entry, cached.text, fresh)
+
+    return alike

@@ -1,0 +1,1 @@
+"""What the cache learns of which answer serves which question: read `learner` first."""

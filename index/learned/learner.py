@@ -1,0 +1,140 @@
+"""What one namespace has learned: a fold over its observations, in their order, and nothing else.
+
+So two proxies on one store know the same, and so does a proxy that was killed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvproxy.index.learned.doubts import Doubts
+from kvproxy.index.learned.evidence import evidence
+from kvproxy.index.learned.level import Level
+from kvproxy.index.learned.prior import Prior
+from kvproxy.index.learned.score import Score
+from kvproxy.index.observations import Observation
+
+ENOUGH = 8.0
+"""Expected errors among the comparisons of a namespace from which on `checked` is not asked any more."""
+_EXPLORED = 0.4
+_LEAST_EXPLORED = 0.01
+_KNOWN = 50.0  # Expected errors from which on less is explored.
+_NEW = 50  # Comparisons before which nothing is explored: a namespace so small has little to learn from.
+_CHECKED_EXPLORED = 0.2
+_CHECKED_WRONG, _CHECKED_SEEN = (
+    0.5,
+    50.0,
+)  # What is thought of `checked` in a namespace where nothing was seen: 1% wrong.
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A neighbour: its cosine, and the class of its answer."""
+
+    cosine: float
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is thought of the nearest neighbour that counts.
+
+    Attributes:
+        place: of the neighbour.
+        features: see `evidence`.
+        error: the probability that its answer is wrong.
+        alone: nothing else is known to have the same answer.
+    """
+
+    place: int
+    features: np.ndarray
+    error: float
+    alone: bool
+
+
+@dataclass(slots=True)
+class Learner:
+    """The score, level and doubts of one namespace.
+
+    Attributes:
+        observed: comparisons that were taken in.
+        checked_seen, checked_wrong: those of answers that `checked` would serve.
+        number: of the last observation that was taken in.
+    """
+
+    score: Score
+    level: Level
+    doubts: Doubts = field(default_factory=Doubts)
+    observed: int = 0
+    checked_seen: int = 0
+    checked_wrong: int = 0
+    number: int = 0
+
+    @classmethod
+    def new(cls, prior: Prior, max_error: float) -> "Learner":
+        """A namespace of which nothing was seen."""
+        level = Level(max_error, wrong=prior.wrong, expected=prior.expected)
+        level.measure()
+        return cls(prior.score(), level)
+
+    def find(self, near: Sequence[Near]) -> Finding | None:
+        """What is thought of the nearest neighbour whose class is not gone; None without one."""
+        places = [place for place, each in enumerate(near) if not self.doubts.gone(each.answer)]
+        if not places:
+            return None
+        classes = [near[place].answer for place in places]
+        features = evidence([near[place].cosine for place in places], classes)
+        error = self.score.error(features)
+        error += (1 - error) * self.doubts.changed(classes[0])
+        return Finding(places[0], features, error, classes.count(classes[0]) == 1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough was learned to decide without `checked`."""
+        return self.level.level > 0 and self.level.expected >= ENOUGH
+
+    def chance(self, error: float) -> float:
+        """The share of what could be served with such an error that is compared instead: less, the more is known."""
+        known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
+        return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
+
+    @property
+    def checked_error(self) -> float:
+        """The share of wrong answers among what `checked` accepts here."""
+        return (_CHECKED_WRONG + self.checked_wrong) / (_CHECKED_SEEN + self.checked_seen)
+
+    @property
+    def checked_chance(self) -> float:
+        """The share of what `checked` accepts that is compared rather than served."""
+        return 0.0 if self.observed < _NEW else _CHECKED_EXPLORED
+
+    @property
+    def checked_allowed(self) -> bool:
+        """Whether what `checked` accepts may be served."""
+        return self.checked_error <= self.level.max_error and self.level.affords(self.checked_error)
+
+    def learn(self, seen: Observation) -> None:
+        """Take in one observation."""
+        self.number = max(self.number, seen.number)
+        self.level.serve(seen.served, seen.risk)
+        if seen.joined:
+            self.doubts.joined(seen.joined)
+        if seen.features is None or seen.error is None:
+            self.level.plan()
+            return
+        features, stands = np.array(seen.features), self.doubts.standing(seen.answer, seen.vetoes)
+        expected = self.score.error(features)
+        self.observed += 1
+        if seen.checked:
+            self.checked_seen += 1
+            self.checked_wrong += not seen.right
+        if seen.repeat:
+            self.level.repeats += 1
+            self.level.slips += not seen.right
+        self.level.see(seen.error, seen.chance, seen.right, counted=stands is None)
+        if stands is None:
+            self.score.learn(features, seen.right)
+            self.doubts.compared(seen.answer, expected, seen.right)
+        self.doubts.across(seen.answer, seen.vetoes, seen.right)

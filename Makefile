@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 # A small pool, so that its picture shows single blocks; any flags of `kvproxy serve` may be given instead.
 ARGS ?= --num-blocks 1024
 
+# Processes that run the tests, each a thread of its own: many tests wait for servers more than they compute.
+WORKERS ?= 4
+
 .PHONY: run test lint types build clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
 
 test: $(VENV)/.dev lint types
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 """kvproxy cache: the stored responses, of a running proxy or of a stopped one's file."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from kvproxy.commands.cache_access import Where, open_cache
 from kvproxy.commands.files import read_bytes
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import flat, print_facts, print_json
+from kvproxy.commands.safe import json_text
 from kvproxy.commands.table import digest, print_table, text
 from kvproxy.commands.units import age, moment, size
 from kvproxy.errors import KvproxyError
@@ -86,8 +86,8 @@ def show(
         print_json(entry)
         return
     print_facts((name, _shown(name, value)) for name, value in entry.items() if name not in ("request", "response"))
-    typer.echo(f"request\n{json.dumps(entry['request'], indent=2, ensure_ascii=False)}")
-    typer.echo(f"response\n{json.dumps(entry['response'], indent=2, ensure_ascii=False)}")
+    typer.echo(f"request\n{json_text(entry['request'])}")
+    typer.echo(f"response\n{json_text(entry['response'])}")
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -1,12 +1,12 @@
 """Printing: facts and tables for people, JSON for scripts."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from kvproxy.commands.safe import json_text
 from kvproxy.commands.table import one_line, print_table
 from kvproxy.commands.units import percent
 
@@ -18,7 +18,7 @@ __all__ = ["flat", "percent", "print_facts", "print_json", "print_table", "progr
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json_text(value))
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from kvproxy.commands.safe import shown as written_out
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -118,4 +120,4 @@ def one_line(value: object) -> str:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return " ".join(str(value).split())
+    return written_out(" ".join(str(value).split()))

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable
 
@@ -24,6 +25,9 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     """
     import uvicorn
 
+    # What is stored are other people's prompts: no file and no folder that is made from now on is for others to read.
+    os.umask(0o077)
+    _log_to_stderr()
     listener = _listen(settings.host, settings.port)
     with listener:
         services = build(settings)
@@ -45,6 +49,16 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _log_to_stderr() -> None:
+    """Tell of what the operator does and of what goes wrong, with the time, a line each."""
+    log = logging.getLogger("kvproxy")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -39,9 +39,16 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start: seconds until `/health` answered, and MiB that were resident and anonymous after two requests."""
+    """One start.
+
+    Attributes:
+        seconds: until `/health` answered.
+        core: of a core's time, until then.
+        resident, anonymous: MiB after two requests.
+    """
 
     seconds: float
+    core: float
     resident: float
     anonymous: float
 
@@ -59,10 +66,10 @@ def start(checkout: Path, flags: list[str], model: str, cache: Path) -> Start:
                 if process.poll() is not None or time.perf_counter() - began > PATIENCE:
                     raise SystemExit(f"{checkout} did not start with {flags}")
                 time.sleep(0.005)
-            seconds = time.perf_counter() - began
+            seconds, core = time.perf_counter() - began, computed(process.pid)
             for question in QUESTIONS:
                 ask(port, model, question)
-            return Start(seconds, *memory(process.pid))
+            return Start(seconds, core, *memory(process.pid))
         finally:
             process.kill()
             process.wait()
@@ -83,6 +90,12 @@ def ask(port: int, model: str, question: str) -> None:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         answer.read()
+
+
+def computed(pid: int) -> float:
+    """Seconds of a core that a process took so far. A busy machine changes them less than it changes the clock's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(pid: int) -> tuple[float, float]:
@@ -106,7 +119,9 @@ def main() -> None:
             "upstream, --no-semantic": ([*behind, "--no-semantic"], "plain"),
             "embedded demo": (["--num-blocks", "1024"], "demo"),
         }
-        print(f"{'':26} {'':7} {'seconds':>16} {'resident MiB':>14} {'anonymous MiB':>14}   ratios to the other")
+        print(
+            f"{'':26} {'':7} {'seconds':>20} {'of a core':>10} {'resident MiB':>14} {'anonymous MiB':>14}   ratios to the other"
+        )
         for kind, (flags, model) in kinds.items():
             first = kind.endswith("first")
             found: dict[str, list[Start]] = {name: [] for name in checkouts}
@@ -124,17 +139,18 @@ def show(kind: str, found: dict[str, list[Start]]) -> None:
     for name, starts in found.items():
         seconds = [each.seconds for each in starts]
         spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
-        resident, anonymous = (
-            statistics.median(getattr(each, what) for each in starts) for what in ("resident", "anonymous")
+        core, resident, anonymous = (
+            statistics.median(getattr(each, what) for each in starts) for what in ("core", "resident", "anonymous")
         )
         ratios = ""
         if name == "this" and "other" in found:
+            measures = ("seconds", "core", "resident", "anonymous")
             rounds = list(zip(starts, found["other"], strict=True))
             ratios = "  ".join(
                 f"{statistics.median(getattr(one, what) / getattr(other, what) for one, other in rounds):.2f}"
-                for what in ("seconds", "resident", "anonymous")
+                for what in measures
             )
-        print(f"{kind:26} {name:7} {spread:>16} {resident:14.0f} {anonymous:14.0f}   {ratios}", flush=True)
+        print(f"{kind:26} {name:7} {spread:>20} {core:10.2f} {resident:14.0f} {anonymous:14.0f}   {ratios}", flush=True)
 
 
 if __name__ == "__main__":

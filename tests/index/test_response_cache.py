@@ -98,7 +98,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="damaged"):
         open_response_cache(damaged, EXACT)
     with pytest.raises(SettingsError, match="checked needs one"):
-        open_response_cache(tmp_path / "new.db", CacheSettings(verifier="none"))
+        open_response_cache(tmp_path / "new.db", CacheSettings(policy="checked", verifier="none"))
 
 
 class Failing(HashEmbedder):

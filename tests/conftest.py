@@ -22,6 +22,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads the settings, the state or the models of whoever runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("xdg")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         for name in (
             "KVPROXY_URL",
             "KVPROXY_CONFIG",

@@ -17,12 +17,18 @@ def pytest_configure() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    """The folder of this run, shared by the processes that it is spread over."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session", autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads the settings, the state or the models of whoever runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("xdg")))
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(_shared(tmp_path_factory) / "cache"))
         for name in (
             "KVPROXY_URL",
             "KVPROXY_CONFIG",

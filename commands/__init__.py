@@ -18,6 +18,7 @@ from kvproxy.commands import (
     doctor,
     explain,
     feedback,
+    keys,
     serve,
     simulate,
     top,
@@ -53,6 +54,7 @@ blocks.app.command("unpin")(blocks_pin.unpin)
 blocks.app.command("tiers")(blocks_tiers.tiers)
 blocks.app.command("clear-tier")(blocks_tiers.clear_tier)
 app.add_typer(upstreams.app, name="upstreams")
+app.add_typer(keys.app, name="keys")
 app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)

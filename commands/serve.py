@@ -15,6 +15,9 @@ Flag = typer.Option
 def serve(
     host: Annotated[str | None, Flag(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, Flag(help="Port to listen on; 0 picks a free one.", show_default="8484")] = None,
+    open_: Annotated[
+        bool, Flag("--open", help="Serve everybody beyond loopback, without clients and their keys.")
+    ] = False,
     model: Annotated[
         str | None, Flag(help="Model of the embedded engine: demo, a folder, or a Hugging Face id.", show_default=False)
     ] = None,
@@ -120,6 +123,7 @@ def serve(
         tiers=_given(
             host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
         ),
+        access=_given(open=open_ or None),
         cache=_given(
             policy=policy,
             threshold=threshold,

@@ -114,6 +114,14 @@ class Overloaded(KvproxyError):
     code = "overloaded"
 
 
+class TooMany(KvproxyError):
+    """A client sends more than it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class StoreUnavailable(KvproxyError):
     """The store of responses cannot be used now."""
 

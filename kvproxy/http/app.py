@@ -14,9 +14,10 @@ from starlette.routing import Mount
 from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes
+from kvproxy.http.access.clients import ClientGuard
+from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.failures import failed
-from kvproxy.http.guard import AdminGuard, PageGuard
 from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
@@ -39,7 +40,11 @@ def create_app(services: Services) -> Starlette:
     app = Starlette(
         routes=[*routes.ROUTES, guarded, routes.OTHER],
         lifespan=lifespan,
-        middleware=[Middleware(Labels), Middleware(PageGuard, access=services.access)],
+        middleware=[
+            Middleware(Labels),
+            Middleware(PageGuard, access=services.access),
+            Middleware(ClientGuard, clients=services.clients),
+        ],
         exception_handlers={
             KvproxyError: _known,
             CacheStoreError: _store,

@@ -11,6 +11,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest, read_body
 from kvproxy.errors import TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
+from kvproxy.settings.clients import ClientSettings
 
 _SLOW_BYTES = 64 * 1024
 """From here on parsing takes long enough to leave the event loop."""
@@ -71,9 +72,9 @@ async def api_request(request: Request, api: Api, raw: bytes, tenants: Sequence[
         api.check(body)
     headers = joined_headers(request)
     request_id: str = request.scope["state"]["request_id"]
-    return ApiRequest(
-        api, body, raw, headers, tenant_of(headers, tenants), request_id, query_of(request), read_control(headers)
-    )
+    client: ClientSettings | None = request.scope["state"].get("client")
+    tenant = tenant_of(headers, tenants) if client is None else f"client:{client.name}"
+    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), read_control(headers))
 
 
 def joined_headers(request: Request) -> dict[str, str]:

@@ -6,7 +6,9 @@ import os
 import socket
 from collections.abc import Callable
 
+from kvproxy.clients import all_clients
 from kvproxy.errors import SettingsError
+from kvproxy.http.access.hosts import is_loopback
 from kvproxy.http.app import create_app
 from kvproxy.http.services import Services, build
 from kvproxy.settings import Settings
@@ -28,6 +30,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     # What is stored are other people's prompts: no file and no folder that is made from now on is for others to read.
     os.umask(0o077)
     _log_to_stderr()
+    _not_open_to_everybody(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
         services = build(settings)
@@ -49,6 +52,16 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _not_open_to_everybody(settings: Settings) -> None:
+    """Refuse to serve others than this machine without knowing who they are; they would use the operator's models and keys."""
+    if is_loopback(settings.host) or settings.access.open or all_clients(settings):
+        return
+    raise SettingsError(
+        f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
+        " --open serves everybody all the same"
+    )
 
 
 def _log_to_stderr() -> None:

@@ -11,7 +11,8 @@ from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learning.observer import make_observer
-from kvproxy.http.access import Access
+from kvproxy.http.access.clients import Clients
+from kvproxy.http.access.rules import Access
 from kvproxy.http.metrics import Metrics
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
@@ -29,6 +30,10 @@ class Services:
     metrics: Metrics
     built: Built
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @cached_property
+    def clients(self) -> Clients:
+        return Clients(self.settings)
 
     @cached_property
     def access(self) -> Access:

@@ -31,6 +31,7 @@ class AccessSettings(BaseModel):
     origins: tuple[str, ...] = Field(
         (), description="Origins of web pages that may use the proxy, as https://chat.example.org; * is every page."
     )
+    open: bool = Field(False, description="Serve beyond loopback to everybody, without clients and their keys.")
     hosts: tuple[str, ...] = Field(
         (),
         description="Public names that this proxy is reached by, as llm.example.org. Addresses, localhost and names that are"

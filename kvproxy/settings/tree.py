@@ -23,6 +23,7 @@ from pydantic_settings import (
 from kvproxy.errors import SettingsError
 from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.clients import ClientSettings
 from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
@@ -72,6 +73,11 @@ class Settings(BaseSettings):
     forward: UpstreamSettings = UpstreamSettings()
     routing: RoutingSettings = RoutingSettings()
     access: AccessSettings = AccessSettings()
+    clients: tuple[ClientSettings, ...] = Field(
+        (),
+        description="Who may use the proxy, beside those of `kvproxy keys`: tables with name, key_sha256 and"
+        " requests_per_minute. With any, nobody else may.",
+    )
     limits: LimitSettings = LimitSettings()
 
     @field_validator("store", mode="before")

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.http.hosts import host_of, is_public_name
+from kvproxy.http.access.hosts import host_of, is_public_name
 from kvproxy.settings import load_settings
 from tests.servers import run_app, run_proxy
 

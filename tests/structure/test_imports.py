@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "simulate"))},
     "kvproxy.responses": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.errors": set(),
+    "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
     "kvproxy.settings": {"kvproxy.errors"},
     "kvproxy.checks": {
@@ -48,11 +49,11 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "generation", "settings", "blocks", "demo", "engine", "mirror", "routing", "apis", "tiers"
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses"
+        "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients"
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
-        "apis", "flow", "backends", "http", "responses", "reachable", "stored",
+        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}

@@ -1,4 +1,4 @@
-"""Routes of the operator, one file each thing; all of them lie behind the guard in `http/guard.py`."""
+"""Routes of the operator, one file each thing; all of them lie behind the guard in `http/access/guard.py`."""
 
 from starlette.requests import Request
 from starlette.responses import Response

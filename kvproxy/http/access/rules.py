@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from kvproxy.apis.control import ADMIN_TOKEN
 from kvproxy.errors import Forbidden, KvproxyError, Unauthorized
-from kvproxy.http.hosts import host_of, is_loopback, is_public_name
+from kvproxy.http.access.hosts import host_of, is_loopback, is_public_name
 from kvproxy.settings import Settings
 
 # A reverse proxy on the same host makes everybody's requests come from loopback, and tells so.

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.errors import KvproxyError
-from kvproxy.http.access import Access
+from kvproxy.http.access.rules import Access
 from kvproxy.http.failures import failed
 
 _READING = ("GET", "HEAD")

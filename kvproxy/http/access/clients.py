@@ -1,0 +1,138 @@
+"""Who asks: a client is known by its key. Requests without one are turned away where there are clients."""
+
+import logging
+import time
+from collections.abc import Iterable
+
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import FixedWindowRateLimiter
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvproxy.clients import all_clients, clients_file, digest
+from kvproxy.errors import SettingsError, TooMany, Unauthorized
+from kvproxy.http.failures import failed
+from kvproxy.settings import Settings
+from kvproxy.settings.clients import ClientSettings
+
+KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
+_OPEN = ("/health", "/ready", "/metrics", "/admin", "/admin/")
+_LOOK_SECONDS = 1.0
+_log = logging.getLogger("kvproxy")
+
+
+class Clients:
+    """The clients of one proxy; a file that `kvproxy keys` changed is read again within a second."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._limiter = FixedWindowRateLimiter(MemoryStorage())
+        self._changed = self._stamp()
+        self._looked = time.monotonic()
+        self._known = {each.key_sha256: each for each in all_clients(settings)}
+
+    @property
+    def any(self) -> bool:
+        """Whether there are clients, so that nobody else may ask."""
+        self._follow()
+        return bool(self._known)
+
+    def _follow(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked, stamp = now, self._stamp()
+        if stamp == self._changed:
+            return
+        try:
+            self._known = {each.key_sha256: each for each in all_clients(self._settings)}
+            self._changed = stamp
+        except SettingsError as error:
+            _log.error("the clients stay as they were: %s", error)
+
+    def _stamp(self) -> int:
+        try:
+            return clients_file(self._settings.data).stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
+        """The client whose key one of the headers holds."""
+        for name, value in headers:
+            if name in KEY_HEADERS and (client := self._known.get(digest(_key(value)))) is not None:
+                return client
+        return None
+
+    def count(self, client: ClientSettings) -> dict[str, str]:
+        """Count a request; the headers that tell the client of its limit.
+
+        Raises:
+            TooMany: the limit is used up; the error says until when.
+        """
+        if client.requests_per_minute is None:
+            return {}
+        limit = RateLimitItemPerMinute(client.requests_per_minute)
+        within = self._limiter.hit(limit, client.name)
+        window = self._limiter.get_window_stats(limit, client.name)
+        seconds = max(0.0, window.reset_time - time.time())
+        headers = {
+            "x-ratelimit-limit-requests": str(client.requests_per_minute),
+            "x-ratelimit-remaining-requests": str(window.remaining),
+            "x-ratelimit-reset-requests": f"{seconds:.0f}s",
+        }
+        if within:
+            return headers
+        error = TooMany(f"more than {client.requests_per_minute} requests a minute: try again in {seconds:.0f} s")
+        error.retry_after = max(1.0, seconds)
+        raise error
+
+
+def _key(value: str) -> str:
+    scheme, _, token = value.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else value
+
+
+class ClientGuard:
+    """ASGI middleware: puts the client at `scope["state"]["client"]`, and takes its key out of the request."""
+
+    def __init__(self, app: ASGIApp, clients: Clients) -> None:
+        self._app = app
+        self._clients = clients
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._clients.any or _is_open(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        client = self._clients.identify(Request(scope).headers.items())
+        if client is None:
+            refused = Unauthorized(
+                "this proxy needs a key of its own: send Authorization: Bearer KEY (kvproxy keys add)"
+            )
+            await failed(refused)(scope, receive, send)
+            return
+        try:
+            limit = self._clients.count(client)
+        except TooMany as error:
+            await failed(error)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["client"] = client
+        # The key is ours: an upstream has no use for it, and must not learn it.
+        own = [name.encode() for name in KEY_HEADERS]
+        scope["headers"] = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in own or digest(_key(value.decode("latin-1"))) != client.key_sha256
+        ]
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start" and limit:
+                MutableHeaders(scope=message).update(limit)
+            await send(message)
+
+        await self._app(scope, receive, told)
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN or path.startswith("/admin/")

@@ -1,0 +1,131 @@
+"""Clients and their keys: who has none is turned away, each is a tenant of its own, and no key leaves the proxy."""
+
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.clients import add_client, all_clients, clients_file, digest, remove_client
+from kvproxy.errors import InvalidRequest, NotFound, SettingsError
+from kvproxy.http.server import serve
+from kvproxy.settings import Settings, load_settings
+from tests.servers import run_app, run_proxy
+
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def seen() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    headers: list[dict[str, str]] = []
+
+    async def answer(request: Request) -> Response:
+        headers.append(dict(request.headers))
+        return JSONResponse(WHOLE)
+
+    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
+        yield url, headers
+
+
+def settings(data: Path, upstream: str, **fields: object) -> Settings:
+    return load_settings(data=data, upstream=upstream, cache={"semantic": False}, **fields)
+
+
+def post(url: str, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(url + path, json=BODY, headers=named)
+
+
+def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+    found = settings(tmp_path, seen[0])
+    one, two = add_client(found, "one"), add_client(found, "two")
+    with run_proxy(found) as (url, services):
+        for headers in ({}, {"authorization": "Bearer x"}, {"x_api_key": digest(one)}, {"authorization": one[:-1]}):
+            for path in ("/v1/chat/completions", "/v1/rerank"):
+                refused = post(url, path, **headers)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
+        assert "stored" in post(url, authorization=f"Bearer {one}").headers["cache-status"]
+        assert "hit" in post(url, x_api_key=one).headers["cache-status"]
+        # Another client's answers are its own.
+        assert "stored" in post(url, api_key=two).headers["cache-status"]
+        assert {entry.tenant for entry in services.answerer.store.ls()} == {"client:one", "client:two"}
+        post(url, "/v1/rerank", authorization=f"Bearer {two}")
+    assert not [headers for headers in seen[1] if one in str(headers) or two in str(headers)]
+
+
+def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+    found = settings(tmp_path, seen[0], forward={"api_key": "operators"})
+    key = add_client(found, "one")
+    with run_proxy(found) as (url, _):
+        assert post(url, authorization=f"Bearer {key}", x_api_key="clients-own").status_code == 200
+    (headers,) = [headers for headers in seen[1] if "content-length" in headers]
+    assert {name: headers.get(name) for name in ("authorization", "x-api-key")} == {
+        "authorization": None,
+        "x-api-key": "operators",
+    }
+
+
+def test_a_key_that_was_taken_back_is_noticed(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+    found = settings(tmp_path, seen[0])
+    one = add_client(found, "one")
+    with run_proxy(found) as (url, _):
+        assert post(url, x_api_key=one).status_code == 200
+        two = add_client(found, "two")
+        remove_client(found, "one")
+        end = time.monotonic() + 20
+        while post(url, x_api_key=one).status_code == 200 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert post(url, x_api_key=one).status_code == 401
+        assert post(url, x_api_key=two).status_code == 200
+        # A file that cannot be read lets nobody else in.
+        clients_file(tmp_path).write_text("{")
+        time.sleep(1.1)
+        assert post(url, x_api_key=two).status_code == 200
+        assert post(url).status_code == 401
+
+
+def test_a_client_that_asks_too_much_is_told_when_to_come_back(
+    tmp_path: Path, seen: tuple[str, list[dict[str, str]]]
+) -> None:
+    found = settings(tmp_path, seen[0])
+    limited, free = add_client(found, "limited", 3), add_client(found, "free")
+    with run_proxy(found) as (url, _):
+        answers = [post(url, x_api_key=limited) for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+        remaining = [answer.headers["x-ratelimit-remaining-requests"] for answer in answers[:3]]
+        assert remaining == ["2", "1", "0"]
+        assert 1 <= int(answers[3].headers["retry-after"]) <= 60
+        assert answers[3].json()["error"]["code"] == "rate_limit_exceeded"
+        assert [post(url, x_api_key=free).status_code for _ in range(5)] == [200] * 5
+
+
+def test_names_and_files(tmp_path: Path) -> None:
+    found = settings(tmp_path, "http://127.0.0.1:9")
+    key = add_client(found, "one")
+    assert key not in clients_file(tmp_path).read_text()
+    assert stat.S_IMODE(clients_file(tmp_path).stat().st_mode) == 0o600
+    for name in ("one", "", "a b", "../x", "x" * 65, "\u00e9"):
+        with pytest.raises(InvalidRequest):
+            add_client(found, name)
+    with pytest.raises(NotFound):
+        remove_client(found, "nobody")
+    fixed = settings(tmp_path, "http://127.0.0.1:9", clients=[{"name": "two", "key_sha256": digest("k")}])
+    assert [each.name for each in all_clients(fixed)] == ["two", "one"]
+    with pytest.raises(InvalidRequest, match="toml"):
+        remove_client(fixed, "two")
+
+
+def test_nobody_is_served_unknown_beyond_loopback(tmp_path: Path) -> None:
+    """A proxy with the operator's key was an open relay for it."""
+    found = settings(tmp_path, "http://127.0.0.1:9", host="0.0.0.0", port=0, forward={"api_key": "operators"})
+    with pytest.raises(SettingsError, match="--open"):
+        serve(found)

@@ -119,6 +119,19 @@ def test_a_copy_that_shows_life_is_kept() -> None:
     assert copies(pool) == Counter([2])
 
 
+def test_copies_that_are_certain_go_first() -> None:
+    pool = MirroredPool()
+    pool.store(stored([1, 2], parent=9))
+    pool.store(stored([1, 2], parent=9))
+    pool.store(stored([1, 2]))
+    pool.remove(2)
+    for number in range(100, 150):
+        pool.store(stored([number], parent=99))
+        pool.remove(number)
+    # One of the two that are left is certain, so nothing is decided of the other one.
+    assert copies(pool) == Counter([1, 1, 1, 2, 2])
+
+
 def test_a_removed_block_is_followed_no_more() -> None:
     pool = MirroredPool()
     pool.store(stored([1, 2]))

@@ -6,14 +6,14 @@ chain and ends in a block that is held is doubtful. Such runs are real copies to
 prompt computes all of it anew, and so does one on a hybrid model when another group has lost its blocks.
 
 A doubtful copy is counted, since almost all engines never report. When only doubtful copies of a block are left, the engine
-must show that it has them: by giving one up, or by going on after the block. When it does neither while it gives up twice as
-many blocks as the pool holds (an idle block is the next to go long before), the copies were reports. From then on no
-doubtful run is counted: a block that is there may be missing from the view, but none is shown that is gone.
+must show that it has them: by giving one up, or by going on after the block. When it does neither while it gives up four times
+as many blocks as the pool holds (an idle block goes long before, but a long request holds its own), the copies were reports.
+From then on no doubtful run is counted: a block that is there may be missing from the view, but none is shown that is gone.
 """
 
 from kvproxy.mirror.wire import Hash
 
-TURNS = 2
+TURNS = 4
 """Times that the pool's content must be given up before a copy without a sign of life is taken for a report."""
 
 

@@ -47,14 +47,13 @@ class MirrorState:
 
     def _remove(self, rank: int | None, event: Removed) -> None:
         pool = self.pools.get(PoolKey(rank, event.medium, event.group))
-        # Some publishers leave the group out when they remove.
-        pools = [pool] if pool is not None else self._groups(rank, event.medium)
+        pools = [] if pool is None else [pool]
+        if pool is None and event.group is None:
+            # Some publishers leave the group out when they remove.
+            pools = [other for key, other in self.pools.items() if (key.rank, key.medium) == (rank, event.medium)]
         for digest in event.hashes:
             if not any(pool.remove(digest) for pool in pools):
                 self.unknown += 1
-
-    def _groups(self, rank: int | None, medium: str) -> list[MirroredPool]:
-        return [pool for key, pool in self.pools.items() if (key.rank, key.medium) == (rank, medium)]
 
     def ranks(self) -> dict[int | None, list[MirroredPool]]:
         """The pools that decide how long a prefix is: for each rank those on the GPU, one for each attention group."""

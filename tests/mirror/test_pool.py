@@ -96,7 +96,7 @@ def test_a_report_is_no_copy_for_ever(requests: list[tuple[int, int, bool]]) -> 
 def test_what_a_window_never_held_is_not_shown_for_ever() -> None:
     pool = MirroredPool()
     pool.store(stored([3, 4], parent=2))
-    for number in range(100, 120):
+    for number in range(100, 140):
         # vLLM reports the places before a window too, which hold nothing.
         pool.store(stored([1, 2, 3, 4]))
         pool.store(stored([number], parent=99))
@@ -117,6 +117,19 @@ def test_a_copy_that_shows_life_is_kept() -> None:
     assert copies(pool) == Counter([1, 2])
     pool.remove(1)
     assert copies(pool) == Counter([2])
+
+
+def test_copies_that_are_certain_go_first() -> None:
+    pool = MirroredPool()
+    pool.store(stored([1, 2], parent=9))
+    pool.store(stored([1, 2], parent=9))
+    pool.store(stored([1, 2]))
+    pool.remove(2)
+    for number in range(100, 150):
+        pool.store(stored([number], parent=99))
+        pool.remove(number)
+    # One of the two that are left is certain, so nothing is decided of the other one.
+    assert copies(pool) == Counter([1, 1, 1, 2, 2])
 
 
 def test_a_removed_block_is_followed_no_more() -> None:

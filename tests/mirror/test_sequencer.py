@@ -239,6 +239,12 @@ def test_garbage_is_asked_for_again_and_then_passed_over(payload: bytes) -> None
     assert follower.sequencer.wanted == 2, "all of it was asked for already"
     follower.settle()
     assert follower.held() == Counter([5])
+    # The next one is not worth another replay: the first would come again.
+    model.buffer.append((3, payload))
+    model.sequence = 4
+    follower.sequencer.live(3, payload)
+    assert follower.sequencer.wanted is None
+    assert follower.held() == Counter()
     follower.sequencer.live(*model.publish(model.clear(), model.store([6])))
     assert follower.held() == Counter([6])
     assert follower.sequencer.complete

@@ -75,3 +75,14 @@ def test_ranks_and_media_lie_apart() -> None:
     assert len(chains(state, URL)) == stats(state).cached == 3
     state.apply(Batch(3.0, [Cleared()], 0))
     assert [row.place for row in list_blocks(state, URL)] == [Place(URL, 1, "GPU")]
+
+
+def test_a_removal_is_of_its_own_group() -> None:
+    stored = [Stored([1], None, (1, 2), 2, group=group) for group in (0, 1)]
+    state = of(*stored, Removed([1], group=2))
+    assert (stats(state).cached, state.unknown) == (2, 1)
+    state.apply(Batch(2.0, [Removed([1], group=1)], None))
+    assert [row.place and row.place.groups for row in list_blocks(state, URL)] == [(0,)]
+    # Older publishers do not name it.
+    state.apply(Batch(3.0, [Removed([1])], None))
+    assert (stats(state).cached, state.unknown) == (0, 1)

@@ -43,8 +43,7 @@ class Saving:
                 sequence.saved_chunks += 1
 
     def finish(self, sequence: RunningSequence) -> None:
-        """Offer a complete sequence's chunks for the last time, and count those that find no room."""
-        self.save([sequence])
+        """Count the chunks of a complete sequence that found no room until now: nobody will offer them again."""
         for name, _ in self._unsaved(sequence):
             self._chain.drop(name.key)
 

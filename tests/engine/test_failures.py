@@ -17,8 +17,9 @@ from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
+from kvproxy.tiers.store import DictStore
 from tests.engine.models import random_model, reference
-from tests.engine.tiered import tiny
+from tests.engine.tiered import Driven, replace_store, tiny
 
 PROMPTS = {"good": (5, 6, 7, 8, 9, 10, 11, 12, 13), "bad": (40, 41, 42, 43, 44, 45, 46, 47, 48)}
 
@@ -165,6 +166,32 @@ def test_whoever_shares_blocks_that_were_not_written_fails_with_them(monkeypatch
     assert desk.run() == 1
     assert len(desk.errors["first"]) == len(desk.errors["sharer"]) == 1
     assert desk.engine.manager.stats().cached == 0
+
+
+def test_whoever_waits_for_a_tier_with_such_blocks_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first blocks were to be computed by another one's step, and only what follows lies in a tier."""
+    driven = Driven(tiny(), {"host": "64MiB"})
+    store = DictStore()
+    replace_store(driven, store)
+    prompt = tuple(range(50, 100))
+    driven.submit("cold", prompt, 1)
+    driven.run()
+    driven.settle()
+    driven.forget_pool()
+    first = driven.tiers._chunks.names(CacheRequest("names", prompt), 0, 1)[0].key
+    del store.chunks[first]
+    errors: dict[str, list[KvproxyError]] = {"computes": [], "loads": []}
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    for id, tokens in (("computes", prompt[:20]), ("loads", prompt)):
+        driven.engine.submit(GenerationRequest(id, tokens, params), lambda delta: None, errors[id].append)
+    monkeypatch.setattr(Runner, "forward", raising())
+    with pytest.raises(StepFailed):
+        driven.step()
+    assert [len(told) for told in errors.values()] == [1, 1]
+    assert not driven.engine.has_work
+    assert driven.engine.manager.stats().used == driven.engine.manager.stats().cached == 0
+    driven.engine.manager.check_integrity()
+    driven.engine.close()
 
 
 def test_the_same_id_twice_is_refused_and_the_first_goes_on() -> None:

@@ -216,7 +216,9 @@ def test_a_tokenizer_that_cuts_texts_is_safe_for_several_threads() -> None:
     backend.enable_padding(length=9)
     made = PreTrainedTokenizerFast(tokenizer_object=backend)
     made.backend_tokenizer.enable_truncation(5)
+    made.backend_tokenizer.enable_padding(length=9)
     ours = ChatTokenizer(made, frozenset())
+    assert made.backend_tokenizer.truncation is made.backend_tokenizer.padding is None
     text = "one two three four five six seven " * 50
     want = DEMO.encode(text)
     with ThreadPoolExecutor(4) as threads:

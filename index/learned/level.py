@@ -70,8 +70,8 @@ class Level:
         return min(1.0, allowed / max(answers, FROM))
 
     def affords(self, error: float) -> bool:
-        """Whether one more answer with such an error is within the allowance."""
-        return self.risk * min(self.factor, 1.0) + error <= most_expected(self.max_error * max(self.served, FROM))
+        """Whether one more answer with such an error is within half of the allowance."""
+        return self.risk + error <= 0.5 * most_expected(self.max_error * max(self.served, FROM))
 
     def serve(self, answers: int, risk: float) -> None:
         """Answers were served, with so much error in sum."""

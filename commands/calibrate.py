@@ -50,9 +50,9 @@ def calibrate(
     With --stream, questions are asked one after the other as a proxy would be: what is not served is answered, stored and
     learned from. It reports the hit rate and the wrong answers of learned, checked, and the best fixed cosine in hindsight.
 
-    Examples: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
+    Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
 
-    kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
+    Example: kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
     """
     from kvproxy.errors import SettingsError
 

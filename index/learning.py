@@ -72,7 +72,7 @@ class Learning:
     def served(self, lookup: Lookup) -> None:
         """A lookup's entry was served; what the policy keeps its bound by. Costs nothing."""
         if self._policy is not None and lookup.judged is not None:
-            self._policy.served(lookup.namespace, lookup.judged.noted.error)
+            self._policy.served(lookup.namespace, lookup.judged.noted.risk)
 
     async def alike(self, cached: str, said: str, fresh: str) -> float:
         """Cosine of two answers.

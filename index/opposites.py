@@ -44,7 +44,8 @@ guilty innocent|doctor patient|youngest oldest|king queen|uncle aunt|hard soft|q
 boiling freezing|freeze melt|freeze thaw|condense evaporate|inhale exhale|acid base|acidic alkaline|anode cathode|cation anion
 fill drain|inflate deflate|capital interest|prime composite|vegan vegetarian
 single multi|mono stereo|radius diameter|radius circumference
-diameter circumference|exactly least|exactly most|but including|except including|besides except|wins nominations|won nominated
+diameter circumference|argmax argmin|max argmin|catch throw|keep discard|reset restart|both either|both neither|lent borrowed
+either neither|exactly least|exactly most|but including|except including|besides except|wins nominations|won nominated
 """
 
 

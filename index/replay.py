@@ -141,7 +141,7 @@ def replay(
             chosen = int(shelf.lines[places[ruling.chosen]])
             served[line], wrong[line] = True, not stream.same(chosen, line)
             if ruling.noted is not None and isinstance(policy, LearnedPolicy):
-                policy.served("", ruling.noted.error)
+                policy.served("", ruling.noted.risk)
         else:
             joined = _learn(stream, policy, shelf, line, places, classes, ruling, judge)
             shelf.add(line, joined)

@@ -21,8 +21,10 @@ ENOUGH = 8.0
 _EXPLORED = 0.4
 _LEAST_EXPLORED = 0.01
 _KNOWN = 50.0  # Expected errors from which on less is explored.
+_BEHIND = 0.05  # Cosine by which an entry may be farther than one of a class that is gone.
 _NEW = 50  # Comparisons before which nothing is explored: a namespace so small has little to learn from.
-_CHECKED_EXPLORED = 0.2
+_CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
+_PROVED = 30  # Comparisons of what `checked` accepts from which on they say something.
 _CHECKED_WRONG, _CHECKED_SEEN = (
     0.5,
     50.0,
@@ -88,6 +90,9 @@ class Learner:
         features = evidence([near[place].cosine for place in places], classes)
         error = self.score.error(features)
         error += (1 - error) * self.doubts.changed(classes[0])
+        if near[0].cosine - near[places[0]].cosine > _BEHIND:
+            # The question is one of a class that is gone, whose new answer is not known here yet.
+            error += (1 - error) * 0.5
         return Finding(places[0], features, error, classes.count(classes[0]) == 1)
 
     @property
@@ -108,12 +113,21 @@ class Learner:
     @property
     def checked_chance(self) -> float:
         """The share of what `checked` accepts that is compared rather than served."""
-        return 0.0 if self.observed < _NEW else _CHECKED_EXPLORED
+        if self.observed < _NEW:
+            return 0.0
+        return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_PROVED / max(self.checked_seen, _PROVED)))
 
     @property
     def checked_allowed(self) -> bool:
-        """Whether what `checked` accepts may be served."""
-        return self.checked_error <= self.level.max_error and self.level.affords(self.checked_error)
+        """Whether what `checked` accepts may be served.
+
+        While it errs no more than it may, and leaves `learned` its share of the allowance; once that is ready, only where it has
+        proved to be right here.
+        """
+        if self.ready and not (self.checked_seen >= _PROVED and self.checked_error <= self.level.max_error / 2):
+            return False
+        within = self.checked_error <= self.level.max_error
+        return within and (self.observed < _NEW or self.level.affords(self.checked_error))
 
     def learn(self, seen: Observation) -> None:
         """Take in one observation."""
@@ -121,15 +135,15 @@ class Learner:
         self.level.serve(seen.served, seen.risk)
         if seen.joined:
             self.doubts.joined(seen.joined)
+        if seen.checked:
+            self.checked_seen += 1
+            self.checked_wrong += not seen.right
         if seen.features is None or seen.error is None:
             self.level.plan()
             return
         features, stands = np.array(seen.features), self.doubts.standing(seen.answer, seen.vetoes)
         expected = self.score.error(features)
         self.observed += 1
-        if seen.checked:
-            self.checked_seen += 1
-            self.checked_wrong += not seen.right
         if seen.repeat:
             self.level.repeats += 1
             self.level.slips += not seen.right

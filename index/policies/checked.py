@@ -31,6 +31,8 @@ class CheckedPolicy:
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> Ruling:
+        if not self._verifier.reads(question):
+            return Ruling([Decision("vetoed", "language") for _ in neighbours], None)
         refused = screen(question, neighbours, max(self.floor, limits.similarity or 0.0), self._guards)
         probability = scores(question, neighbours, refused, self._verifier)
         level = max(self.level, limits.level or 0.0)

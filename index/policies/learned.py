@@ -73,12 +73,12 @@ class LearnedPolicy:
         decision = self._judge(question, nearest, finding, learner, limits)
         decisions = [Decision("passed over") for _ in neighbours]
         decisions[finding.place] = decision
-        noted = Noted(finding.place, tuple(finding.features.tolist()), finding.error)
+        noted = Noted(finding.place, tuple(finding.features.tolist()), finding.error, finding.error)
         if decision.verdict == "accepted":
             return Ruling(decisions, finding.place, learner.chance(finding.error), noted)
         error = learner.checked_error
         # What is within the level is decided, so that a stricter request never gets what a plain one would not.
-        decided = learner.ready or finding.error <= learner.level.level
+        decided = finding.error <= learner.level.level
         if self._checked is None or decided or not learner.checked_allowed or not error <= _most(limits):
             return Ruling(decisions, None, 0.0, noted)
         return self._by_checked(question, neighbours, limits, decisions, noted, error, learner.checked_chance)
@@ -130,8 +130,8 @@ class LearnedPolicy:
         if ruling.chosen is None:
             return Ruling(told, None, 0.0, noted)
         if ruling.chosen == noted.place:
-            return Ruling(told, ruling.chosen, chance, replace(noted, error=max(error, noted.error), checked=True))
-        return Ruling(told, ruling.chosen, chance, Noted(ruling.chosen, None, error, checked=True))
+            return Ruling(told, ruling.chosen, chance, replace(noted, risk=error, checked=True))
+        return Ruling(told, ruling.chosen, chance, Noted(ruling.chosen, None, error, error, checked=True))
 
     def vetoes(self, question: str, cached: str) -> tuple[str, ...]:
         """The guards that speak between two questions."""

@@ -72,11 +72,13 @@ class Noted:
     Attributes:
         place: of the neighbour that was judged.
         features, error, checked: see `observations.Observation`.
+        risk: the probability of being wrong that is charged if it is served.
     """
 
     place: int
     features: tuple[float, ...] | None
     error: float
+    risk: float = 0.0
     checked: bool = False
 
 

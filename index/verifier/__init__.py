@@ -15,6 +15,9 @@ class Verifier(Protocol):
 
     name: str
 
+    def reads(self, text: str) -> bool:
+        """Whether it knows the language of a text; of others it can tell nothing."""
+
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
         """The probability that one answer serves both questions of a pair, for each pair: float32 `[len(pairs)]`.
 

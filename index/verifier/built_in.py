@@ -22,6 +22,7 @@ from kvproxy.index.minilm.weights import (
     packaged_model,
     read_tensors,
 )
+from kvproxy.index.verifier.english import is_english
 from kvproxy.index.verifier.scaling import PlattScaling
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
@@ -65,6 +66,7 @@ class BuiltInVerifier:
         tables = lookup_tables(folder)
         self._tables = merge(tables, {name: value for name, value in trained.items() if name in tables})
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
+        self._vocabulary = frozenset(self._tokenizer.get_vocab())
         self._scaling = scaling
         self.name = f"built-in-{_digest(adapter, scaling)}"
         self._threads = threads
@@ -87,6 +89,10 @@ class BuiltInVerifier:
             return cls(adapter, known_scaling(notes, embedder), threads, files=files)
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
+
+    def reads(self, text: str) -> bool:
+        """Whether a text is English, which it was trained on."""
+        return is_english(text, self._vocabulary)
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         return self._scaling.probabilities(self.logits(pairs), cosines)

@@ -32,7 +32,7 @@ class CacheSettings(BaseModel):
         description="Reads both questions: built-in, a folder or id of a CrossEncoder, or none (not for checked).",
     )
     level: float = Field(
-        0.9,
+        0.8,
         ge=0.0,
         le=1.0,
         description="Least probability of the verifier, for the policy checked, and for learned while it knows too little.",

@@ -37,6 +37,9 @@ class OverlapVerifier:
 
     name = "overlap"
 
+    def reads(self, text: str) -> bool:
+        return True
+
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         return np.array([_overlap(one, other) for one, other in pairs], dtype=np.float32)
 

@@ -69,6 +69,9 @@ def test_the_verifier_is_asked_only_about_what_could_be_served() -> None:
     asked: list[tuple[str, str]] = []
 
     class Counting(OverlapVerifier):
+        def reads(self, text: str) -> bool:
+            return True
+
         def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
             asked.extend(pairs)
             return super().score(pairs)

@@ -1,4 +1,4 @@
-"""The default policy serves no near-miss: close questions that differ in what the answer depends on."""
+"""The default policy serves next to no near-miss: close questions that differ in what the answer depends on."""
 
 import json
 from collections import Counter
@@ -54,12 +54,15 @@ def served() -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("pairs", [PAIRS, FURTHER], ids=["opposites", "further"])
-def test_the_default_policy_serves_no_near_miss(pairs: list[dict[str, str]], served: Callable[..., list[str]]) -> None:
-    assert served(pairs) == []
+def test_the_default_policy_serves_next_to_no_near_miss(
+    pairs: list[dict[str, str]], served: Callable[..., list[str]]
+) -> None:
+    # Both ways round: one in two hundred.
+    assert len(served(pairs)) <= 0.005 * 2 * len(pairs)
 
 
 def test_the_default_policy_serves_rewordings(served: Callable[..., list[str]]) -> None:
-    assert len(served(REWORDINGS)) >= 0.3 * 2 * len(REWORDINGS)
+    assert len(served(REWORDINGS)) >= 0.6 * 2 * len(REWORDINGS)
 
 
 def test_the_cosine_alone_would_serve_near_misses() -> None:

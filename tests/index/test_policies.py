@@ -25,6 +25,9 @@ class Fixed:
         self.scores = scores
         self.asked: list[list[tuple[str, str]]] = []
 
+    def reads(self, text: str) -> bool:
+        return True
+
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
         self.asked.append(list(pairs))
         return np.array(self.scores[: len(pairs)], dtype=np.float32)

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from kvproxy.index.learned.allowance import FROM
@@ -32,6 +33,24 @@ def test_the_bound_is_kept_at_any_time_also_where_the_errors_are_underestimated(
 ) -> None:
     worst = [serve(Level(max_error, wrong=2.0, expected=2.0), 2500, seed, factor)[2] for seed in range(3)]
     assert sum(each > max_error for each in worst) == 0
+
+
+@pytest.mark.parametrize("max_error", [0.01, 0.02, 0.05])
+def test_what_is_planned_is_seldom_ever_too_much(max_error: float) -> None:
+    # The most that is ever spent: every answer as risky as is planned, and every error as likely as it is said to be.
+    level = Level(max_error, factor=1.0)
+    risk, spent = 0.0, []
+    for served in range(6000):
+        level.served, level.risk = served, risk
+        risk += level.planned()
+        spent.append(risk)
+    generator = np.random.default_rng(0)
+    allowed = np.floor(max_error * np.maximum(np.arange(1, 6001), FROM) + 1e-9)[FROM - 1 :]
+    broken = 0
+    for _ in range(1000):
+        arrivals = np.cumsum(generator.exponential(size=int(spent[-1] * 1.5 + 50)))
+        broken += bool((np.searchsorted(arrivals, spent[FROM - 1 :]) > allowed).any())
+    assert broken <= 0.05 * 1000 * 1.3
 
 
 def test_it_serves_most_of_what_it_may() -> None:

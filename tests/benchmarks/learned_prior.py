@@ -1,0 +1,73 @@
+"""Learns from a labelled stream what the policy `learned` starts from: the numbers of `index/learned/prior.py`.
+
+python -m tests.benchmarks.learned_prior STREAM.jsonl.gz
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+import numpy as np
+
+from kvproxy.index.embedder import load_embedder
+from kvproxy.index.learned.evidence import FEATURES, REACH, evidence
+from kvproxy.index.replay import Shelf, Stream
+from kvproxy.index.streams import make_stream, read_stream
+
+_WORTH = 300  # Questions that the covariance stands for.
+_LOOSE = 0.1  # Precision of weights of which nothing is known.
+
+
+def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.ndarray]:
+    """Features of each question among those before it, and whether the nearest answer was right.
+
+    Args:
+        dropped: share of the sure questions that are not stored, as if they had been served.
+    """
+    chance, shelf = random.Random(seed).random, Shelf(stream)
+    features, rights = [], []
+    for line in range(len(stream.texts)):
+        places, cosines = shelf.near(line, REACH)
+        sure = False
+        if places:
+            found = evidence(cosines, [shelf.classes[place] for place in places])
+            features.append(found)
+            rights.append(stream.same(int(shelf.lines[places[0]]), line))
+            sure = found[FEATURES.index("rivals")] > 0 and chance() < dropped
+        if not sure:
+            shelf.add(line, stream.answers[line])
+    return np.array(features), np.array(rights, dtype=np.float64)
+
+
+def fit(features: np.ndarray, rights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and their precision; what is far from being served counts little, as in `Score.learn`."""
+    weights = np.zeros(features.shape[1])
+    precision = np.eye(len(weights))
+    for _ in range(100):
+        probability = 1 / (1 + np.exp(-features @ weights))
+        weight = probability**2
+        precision = features.T @ (features * (weight * probability * (1 - probability))[:, None]) + np.eye(len(weights))
+        step = np.linalg.solve(precision, features.T @ (weight * (rights - probability)) - weights)
+        weights = weights + step
+    return weights, precision
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stream", type=Path)
+    options = parser.parse_args()
+    stream = make_stream(read_stream(options.stream), load_embedder(), None, lambda share: None)
+    parts = []
+    for seed, dropped in ((0, 0.8), (3, 0.5)):
+        order = list(range(len(stream.texts)))
+        random.Random(seed).shuffle(order)
+        parts.append(examples(stream.reordered(order), seed, dropped))
+    features, rights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    weights, precision = fit(features, rights)
+    covariance = np.linalg.inv(precision * (_WORTH / len(features)) + _LOOSE * np.eye(len(weights)))
+    print("WEIGHTS =", tuple(weights.round(3).tolist()))
+    print("COVARIANCE =", tuple(tuple(row) for row in covariance.round(3).tolist()))
+
+
+if __name__ == "__main__":
+    main()

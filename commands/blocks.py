@@ -87,7 +87,7 @@ _OWN: tuple[Column | str, ...] = (
     "block#", "state", "refs#", digest("hash"), digest("parent"), "last use#", text("requests"),
 )  # fmt: skip
 _MIRRORED: tuple[Column | str, ...] = (
-    digest("hash"), digest("parent"), "tokens#", "copies#", "rank#", "medium", "engine",
+    digest("hash"), digest("parent"), "tokens#", "copies#", "groups", "rank#", "medium", "engine",
 )  # fmt: skip
 
 
@@ -98,8 +98,9 @@ def _own_row(block: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _mirrored_row(block: dict[str, Any]) -> tuple[object, ...]:
-    names = ("hash", "parent", "num_tokens", "copies", "rank", "medium", "engine")
-    return tuple(block[name] for name in names)
+    groups = ", ".join(map(str, block["groups"])) or None
+    return (block["hash"], block["parent"], block["num_tokens"], block["copies"], groups, block["rank"], block["medium"],
+            block["engine"])  # fmt: skip
 
 
 @app.command("show")

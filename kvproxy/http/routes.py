@@ -1,6 +1,7 @@
 """The public HTTP routes."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +13,7 @@ from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.sse import event
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Unkeyable
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.flow.outcome import Outcome
 from kvproxy.http.bodies import api_request, query_of, upload, whole_body
 from kvproxy.http.cache_status import BYPASS, cache_headers
@@ -110,7 +111,9 @@ async def metrics(request: Request) -> Response:
     if refused is not None:
         raise refused
     if app.built.worker is not None:
-        app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
+        # An engine whose thread has ended has no figures any more; the others still tell.
+        with contextlib.suppress(Overloaded):
+            app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
         app.metrics.tiers(app.built.worker.tier_figures())
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():

@@ -15,6 +15,8 @@ from tests.servers import run_proxy
 def pytest_configure() -> None:
     """Read once when the hub's library is imported, so it must be set before any test is."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Triton decides how a kernel runs when it is imported, which any test may bring about.
+    os.environ["TRITON_INTERPRET"] = "1"
     # Tiny models are computed ten times faster on one thread, in the processes that tests start too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

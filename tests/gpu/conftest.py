@@ -1,12 +1,9 @@
-"""Triton decides how a kernel runs when its file is imported; and tiny models are computed fastest on one thread."""
+"""Tiny models are computed fastest on one thread."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="package", autouse=True)

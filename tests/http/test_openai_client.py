@@ -265,7 +265,7 @@ async def test_equal_request_ids_do_not_meet_in_the_engine(demo: Demo) -> None:
 @pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"host": "evil.example"}])
 def test_web_pages_cannot_steer_a_local_proxy(demo: Demo, headers: dict[str, str]) -> None:
     answer = httpx.post(f"{demo[0]}/admin/blocks/reset", headers=headers)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
 
 
 def test_metrics_and_health(demo: Demo) -> None:

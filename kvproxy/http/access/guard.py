@@ -10,6 +10,7 @@ from kvproxy.http.access.rules import Access
 from kvproxy.http.failures import failed
 
 _READING = ("GET", "HEAD")
+_LOOKS_ONLY = "/admin/explain"  # It takes a body, and changes nothing.
 _log = logging.getLogger("kvproxy.admin")
 
 
@@ -56,7 +57,7 @@ async def _refuse(error: KvproxyError, scope: Scope, receive: Receive, send: Sen
 
 
 def _tell(request: Request, status: int) -> None:
-    if request.method not in _READING:
+    if request.method not in _READING and request.url.path != _LOOKS_ONLY:
         who = request.client.host if request.client is not None else "?"
         query = f"?{request.url.query}" if request.url.query else ""
         _log.info("%s %s%s from %s: %s", request.method, request.url.path, query, who, status)

@@ -191,7 +191,7 @@ ODD = st.recursive(
 @settings(deadline=None)
 @given(st.sampled_from(list(APIS)), st.dictionaries(st.sampled_from(FIELDS), ODD))
 def test_no_request_is_too_odd_to_be_keyed(name: str, body: dict[str, Any]) -> None:
-    dialect = APIS[name]
-    dialect.question(body)
-    assert isinstance(dialect.shown(body), str)
-    dialect.cacheable(body)
+    api = APIS[name]
+    api.question(body)
+    assert isinstance(api.shown(body), str)
+    api.cacheable(body)

@@ -128,7 +128,7 @@ def test_requests_follow_their_prefix(tmp_path: Path) -> None:
             for at, beginning in enumerate(beginnings):
                 assert [running.taker(beginning + question) for question in "abc"] == [urls[at]] * 3
 
-            # Another dialect with the same prompt finds the same engine.
+            # Another API with the same prompt finds the same engine.
             message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": beginnings[2] + "x"}]}
             httpx.post(f"{running.url}/v1/messages", json=message).raise_for_status()
             assert running.engines[urls[2]].got[-1] == "messages"

@@ -43,12 +43,17 @@ class Control:
     priority: int = 0
 
 
+_NOTHING_ASKED = Control()
+
+
 def read_control(headers: Mapping[str, str]) -> Control:
     """What the headers ask for. Names in lower case; unknown directives are ignored, as the RFC asks.
 
     Raises:
         InvalidRequest: a header's value is not of its form.
     """
+    if "cache-control" not in headers and not any(name.startswith(OURS) for name in headers):
+        return _NOTHING_ASKED
     found: dict[str, str] = {}
     for directive in headers.get("cache-control", "").split(","):
         name, _, value = directive.strip().partition("=")

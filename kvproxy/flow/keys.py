@@ -78,10 +78,12 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
 def _relevant(request: ApiRequest) -> JsonObject:
     """The body without what cannot change the answer: such fields, nulls, markers of the prefix cache, 1.0 for 1."""
     body: JsonObject = {}
+    # Escapes could hide a marker from this look, which is there to save time: so any escape counts as one.
+    marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in request.body.items():
         if value is None or name in request.api.irrelevant:
             continue
-        if name in _MARKED:
+        if name in _MARKED and marked:
             value = _unmarked(value, 2)
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)

@@ -1,5 +1,6 @@
 """Names by which a proxy is reached: whether one is this machine's alone, or could be anybody's."""
 
+from functools import lru_cache
 from ipaddress import ip_address
 
 # Nobody can register a name under these (RFC 2606, 6761, 6762, 8375), so no page can be served from one that is rebound.
@@ -14,6 +15,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+@lru_cache(maxsize=1024)
 def is_public_name(host: str) -> bool:
     """Whether a host is a name that somebody could register: no address, no name without a dot, none under a private suffix."""
     try:

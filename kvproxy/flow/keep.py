@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.reported import reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.keys import CacheKey
 from kvproxy.flow.learning.observer import Observer
+from kvproxy.flow.outcome import PrefixUse
 from kvproxy.flow.source import Source
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.lookup import Lookup
@@ -115,7 +117,11 @@ class FlightKeeper:
             return None
         try:
             whole = await source.said.whole()
-            return None if whole is None else await self._shelf.put(self._asked, whole)
+            if whole is None:
+                return None
+            if source.prefix is None and (told := reported_reuse(whole)) is not None:
+                source.prefix = PrefixUse(*told)
+            return await self._shelf.put(self._asked, whole)
         except Exception as error:
             # Whatever keeps an answer out of the cache must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)

@@ -44,7 +44,7 @@ class Source:
         said: what it says.
         at_once: the body comes as one part when all is done.
         private: whether who sent it forbids to keep it for others.
-        prefix: what was reused of the prompt, where the backend tells.
+        prefix: what was reused of the prompt, where the backend tells; an upstream tells at the end.
     """
 
     status: int

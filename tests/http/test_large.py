@@ -68,4 +68,4 @@ def test_a_prompt_of_megabytes_holds_nobody_up(demo: tuple[str, Services]) -> No
             await asyncio.gather(ask(client), look(client))
         return done
 
-    assert asyncio.run(race()).count("health") > 5
+    assert asyncio.run(race()).index("large") >= 2

@@ -206,3 +206,24 @@ def test_an_unreachable_upstream_is_told(tmp_path: Path) -> None:
         assert "cannot reach the upstream" in answer.json()["error"]["message"]
         assert services.answerer.store.stats()["entries"] == 0
         assert httpx.get(f"{url}/health").json()["status"] == "ok"
+
+
+def test_what_an_upstream_reused_is_told(tmp_path: Path) -> None:
+    """vLLM and llama.cpp report it in the body; a stream does so too late for the header."""
+    usage = {"prompt_tokens": 662, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 645}}
+
+    async def chat(request: Request) -> Response:
+        return JSONResponse(WHOLE | {"usage": usage})
+
+    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+    with (
+        run_app(app) as url,
+        run_proxy(load_settings(data=tmp_path, upstream=url, cache={"semantic": False})) as (
+            proxy,
+            _,
+        ),
+    ):
+        first = post(proxy, "m")
+        assert 'stored; detail="prefix 645/662"' in first.headers["cache-status"]
+        assert first.json()["usage"] == usage
+        assert 'detail="exact"' in post(proxy, "m").headers["cache-status"]

@@ -107,13 +107,17 @@ class FlightKeeper:
         self._keep = keep
 
     def push(self, source: Source, chunk: bytes) -> bool:
-        return self._keeps(source) and source.said.push(chunk)
+        return self._reads(source) and source.said.push(chunk)
+
+    def _reads(self, source: Source) -> bool:
+        """Whether what it says matters: to keep it, or to tell in the header what was reused."""
+        return self._keeps(source) or (source.status == 200 and not source.streams)
 
     def _keeps(self, source: Source) -> bool:
         return self._keep and source.status == 200 and not source.private
 
     async def finish(self, source: Source) -> str | None:
-        if not self._keeps(source):
+        if not self._reads(source):
             return None
         try:
             whole = await source.said.whole()
@@ -121,7 +125,7 @@ class FlightKeeper:
                 return None
             if source.prefix is None and (told := reported_reuse(whole)) is not None:
                 source.prefix = PrefixUse(*told)
-            return await self._shelf.put(self._asked, whole)
+            return await self._shelf.put(self._asked, whole) if self._keeps(source) else None
         except Exception as error:
             # Whatever keeps an answer out of the cache must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)

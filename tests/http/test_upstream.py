@@ -227,3 +227,6 @@ def test_what_an_upstream_reused_is_told(tmp_path: Path) -> None:
         assert 'stored; detail="prefix 645/662"' in first.headers["cache-status"]
         assert first.json()["usage"] == usage
         assert 'detail="exact"' in post(proxy, "m").headers["cache-status"]
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        fresh = httpx.post(f"{proxy}/v1/chat/completions", json=body, headers={"cache-control": "no-store, no-cache"})
+        assert fresh.headers["cache-status"] == 'kvproxy; fwd=request; detail="prefix 645/662"'

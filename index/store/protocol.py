@@ -170,9 +170,6 @@ class Store(Protocol):
     def entries(self) -> Iterator[Entry]:
         """Every entry, oldest first, a page at a time."""
 
-    def export(self) -> Iterator[dict[str, Any]]:
-        """Every entry as a JSON-able document, oldest first, with its vectors left out."""
-
     def classify(self, answer: Answer) -> None:
         """Keep what an entry says, and its class, in place of what was kept before; nothing where the entry has gone."""
 

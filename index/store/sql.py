@@ -122,9 +122,6 @@ class SqlStore(SqlWriter):
             "path": self.name,
         }
 
-    def export(self) -> Iterator[dict[str, Any]]:
-        return (entry.document() for entry in self.entries())
-
     def entries(self) -> Iterator[Entry]:
         self.flush()
         sql = (

@@ -1,6 +1,5 @@
-"""Figures of a pool: what it holds now, and how lookups fared, overall and over a recent window."""
+"""Figures of a pool: what it holds now, and how lookups fared."""
 
-from collections import deque
 from dataclasses import dataclass
 
 from kvproxy.blocks.pool import BlockPool
@@ -35,26 +34,15 @@ class PoolStats:
 
 
 class LookupStats:
-    """Tokens looked up and found: totals, and the same over the last requests."""
+    """Tokens looked up and found."""
 
-    def __init__(self, window: int = 1000) -> None:
+    def __init__(self) -> None:
         self.queries = 0
         self.hits = 0
         self.requests = 0
-        self._recent: deque[tuple[int, int]] = deque(maxlen=window)
-        self._recent_queries = 0
-        self._recent_hits = 0
 
     def record(self, queries: int, hits: int) -> None:
         """Count one request of `queries` prompt tokens of which `hits` were found."""
-        recent = self._recent
-        if len(recent) == recent.maxlen:
-            old_queries, old_hits = recent[0]
-            self._recent_queries -= old_queries
-            self._recent_hits -= old_hits
-        recent.append((queries, hits))
-        self._recent_queries += queries
-        self._recent_hits += hits
         self.queries += queries
         self.hits += hits
         self.requests += 1
@@ -63,11 +51,6 @@ class LookupStats:
     def hit_rate(self) -> float:
         """Share of all tokens looked up that were found."""
         return self.hits / self.queries if self.queries else 0.0
-
-    @property
-    def recent_hit_rate(self) -> float:
-        """The same over the window of recent requests."""
-        return self._recent_hits / self._recent_queries if self._recent_queries else 0.0
 
 
 def pool_stats(pool: BlockPool, block_size: int, lookups: LookupStats) -> PoolStats:

@@ -79,11 +79,6 @@ class Subscriber:
         if self._context is not None:
             self._context.destroy(linger=0)
 
-    @property
-    def is_following(self) -> bool:
-        """Whether all tasks run."""
-        return bool(self._tasks) and not any(task.done() for task in self._tasks)
-
     def status(self) -> StreamStatus:
         """How the stream fares."""
         return StreamStatus(

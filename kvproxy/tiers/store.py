@@ -1,6 +1,5 @@
-"""The seam to wherever chunks are kept, and a test double of it."""
+"""The seam to wherever chunks are kept."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,56 +66,3 @@ class ChunkStore(Protocol):
 
     def close(self) -> None:
         """Release files and connections."""
-
-
-class DictStore:
-    """A test double: a dictionary that can be told to fail, and that counts its calls."""
-
-    def __init__(self, name: str = "dict", *, remote: bool = False) -> None:
-        self.name = name
-        self.remote = remote
-        self.chunks: dict[str, Data] = {}
-        self.failing = False
-        self.calls: Counter[str] = Counter()
-
-    @property
-    def available(self) -> bool:
-        return not self.failing
-
-    def _call(self, method: str) -> None:
-        self.calls[method] += 1
-        if self.failing:
-            raise TierError(f"{self.name} was told to fail")
-
-    def get(self, key: str) -> Data | None:
-        self._call("get")
-        found = self.chunks.get(key)
-        return bytearray(found) if found is not None else None
-
-    def put(self, key: str, data: Data) -> None:
-        self._call("put")
-        self.chunks[key] = bytes(data)
-
-    def contains(self, key: str) -> bool:
-        self._call("contains")
-        return key in self.chunks
-
-    def wants(self, key: str) -> bool:
-        return key not in self.chunks
-
-    def delete(self, key: str) -> None:
-        self._call("delete")
-        self.chunks.pop(key, None)
-
-    def clear(self, chosen: Callable[[str], bool]) -> int:
-        self._call("clear")
-        doomed = [key for key in self.chunks if chosen(key)]
-        for key in doomed:
-            del self.chunks[key]
-        return len(doomed)
-
-    def stats(self) -> StoreStats:
-        return StoreStats(self.name, len(self.chunks), sum(map(len, self.chunks.values())), None, 0, self.available)
-
-    def close(self) -> None:
-        self.calls["close"] += 1

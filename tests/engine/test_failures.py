@@ -17,9 +17,9 @@ from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
-from kvproxy.tiers.store import DictStore
 from tests.engine.models import random_model, reference
 from tests.engine.tiered import Driven, replace_store, tiny
+from tests.tiers.doubles import DictStore
 
 PROMPTS = {"good": (5, 6, 7, 8, 9, 10, 11, 12, 13), "bad": (40, 41, 42, 43, 44, 45, 46, 47, 48)}
 

@@ -13,9 +13,9 @@ from kvproxy.engine.arena import Arena
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.store import DictStore
 from tests.engine.models import VOCABULARY
 from tests.engine.tiered import Driven, replace_chain, tiny
+from tests.tiers.doubles import DictStore
 
 PROMPT = [(7 * place) % VOCABULARY for place in range(160)]
 CHUNK = 16

@@ -19,9 +19,10 @@ from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
-from kvproxy.tiers.store import ChunkStore, DictStore
+from kvproxy.tiers.store import ChunkStore
 from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny
+from tests.tiers.doubles import DictStore
 
 LONGEST = 40
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.tiers.store import DictStore
 from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_store, tiny
 from tests.redis_server import RedisServer
+from tests.tiers.doubles import DictStore
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "missing", "failing"])

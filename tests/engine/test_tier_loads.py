@@ -10,9 +10,10 @@ from kvproxy.engine.worker import EngineWorker
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.store import Data, DictStore
+from kvproxy.tiers.store import Data
 from tests.engine.models import VOCABULARY, random_model, reference
 from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_chain, replace_store, tiny
+from tests.tiers.doubles import DictStore
 
 
 def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> None:

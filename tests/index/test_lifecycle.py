@@ -166,7 +166,7 @@ def test_export_and_import_keep_everything(make_store: MakeStore) -> None:
     for entry in entries:
         store.put(entry)
     store.touch(entries[0].id)
-    lines = "\n".join(json.dumps(document) for document in store.export()).encode()
+    lines = "\n".join(json.dumps(entry.document()) for entry in store.entries()).encode()
     other = make_store(clock=lambda: 2000.0)
     assert import_into(other, read_lines(lines)) == 7
     assert import_into(other, read_lines(lines)) == 0

@@ -94,7 +94,7 @@ def test_missing_vectors_are_told_until_they_are_added(make_store: MakeStore) ->
 def test_an_export_pages_through_everything(make_store: MakeStore) -> None:
     store = make_store()
     store.put_many([Put(make_entry(f"q {number}", created=float(number // 300))) for number in range(1100)])
-    prompts = [Entry.from_document(document).prompt for document in store.export()]
+    prompts = [Entry.from_document(entry.document()).prompt for entry in store.entries()]
     assert len(prompts) == len(set(prompts)) == 1100
 
 

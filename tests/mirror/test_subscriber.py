@@ -223,6 +223,6 @@ async def test_when_one_endpoint_cannot_be_had_none_is_followed() -> None:
     try:
         with pytest.raises(zmq.ZMQError):
             await mirror.start()
-        assert not mirror.subscribers[0].is_following
+        assert [task for task in mirror.subscribers[0]._tasks if not task.done()] == []
     finally:
         taken.close()

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.store import Data, DictStore, TierError
+from kvproxy.tiers.store import Data, TierError
+from tests.tiers.doubles import DictStore
 
 
 def whole(data: Data) -> bytes | None:

@@ -17,8 +17,9 @@ from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
-from kvproxy.tiers.store import ChunkStore, Data, DictStore, TierError
+from kvproxy.tiers.store import ChunkStore, Data, TierError
 from tests.redis_server import RedisServer
+from tests.tiers.doubles import DictStore
 
 KEYS = [f"model-{number:02x}" for number in range(6)]
 

@@ -62,6 +62,16 @@ def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[st
     assert not [headers for headers in seen[1] if one in str(headers) or two in str(headers)]
 
 
+def test_explain_knows_a_client_by_its_key(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+    found = settings(tmp_path, seen[0], admin_token="operators")
+    key = add_client(found, "one")
+    with run_proxy(found) as (url, _):
+        post(url, authorization=f"Bearer {key}")
+        told = post(url, "/admin/explain", authorization=f"Bearer {key}", x_kvproxy_admin_token="operators").json()
+        assert (told["tenant"], told["layer"]) == ("client:one", "exact")
+        assert post(url, "/admin/explain", authorization=f"Bearer {key}").status_code == 401
+
+
 def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
     found = settings(tmp_path, seen[0], forward={"api_key": "operators"})
     key = add_client(found, "one")

@@ -102,10 +102,16 @@ class ClientGuard:
         self._clients = clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._clients.any or _is_open(scope["path"]):
+        if scope["type"] != "http" or not self._clients.any:
             await self._app(scope, receive, send)
             return
         client = self._clients.identify(Request(scope).headers.items())
+        if _is_open(scope["path"]):
+            # The operator's own, who may ask in the name of a client: `explain --api-key`.
+            if client is not None:
+                _take_key(scope, client)
+            await self._app(scope, receive, send)
+            return
         if client is None:
             refused = Unauthorized(
                 "this proxy needs a key of its own: send Authorization: Bearer KEY (kvproxy keys add)"
@@ -117,14 +123,7 @@ class ClientGuard:
         except TooMany as error:
             await failed(error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["client"] = client
-        # The key is ours: an upstream has no use for it, and must not learn it.
-        own = [name.encode() for name in KEY_HEADERS]
-        scope["headers"] = [
-            (name, value)
-            for name, value in scope["headers"]
-            if name not in own or digest(_key(value.decode("latin-1"))) != client.key_sha256
-        ]
+        _take_key(scope, client)
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start" and limit:
@@ -132,6 +131,17 @@ class ClientGuard:
             await send(message)
 
         await self._app(scope, receive, told)
+
+
+def _take_key(scope: Scope, client: ClientSettings) -> None:
+    """Note whose request it is, without the key: an upstream has no use for it, and must not learn it."""
+    scope.setdefault("state", {})["client"] = client
+    own = [name.encode() for name in KEY_HEADERS]
+    scope["headers"] = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name not in own or digest(_key(value.decode("latin-1"))) != client.key_sha256
+    ]
 
 
 def _is_open(path: str) -> bool:

@@ -178,7 +178,14 @@ class LearnedPolicy:
         """Take in the observations that are new in the log, in its order."""
         learner = self._learners.get(namespace) or self._restored(namespace)
         saved = self._saved.setdefault(namespace, learner.number)
-        while seen := self._observations.since(namespace, learner.number, _PART):
+        while True:
+            seen = self._observations.since(namespace, learner.number, _PART)
+            if self._observations.pruned(namespace) > learner.number:
+                # Another proxy has taken in what comes next, and deleted it. Its snapshot goes on from there.
+                learner = self._restored(namespace)
+                continue
+            if not seen:
+                break
             for each in seen:
                 learner.learn(each)
                 if each.features is not None and each.error is not None and not each.vetoes:
@@ -194,8 +201,10 @@ class LearnedPolicy:
         if found is not None:
             return found
         new = Learner.new(self._prior, self.max_error)
+        # Where the snapshot is of another version, what it had taken in may be gone.
+        new.number = self._observations.pruned(namespace)
         # What it starts from depends on what the others know now, so it is part of what must come back.
-        self._observations.save(namespace, 0, state.dump(new))
+        self._observations.save(namespace, new.number, state.dump(new))
         return new
 
     def status(self, namespace: str) -> Status:

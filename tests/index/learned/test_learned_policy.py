@@ -1,6 +1,9 @@
 """What a namespace learns is a fold over its observations: two proxies agree, and so does one that starts again."""
 
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +85,92 @@ def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_lat
     assert first.status("n") == third.status("n")
     assert first.status("n").observations == 450
     assert first.status("n").served == 65
+
+
+def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp_path: Path) -> None:
+    whole = LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+    generator, pruned = random.Random(4), 0
+    for _ in range(12):
+        # A new process each time, as after kill -9: nothing is closed.
+        log = SqliteObservations(tmp_path / "o.db")
+        policy = LearnedPolicy(log, None, 0.05, 0.5)
+        for _ in range(60):
+            seen = observation(generator)
+            policy.learn([seen])
+            whole.learn([seen])
+        assert state.dump(policy.learner("n")) == state.dump(whole.learner("n"))
+        pruned += log.prune(0)
+        assert len(log.since("n", 0, 10_000)) <= 240
+    assert pruned >= 400
+    assert log.summary()["observed"] == 720
+
+
+def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_path: Path) -> None:
+    path, generator = tmp_path / "o.db", random.Random(5)
+    log = SqliteObservations(path)
+    behind, ahead = (LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5) for _ in range(2))
+    behind.learn([observation(generator) for _ in range(10)])
+    for _ in range(25):
+        ahead.learn([observation(generator) for _ in range(10)])
+    assert log.prune(0) > 0
+    behind.learn([observation(generator)])
+    ahead.flush()
+    assert state.dump(behind.learner("n")) == state.dump(ahead.learner("n"))
+    assert behind.status("n").observations == 261
+
+
+def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(tmp_path: Path) -> None:
+    log, generator = SqliteObservations(tmp_path / "o.db"), random.Random(6)
+    log.add([observation(generator) for _ in range(30)])
+    log.save("n", 20, state.dump(Learner.new(Prior(), 0.02)).replace('"version": 1', '"version": 0'))
+    log.prune(0)
+    assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").observed == 10
+
+
+WRITER = """
+import random, sys
+from pathlib import Path
+from kvproxy.index.observations import SqliteObservations
+from kvproxy.index.policies.learned import LearnedPolicy
+from tests.index.learned.test_learned_policy import observation
+
+log = SqliteObservations(Path(sys.argv[1]))
+policy = LearnedPolicy(log, None, 0.05, 0.5)
+generator = random.Random(7)
+known = policy.learner("n").observed
+for _ in range(known):
+    observation(generator)
+print(known, flush=True)
+while True:
+    policy.learn([observation(generator)])
+    known += 1
+    print(known, flush=True)
+    log.prune(0)
+"""
+
+
+def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_decisions(tmp_path: Path) -> None:
+    path, acknowledged = tmp_path / "o.db", 0
+    for round_ in range(3):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            # Around a snapshot, which is saved after every 200.
+            for line in writer.stdout:
+                if int(line) >= 197 * (round_ + 1):
+                    break
+            writer.send_signal(signal.SIGKILL)
+            rest = [line for line in writer.stdout if line.endswith("\n")]
+        acknowledged = int([line, *rest][-1])
+    log = SqliteObservations(path)
+    learner = LearnedPolicy(log, None, 0.05, 0.5).learner("n")
+    # The last one may be there before it was told.
+    assert acknowledged <= learner.observed <= acknowledged + 1
+    generator, whole = random.Random(7), LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+    for _ in range(learner.observed):
+        whole.learn([observation(generator)])
+    assert state.dump(learner) == state.dump(whole.learner("n"))
+    log.prune(0)
+    assert len(log.since("n", 0, 10_000)) <= 200
 
 
 def test_namespaces_learn_apart_and_share_what_a_new_one_starts_from() -> None:

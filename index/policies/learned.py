@@ -22,6 +22,8 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Ru
 
 _PART = 1000
 _SAVED_EVERY = 200
+_ACROSS = 2.0  # The error of an answer across a guard that its class has lifted, at most, as a multiple of the bound.
+_DOUBT = 0.5  # Of the doubt that `checked` allows: what the verifier may leave of an entry that stands alone.
 
 
 class LearnedPolicy:
@@ -99,15 +101,28 @@ class LearnedPolicy:
             return Decision("below threshold", error=error)
         if not (error <= learner.level.level and error * max(learner.level.factor, 1.0) <= _most(limits)):
             return Decision("uncertain", error=error)
-        veto = learner.doubts.standing(nearest.answer, self.vetoes(question, nearest.prompt))
+        vetoes = self.vetoes(question, nearest.prompt)
+        veto = learner.doubts.standing(nearest.answer, vetoes)
         if veto is not None:
             return Decision("vetoed", veto, error=error)
+        if vetoes and error > _ACROSS * self.max_error:
+            # A class has shown that the difference does not matter to its answer, not that this question is one of it.
+            return Decision("vetoed", vetoes[0], error=error)
         if not finding.alone and limits.level is None:
             return Decision("accepted", error=error)
         # One entry alone says nothing about what its answer depends on: the words decide, as in a namespace without a past.
         if self._checked is None:
             return Decision("uncertain", error=error)
-        return replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
+        read = replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
+        if read.verdict == "accepted" and finding.alone and not learner.checked_allowed and not self._sure(read):
+            # Only where `checked` has proved right here is its own level enough.
+            return replace(read, verdict="below level")
+        return read
+
+    def _sure(self, read: Decision) -> bool:
+        """Whether the verifier leaves no more than half of the doubt that its level allows."""
+        assert self._checked is not None
+        return read.score is not None and 1 - read.score <= _DOUBT * (1 - self._checked.level)
 
     def _by_checked(
         self,

@@ -4,18 +4,22 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.learned import state
 from kvproxy.index.learned.evidence import evidence
-from kvproxy.index.learned.learner import Learner
+from kvproxy.index.learned.learner import Learner, Near
 from kvproxy.index.learned.prior import Prior
 from kvproxy.index.observations import Observation, SqliteObservations
+from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import LearnedPolicy
+from kvproxy.index.policies.policy import Neighbour
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -171,6 +175,55 @@ def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_dec
     assert state.dump(learner) == state.dump(whole.learner("n"))
     log.prune(0)
     assert len(log.since("n", 0, 10_000)) <= 200
+
+
+class Sure:
+    """A verifier that gives every pair the same probability."""
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def reads(self, text: str) -> bool:
+        return True
+
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
+        return np.full(len(pairs), self.probability, dtype=np.float32)
+
+
+@pytest.mark.parametrize(("probability", "proved"), [(0.85, False), (0.85, True), (0.95, False)])
+def test_an_entry_alone_needs_more_than_the_level_of_checked_until_that_has_proved_right(
+    probability: float, proved: bool
+) -> None:
+    policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Sure(probability), 0.8, 0.5, ()), 0.05, 0.5)
+    learner = policy.learner("n")
+    learner.level.level, learner.level.expected, learner.checked_seen = 0.25, 100.0, 100 * proved
+    assert learner.ready
+    alone = [Neighbour("how are you", 0.99, "a"), Neighbour("what is a pear", 0.4, "b")]
+    ruling = policy.decide("how are you", alone, namespace="n")
+    assert (ruling.decisions[0].verdict == "accepted") is (probability > 0.9 or proved)
+    assert (ruling.chosen == 0) is (probability > 0.9 or proved)
+
+
+@pytest.mark.parametrize("other", [0.88, 0.5])
+def test_where_a_guard_was_lifted_only_small_errors_are_served(other: float) -> None:
+    policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
+    learner = policy.learner("n")
+    learner.level.level, learner.level.factor = 0.25, 1.0
+    near = [
+        Neighbour("port 80", 0.95, "a"),
+        Neighbour("port 81", 0.94, "a"),
+        *[Neighbour("port", other, "b" if other > 0.6 else "a")] * 3,
+        Neighbour("x", 0.5, "b"),
+    ]
+    found = learner.find([Near(each.similarity, each.answer) for each in near])
+    assert found is not None
+    assert found.error <= 0.25
+    small = found.error <= 0.04
+    assert small == (other < 0.6)
+    assert policy.decide("port 8080", near, namespace="n").decisions[0].guard == "numbers"
+    learner.doubts.across("a", policy.vetoes("port 8080", "port 80"), right=True)
+    assert (policy.decide("port 8080", near, namespace="n").decisions[0].verdict == "accepted") is small
+    assert policy.decide("port 80", near, namespace="n").decisions[0].verdict == "accepted"
 
 
 def test_namespaces_learn_apart_and_share_what_a_new_one_starts_from() -> None:

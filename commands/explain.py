@@ -7,8 +7,9 @@ import typer
 
 from kvproxy.commands.bodies import Api, api_of, credentials, read_body
 from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.learned import answered
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
-from kvproxy.commands.output import percent, print_facts, print_json
+from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.table import digest, print_table, text
 
 
@@ -77,7 +78,7 @@ def _render(found: dict[str, Any]) -> None:
         ]
     )
     if semantic.get("learned"):
-        typer.echo(_learned(semantic["learned"]))
+        typer.echo("\n".join(_learned(semantic["learned"])))
     if semantic.get("reason"):
         typer.echo(f"similar    {semantic['reason']}")
     elif not semantic["neighbours"]:
@@ -95,12 +96,11 @@ def _render(found: dict[str, Any]) -> None:
         _render_prefix(prefix)
 
 
-def _learned(status: dict[str, Any]) -> str:
-    who = "learned decides" if status["serves"] else "checked decides until more is known"
-    return (
-        f"learned    {status['observations']:,} answers compared, {who}; {percent(status['would_serve'])} would be served,"
-        f" {status['served']:,} were, at most {percent(status['bound'])} of them wrong"
-    )
+def _learned(status: dict[str, Any]) -> list[str]:
+    """A sentence a line."""
+    who = "What was learned decides." if status["serves"] else "The policy checked decides until more is known."
+    first, *others = answered(status)
+    return [f"{'' if place else 'learned':<11}{line}" for place, line in enumerate([first, who, *others])]
 
 
 def _row(near: dict[str, Any]) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ import typer
 
 from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.learned import answered
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import percent
 from kvproxy.errors import NoPrefixCache
@@ -175,11 +176,7 @@ def _page(figures: dict[str, Any]) -> "Group":
 def _learned(learned: dict[str, float]) -> list[tuple[str, str]]:
     if not learned:
         return []
-    told = (
-        f"{learned['observations']:,.0f} answers compared, {percent(learned['would_serve'])} would be served,"
-        f" {learned['served']:,.0f} were; at most {percent(learned['bound'])} wrong"
-    )
-    return [("learned", told)]
+    return [("" if place else "learned", line) for place, line in enumerate(answered(learned))]
 
 
 def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -25,6 +25,8 @@ _log = logging.getLogger("kvproxy")
 Compare = Callable[[str], Awaitable[bool | None]]
 """Whether the answer of the entry with an id is the same as a fresh one; None where that cannot be told."""
 
+_KEPT = 10_000  # Observations that are kept in the log where nothing learns from them.
+
 Unindex = Callable[[Sequence[str]], Awaitable[None]]
 
 
@@ -196,6 +198,7 @@ class Learning:
         return None if self._policy is None else Overall.of(list(self._policy.statuses().values()))
 
     def flush(self) -> None:
-        """Keep what was served since the last observations, and take in what other proxies have learned."""
+        """Keep what was served since the last observations, take in what other proxies have learned, and shorten the log."""
         if self._policy is not None:
             self._policy.flush()
+        self._observations.prune(_KEPT)

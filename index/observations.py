@@ -110,7 +110,14 @@ class Observations(Protocol):
         """Totals: `observed`, `right`, `accepted`, `accepted_wrong`, and entries `rejected`."""
 
     def prune(self, keep: int) -> int:
-        """Delete all but the newest, people's verdicts aside. How many were deleted."""
+        """Delete what nobody reads again, in one transaction, and keep its share of the totals. How many were deleted.
+
+        That is what the saved snapshot of its namespace has taken in; and where no snapshot was ever saved, because nothing
+        learns there, all but the newest `keep` of the whole log. People's verdicts stay, and so does the newest row.
+        """
+
+    def pruned(self, namespace: str) -> int:
+        """The number up to which observations of a namespace were deleted; a snapshot of at least that number is there."""
 
     def close(self) -> None:
         """Close the store."""
@@ -142,6 +149,47 @@ _M002 = (
 )
 
 
+def m003_pruned(db: "Database") -> None:
+    for sql in M003:
+        db.execute(sql)
+
+
+# For either kind of store.
+M003 = (
+    "alter table learned add column pruned bigint not null default 0",
+    "create table pruned_totals (observed bigint not null, agreed bigint not null, accepted bigint not null,"
+    " accepted_wrong bigint not null)",
+    "insert into pruned_totals values (0, 0, 0, 0)",
+)
+# What is counted of comparisons, in SQL that both kinds of store know.
+COUNTS = (
+    "coalesce(sum(case when source = 'answer' then 1 else 0 end), 0) as observed,"
+    " coalesce(sum(case when source = 'answer' and \"right\" then 1 else 0 end), 0) as agreed,"
+    " coalesce(sum(case when source = 'answer' and accepted then 1 else 0 end), 0) as accepted,"
+    " coalesce(sum(case when source = 'answer' and accepted and not \"right\" then 1 else 0 end), 0) as accepted_wrong"
+)
+# The newest row stays, so that SQLite never gives a number twice.
+_DEAD = (
+    "source != 'user' and number < (select max(number) from observations) and (number <= (select learned.number from learned"
+    " where learned.namespace = observations.namespace) or (number <= (select max(number) from observations) - {keep}"
+    " and not exists (select 1 from learned where learned.namespace = observations.namespace)))"
+)
+
+
+def pruning(keep: int) -> tuple[str, ...]:
+    """The statements of `Observations.prune`, the last of which deletes."""
+    dead = _DEAD.format(keep=int(keep))
+    sums = ", ".join(
+        f"{name} = {name} + (select {name} from (select {COUNTS} from observations where {dead}) as gone)"
+        for name in ("observed", "agreed", "accepted", "accepted_wrong")
+    )
+    return (
+        f"update pruned_totals set {sums}",
+        "update learned set pruned = number where pruned < number",
+        f"delete from observations where {dead}",
+    )
+
+
 class SqliteObservations:
     """Observations in the file of the responses, over a connection of their own. Safe to use from several threads.
 
@@ -155,7 +203,7 @@ class SqliteObservations:
         with self._told():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = connect(path)
-            apply_steps(self._connection, "kvproxy.observations", [m001_observations, m002_learned])
+            apply_steps(self._connection, "kvproxy.observations", [m001_observations, m002_learned, m003_pruned])
 
     def add(self, observations: Sequence[Observation]) -> None:
         sql = (
@@ -189,11 +237,10 @@ class SqliteObservations:
             self._connection.execute(sql, [namespace, number, state])
 
     def summary(self) -> dict[str, int]:
-        compared = "source = 'answer'"
         counts = self._query(
-            f"select coalesce(sum({compared}), 0), coalesce(sum({compared} and right), 0),"
-            f" coalesce(sum({compared} and accepted), 0), coalesce(sum({compared} and accepted and not right), 0)"
-            " from observations",
+            "select kept.observed + pruned.observed, kept.agreed + pruned.agreed, kept.accepted + pruned.accepted,"
+            f" kept.accepted_wrong + pruned.accepted_wrong from (select {COUNTS} from observations) as kept,"
+            " pruned_totals as pruned",
             [],
         )[0]
         rejected = self._query(
@@ -206,12 +253,11 @@ class SqliteObservations:
 
     def prune(self, keep: int) -> int:
         with self._lock, self._told(), self._connection:
-            return int(
-                self._connection.execute(
-                    "delete from observations where source != 'user' and number <= (select max(number) from observations) - ?",
-                    [keep],
-                ).rowcount
-            )
+            return int([self._connection.execute(sql) for sql in pruning(keep)][-1].rowcount)
+
+    def pruned(self, namespace: str) -> int:
+        rows = self._query("select pruned from learned where namespace = ?", [namespace])
+        return int(rows[0][0]) if rows else 0
 
     def close(self) -> None:
         self._connection.close()
@@ -262,6 +308,9 @@ class MemoryLog:
         return {}
 
     def prune(self, keep: int) -> int:
+        return 0
+
+    def pruned(self, namespace: str) -> int:
         return 0
 
     def close(self) -> None:

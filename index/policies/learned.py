@@ -22,6 +22,8 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Ru
 
 _PART = 1000
 _SAVED_EVERY = 200
+_ACROSS = 2.0  # The error of an answer across a guard that its class has lifted, at most, as a multiple of the bound.
+_DOUBT = 0.5  # Of the doubt that `checked` allows: what the verifier may leave of an entry that stands alone.
 
 
 class LearnedPolicy:
@@ -99,15 +101,28 @@ class LearnedPolicy:
             return Decision("below threshold", error=error)
         if not (error <= learner.level.level and error * max(learner.level.factor, 1.0) <= _most(limits)):
             return Decision("uncertain", error=error)
-        veto = learner.doubts.standing(nearest.answer, self.vetoes(question, nearest.prompt))
+        vetoes = self.vetoes(question, nearest.prompt)
+        veto = learner.doubts.standing(nearest.answer, vetoes)
         if veto is not None:
             return Decision("vetoed", veto, error=error)
+        if vetoes and error > _ACROSS * self.max_error:
+            # A class has shown that the difference does not matter to its answer, not that this question is one of it.
+            return Decision("vetoed", vetoes[0], error=error)
         if not finding.alone and limits.level is None:
             return Decision("accepted", error=error)
         # One entry alone says nothing about what its answer depends on: the words decide, as in a namespace without a past.
         if self._checked is None:
             return Decision("uncertain", error=error)
-        return replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
+        read = replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
+        if read.verdict == "accepted" and finding.alone and not learner.checked_allowed and not self._sure(read):
+            # Only where `checked` has proved right here is its own level enough.
+            return replace(read, verdict="below level")
+        return read
+
+    def _sure(self, read: Decision) -> bool:
+        """Whether the verifier leaves no more than half of the doubt that its level allows."""
+        assert self._checked is not None
+        return read.score is not None and 1 - read.score <= _DOUBT * (1 - self._checked.level)
 
     def _by_checked(
         self,
@@ -178,7 +193,14 @@ class LearnedPolicy:
         """Take in the observations that are new in the log, in its order."""
         learner = self._learners.get(namespace) or self._restored(namespace)
         saved = self._saved.setdefault(namespace, learner.number)
-        while seen := self._observations.since(namespace, learner.number, _PART):
+        while True:
+            seen = self._observations.since(namespace, learner.number, _PART)
+            if self._observations.pruned(namespace) > learner.number:
+                # Another proxy has taken in what comes next, and deleted it. Its snapshot goes on from there.
+                learner = self._restored(namespace)
+                continue
+            if not seen:
+                break
             for each in seen:
                 learner.learn(each)
                 if each.features is not None and each.error is not None and not each.vetoes:
@@ -194,8 +216,10 @@ class LearnedPolicy:
         if found is not None:
             return found
         new = Learner.new(self._prior, self.max_error)
+        # Where the snapshot is of another version, what it had taken in may be gone.
+        new.number = self._observations.pruned(namespace)
         # What it starts from depends on what the others know now, so it is part of what must come back.
-        self._observations.save(namespace, 0, state.dump(new))
+        self._observations.save(namespace, new.number, state.dump(new))
         return new
 
     def status(self, namespace: str) -> Status:

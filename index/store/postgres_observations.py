@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvproxy.index.observations import COLUMNS, Observation, values
+from kvproxy.index.observations import COLUMNS, COUNTS, Observation, pruning, values
 from kvproxy.index.store.postgres_server import PostgresServer
 
 _REJECTED = (
@@ -57,21 +57,25 @@ class PostgresObservations:
 
     def summary(self) -> dict[str, int]:
         sql = (
-            "select count(*) filter (where source = 'answer') as observed,"
-            ' count(*) filter (where source = \'answer\' and "right") as "right",'
-            " count(*) filter (where source = 'answer' and accepted) as accepted,"
-            " count(*) filter (where source = 'answer' and accepted and not \"right\") as accepted_wrong,"
+            'select kept.observed + pruned.observed as observed, kept.agreed + pruned.agreed as "right",'
+            " kept.accepted + pruned.accepted as accepted,"
+            " kept.accepted_wrong + pruned.accepted_wrong as accepted_wrong,"
             " (select count(*) from (select distinct on (entry) \"right\" from observations where source = 'user'"
-            '  order by entry, number desc) as verdicts where not "right") as rejected from observations'
+            '  order by entry, number desc) as verdicts where not "right") as rejected'
+            f" from (select {COUNTS} from observations) as kept, pruned_totals as pruned"
         )
         return {name: int(value) for name, value in self._rows(sql, [])[0].items()}
 
     def prune(self, keep: int) -> int:
-        sql = (
-            "delete from observations where source != 'user' and number <= (select max(number) from observations) - %s"
-        )
-        with self._server.connection() as connection:
-            return connection.execute(sql, [keep]).rowcount
+        with self._server.connection() as connection, connection.transaction():
+            # Nobody adds or saves meanwhile, so that all statements speak of the same rows and snapshots.
+            connection.execute("select pg_advisory_xact_lock(%s)", [_ADDING])
+            connection.execute("lock table learned in share row exclusive mode")
+            return [connection.execute(sql.encode()) for sql in pruning(keep)][-1].rowcount
+
+    def pruned(self, namespace: str) -> int:
+        rows = self._rows("select pruned from learned where namespace = %s", [namespace])
+        return int(rows[0]["pruned"]) if rows else 0
 
     def _rows(self, sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         with self._server.connection() as connection:

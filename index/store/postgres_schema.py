@@ -4,6 +4,8 @@ from typing import Any
 
 import psycopg
 
+from kvproxy.index.observations import M003 as M003_PRUNED
+
 _LOCK = 0x6B7670726F7879  # "kvproxy": proxies that start together take turns.
 
 _M001_RESPONSES = (
@@ -58,7 +60,7 @@ _M003_LEARNED = (
         vector bytea, embedder text not null)""",
     "create index on answers (namespace, text)",
 )
-_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED)
+_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED)
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:

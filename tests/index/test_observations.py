@@ -33,7 +33,10 @@ OBSERVATION = st.builds(
     st.integers(0, 5),
     st.floats(0, 1),
 )
-STEPS = st.lists(st.one_of(st.lists(OBSERVATION, max_size=8), st.integers(0, 12)), max_size=8)
+# Some observations come; a snapshot of a namespace is saved; the log is pruned.
+SAVES = st.tuples(st.sampled_from(["n", "m"]), st.integers(0, 30))
+STEPS = st.lists(st.one_of(st.lists(OBSERVATION, max_size=8), SAVES, st.integers(0, 12)), max_size=10)
+Steps = list[list[Observation] | tuple[str, int] | int]
 
 
 Open = Callable[..., Observations]
@@ -60,12 +63,14 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-def test_agrees_with_a_list(open_: Open, steps: list[list[Observation] | int]) -> None:
+def test_agrees_with_a_list(open_: Open, steps: Steps) -> None:
     model, durable = MemoryObservations(), open_()
     for step in steps:
         if isinstance(step, int):
-            # Numbers are not reused, so the two agree on the newest rows only where nothing was pruned before.
-            assert durable.prune(10_000) == model.prune(10_000) == 0
+            assert durable.prune(step) == model.prune(step)
+        elif isinstance(step, tuple):
+            for log in (model, durable):
+                log.save(*step, "state")
         else:
             model.add(step)
             durable.add(step)
@@ -74,6 +79,7 @@ def test_agrees_with_a_list(open_: Open, steps: list[list[Observation] | int]) -
     for namespace in ("n", "m", "other"):
         assert again.since(namespace, 0, 1000) == model.since(namespace, 0, 1000)
         assert again.since(namespace, 3, 2) == model.since(namespace, 3, 2)
+        assert again.pruned(namespace) == model.pruned(namespace)
     assert again.rejected(["a", "b", "c", "d"]) == model.rejected(["a", "b", "c", "d"])
     assert again.summary() == model.summary()
     again.close()
@@ -83,11 +89,32 @@ def test_old_comparisons_are_pruned_and_verdicts_stay(open_: Open) -> None:
     observations = open_()
     observations.add([Observation.verdict("a", right=False)])
     observations.add([Observation("b", True, "answer", False, 1.0, "n")] * 150)
-    assert observations.prune(30) == 120
+    assert observations.prune(30) == 120  # Nothing learns there.
     assert len(observations.since("n", 0, 1000)) == 30
     assert observations.rejected(["a", "b"]) == {"a"}
     observations.add([Observation.verdict("a", right=True)])
     assert observations.rejected(["a", "b"]) == set()
+    observations.close()
+
+
+def test_what_a_snapshot_has_taken_in_is_pruned_and_goes_on_being_counted(open_: Open) -> None:
+    observations = open_()
+    observations.add([Observation("b", False, "answer", True, 1.0, name) for name in "nmnm" * 50])
+    observations.save("n", 150, "state")
+    observations.save("m", 0, "state")
+    before = observations.summary()
+    assert observations.prune(0) == 75
+    assert observations.prune(0) == 0
+    assert (observations.pruned("n"), observations.pruned("m")) == (150, 0)
+    assert [seen.number for seen in observations.since("n", 0, 1000)] == list(range(151, 200, 2))
+    assert len(observations.since("m", 0, 1000)) == 100
+    assert observations.summary() == before
+    assert before["accepted_wrong"] == 200
+    # A number is never given twice, also where all that came before is gone.
+    observations.save("m", 200, "state")
+    observations.prune(0)
+    observations.add([Observation("b", True, "answer", True, 1.0, "m")])
+    assert [seen.number for seen in observations.since("m", 200, 10)] == [201]
     observations.close()
 
 

@@ -9,9 +9,13 @@ import pytest
 
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.guards import GUARDS
-from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.observations import MemoryLog
+from kvproxy.index.policies.learned import LearnedPolicy
+from kvproxy.index.policies.policy import Neighbour, Policy
+from kvproxy.index.replay import replay
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings
+from tests.index.learned.test_replay import cluster_stream
 from tests.reference.memory_observations import MemoryObservations
 
 DATA = Path(__file__).parent / "data"
@@ -36,9 +40,24 @@ def test_there_are_enough_of_every_kind() -> None:
 
 @pytest.fixture(scope="module")
 def served() -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
-    """With the real embedder and verifier, whichever of the two questions is the cached one."""
+    """With the real embedder and verifier, whichever of the two questions is the cached one, before anything is learned."""
+    return serving(build_policy(CacheSettings(), MemoryObservations(), load_embedder().name))
+
+
+@pytest.fixture(scope="module")
+def served_after_learning() -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
+    """The same with what was learned from a stream at the loosest bound, where whole classes may be served by their score."""
+    log = MemoryLog()
+    replay(cluster_stream(2000), LearnedPolicy(log, None, 0.05, 0.0, guards=()))
+    policy = build_policy(CacheSettings(max_error=0.05), log, load_embedder().name)
+    assert isinstance(policy, LearnedPolicy)
+    assert policy.status("").serves
+    return serving(policy)
+
+
+def serving(policy: Policy) -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
+    """The pairs, as (question, cached question), that a policy serves."""
     embedder = load_embedder()
-    policy = build_policy(CacheSettings(), MemoryObservations(), embedder.name)
     assert policy.name == "learned"
 
     def accepted(pairs: list[dict[str, str]]) -> list[tuple[str, str]]:
@@ -59,6 +78,18 @@ def test_the_default_policy_serves_next_to_no_near_miss(
 ) -> None:
     # Both ways round: one in two hundred.
     assert len(served(pairs)) <= 0.005 * 2 * len(pairs)
+
+
+@pytest.mark.parametrize("pairs", [PAIRS, FURTHER], ids=["opposites", "further"])
+def test_it_serves_even_fewer_once_it_has_learned(
+    pairs: list[dict[str, str]], served_after_learning: Callable[..., list[str]]
+) -> None:
+    # So that there is room for what classes that were learned answer by mistake.
+    assert len(served_after_learning(pairs)) <= 0.002 * 2 * len(pairs)
+
+
+def test_it_still_serves_rewordings_once_it_has_learned(served_after_learning: Callable[..., list[str]]) -> None:
+    assert len(served_after_learning(REWORDINGS)) >= 0.3 * 2 * len(REWORDINGS)
 
 
 def test_the_default_policy_serves_rewordings(served: Callable[..., list[str]]) -> None:

@@ -10,6 +10,8 @@ class MemoryObservations:
     def __init__(self) -> None:
         self.rows: list[Observation] = []
         self.states: dict[str, tuple[int, str]] = {}
+        self.gone: list[Observation] = []
+        self.gone_to: dict[str, int] = {}
 
     def add(self, observations: Sequence[Observation]) -> None:
         last = self.rows[-1].number if self.rows else 0
@@ -30,7 +32,7 @@ class MemoryObservations:
             self.states[namespace] = (number, state)
 
     def summary(self) -> dict[str, int]:
-        compared = [row for row in self.rows if row.source == "answer"]
+        compared = [row for row in self.gone + self.rows if row.source == "answer"]
         accepted = [row for row in compared if row.accepted]
         verdicts = {row.entry: row.right for row in self.rows if row.source == "user"}
         return {
@@ -42,9 +44,21 @@ class MemoryObservations:
         }
 
     def prune(self, keep: int) -> int:
-        before, last = len(self.rows), self.rows[-1].number if self.rows else 0
-        self.rows = [row for row in self.rows if row.number > last - keep or row.source == "user"]
-        return before - len(self.rows)
+        last = self.rows[-1].number if self.rows else 0
+        dead = [
+            row
+            for row in self.rows
+            if row.source != "user"
+            and row.number < last
+            and row.number <= (self.states[row.namespace][0] if row.namespace in self.states else last - keep)
+        ]
+        self.gone += dead
+        self.rows = [row for row in self.rows if row not in dead]
+        self.gone_to |= {namespace: number for namespace, (number, _) in self.states.items()}
+        return len(dead)
+
+    def pruned(self, namespace: str) -> int:
+        return self.gone_to.get(namespace, 0)
 
     def close(self) -> None:
         pass

@@ -29,7 +29,7 @@ class Recorder:
         raw = await request.body()
         target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
         # Probes of the proxy's own are no requests of a client.
-        if target != b"/health":
+        if request.url.path != "/health":
             self.seen.append((target.decode(), request.headers.items(), raw))
         if request.url.path == "/v1/embeddings":
             return JSONResponse(VECTORS, headers={"set-cookie": "session=1"})

@@ -113,7 +113,7 @@ def near_class(*classes: str) -> list[Neighbour]:
 
 def test_an_answer_that_stands_alone_needs_the_verifier() -> None:
     alone, together = near_class("a", "b", "b"), near_class("a", "a", "b")
-    for score, verdict in ((0.1, "below level"), (0.95, "accepted")):
+    for score, verdict in ((0.1, "below level"), (0.92, "below level"), (0.97, "accepted")):
         policy = taught(1.0, CheckedPolicy(Fixed(score), 0.9, 0.5, guards=()))
         assert policy.decide("how do I open the account", alone).decisions[0].verdict == verdict
         assert policy.decide("how do I open the account", together).chosen == 0

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.observations import Observations, SqliteObservations
+from kvproxy.index.observations import Observations
 from kvproxy.index.store.protocol import Capacity, Store
 from kvproxy.index.store.sqlite import ResponseStore
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 
 _SCHEMES = ("postgresql://", "postgres://")
 _UNBOUNDED = Capacity()

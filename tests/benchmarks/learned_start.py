@@ -23,9 +23,10 @@ import numpy as np
 
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.learned.evidence import evidence
-from kvproxy.index.observations import Observation, SqliteObservations
+from kvproxy.index.observations import Observation
 from kvproxy.index.policies.learned import LearnedPolicy
 from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.index.entries import make_entry

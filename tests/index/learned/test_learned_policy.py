@@ -16,10 +16,11 @@ from kvproxy.index.learned import state
 from kvproxy.index.learned.evidence import evidence
 from kvproxy.index.learned.learner import Learner, Near
 from kvproxy.index.learned.prior import Prior
-from kvproxy.index.observations import Observation, SqliteObservations
+from kvproxy.index.observations import Observation
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -134,7 +135,7 @@ def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(t
 WRITER = """
 import random, sys
 from pathlib import Path
-from kvproxy.index.observations import SqliteObservations
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 from kvproxy.index.policies.learned import LearnedPolicy
 from tests.index.learned.test_learned_policy import observation
 

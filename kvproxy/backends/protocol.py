@@ -45,12 +45,16 @@ class Relayed:
         headers: headers for the client, lower case, repeated ones included.
         chunks: the body's parts as they come; raises a KvproxyError where it breaks off.
         close: ends the work; safe to call at any time.
+        when_begun: called once, when the body's first part comes.
+        when_over: called once, when the body was read to its end, broke off or was closed, whatever comes first.
     """
 
     status: int
     headers: Headers
     chunks: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
+    when_begun: list[Callable[[], None]] = field(default_factory=list)
+    when_over: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def streams(self) -> bool:
@@ -66,29 +70,6 @@ class Relayed:
 
 
 Reply: TypeAlias = Generated | Relayed
-
-
-def when_over(reply: Relayed, done: Callable[[], None]) -> Relayed:
-    """The reply, with something to do once it is read to its end, breaks off or is closed, whatever comes first."""
-    chunks, close, left = reply.chunks, reply.close, [done]
-
-    def over() -> None:
-        while left:
-            left.pop()()
-
-    async def all_chunks() -> AsyncIterator[bytes]:
-        try:
-            async for chunk in chunks:
-                yield chunk
-        finally:
-            over()
-
-    async def closed() -> None:
-        over()
-        await close()
-
-    reply.chunks, reply.close = all_chunks(), closed
-    return reply
 
 
 class Forwarder(Protocol):

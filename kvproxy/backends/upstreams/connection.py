@@ -7,7 +7,7 @@ out what came ahead of it. What is private is `content._buffer` and `connection.
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 import aiohttp
@@ -123,14 +123,26 @@ def _relayed(answer: aiohttp.ClientResponse) -> Relayed:
     if any(name.lower() == "transfer-encoding" for name, _ in raw):
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
+    begun: list[Callable[[], None]] = []
+    over: list[Callable[[], None]] = []
+
     async def close() -> None:
+        _call(over)
         # An answer that was read to its end has given its connection back; any other connection is of no more use.
         answer.close()
 
-    return Relayed(answer.status, headers, _chunks(answer), close)
+    return Relayed(answer.status, headers, _chunks(answer, begun, over), close, begun, over)
 
 
-async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+def _call(hooks: list[Callable[[], None]]) -> None:
+    """Call each once."""
+    while hooks:
+        hooks.pop()()
+
+
+async def _chunks(
+    answer: aiohttp.ClientResponse, begun: list[Callable[[], None]], over: list[Callable[[], None]]
+) -> AsyncIterator[bytes]:
     content = answer.content
     protocol = answer.connection.protocol if answer.connection is not None else None
     closed = protocol.closed if protocol is not None else None
@@ -143,6 +155,8 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         closed.add_done_callback(wake)
     try:
         async for chunk in content.iter_any():
+            if begun:
+                _call(begun)
             yield chunk
         if closed is not None and not _framed(answer) and closed.done() and closed.exception() is not None:
             raise UpstreamBroken("the upstream broke its answer off")
@@ -154,6 +168,7 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield chunk
         raise UpstreamBroken(f"the upstream broke its answer off: {error or type(error).__name__}") from None
     finally:
+        _call(over)
         if closed is not None:
             # The connection lives on for other requests, which must find no more than this one callback of it.
             closed.remove_done_callback(wake)

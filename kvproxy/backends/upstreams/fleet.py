@@ -3,14 +3,14 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Body, Forwarder, Relayed, when_over
+from kvproxy.backends.protocol import Body, Forwarder, Relayed
 from kvproxy.backends.upstreams.engine import FleetEngine
 from kvproxy.backends.upstreams.tokenize import PromptTokenizer
 from kvproxy.backends.upstreams.upstream import Upstream
@@ -18,7 +18,6 @@ from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.match import prepare
 from kvproxy.mirror.prompt import Prompt
 from kvproxy.routing.choose import choose
-from kvproxy.routing.load import Ticket
 from kvproxy.routing.ring import Ring
 from kvproxy.settings import RoutingSettings
 
@@ -168,7 +167,9 @@ class Fleet:
             raise
         if reply.status < 500:
             engine.health.succeeded()
-        return _ticketed(reply, ticket)
+        reply.when_begun.append(ticket.begun)
+        reply.when_over.append(ticket.ended)
+        return reply
 
     def _first(self) -> FleetEngine:
         engines = list(self.engines.values())
@@ -200,16 +201,3 @@ def beginning(request: ApiRequest) -> bytes:
 def _repeatable(request: ApiRequest) -> bool:
     """Whether computing a request twice does nothing twice: it leaves nothing behind on the engine."""
     return request.api.name != "responses" and not request.body.get("store")
-
-
-def _ticketed(reply: Relayed, ticket: Ticket) -> Relayed:
-    """The reply, its engine's load lowered when its answer begins and when it ends."""
-    chunks = reply.chunks
-
-    async def begun() -> AsyncIterator[bytes]:
-        async for chunk in chunks:
-            ticket.begun()
-            yield chunk
-
-    reply.chunks = begun()
-    return when_over(reply, ticket.ended)

@@ -8,7 +8,7 @@ from kvproxy.apis.control import ADMIN_TOKEN, OURS
 from kvproxy.apis.json import JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.admission import Admission
-from kvproxy.backends.protocol import Body, Headers, Relayed, when_over
+from kvproxy.backends.protocol import Body, Headers, Relayed
 from kvproxy.backends.upstreams.connection import Connection, Timeouts, end_to_end
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
@@ -87,7 +87,8 @@ class Upstream:
         except BaseException:
             self.door.leave()
             raise
-        return when_over(reply, self.door.leave)
+        reply.when_over.append(self.door.leave)
+        return reply
 
     async def probe(self) -> int:
         """The status that `/health` answers with; it waits for no other request."""

@@ -93,7 +93,8 @@ def run_tour(text: str, more: tuple[str, ...] = ()) -> list[Step]:
             lines = [f"{line.replace('http://127.0.0.1:8484', url)}\necho '{MARK}'" for line in todo]
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             variables = os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "TERM": "xterm", "PATH": path}
-            variables.pop("OPENAI_API_KEY", None)
+            for name in ("OPENAI_API_KEY", "COLUMNS", "LINES"):
+                variables.pop(name, None)
             done = subprocess.run(
                 ["bash"],
                 input="\n".join(lines).encode(),

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
+from tests.backends.fleets import until
 from tests.servers import run_app, run_proxy
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
@@ -68,6 +69,8 @@ def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slo
             while len(waiting) > 7:
                 _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             assert (await client.get(f"{url}/health")).status_code == 200
+            # The four that were let in are on their way to the upstream.
+            await asyncio.to_thread(until, lambda: server.inside == 4)
             server.open()
             return await asyncio.gather(*asked)
 
@@ -97,6 +100,7 @@ def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
             await asyncio.gather(*asked, return_exceptions=True)
 
     asyncio.run(leave())
+    until(lambda: server.most > 0)
     server.open()
     assert asyncio.run(_once(url)).status_code == 200
 

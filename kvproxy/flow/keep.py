@@ -111,7 +111,8 @@ class FlightKeeper:
 
     def _reads(self, source: Source) -> bool:
         """Whether what it says matters: to keep it, or to tell in the header what was reused."""
-        return self._keeps(source) or (source.status == 200 and not source.streams)
+        told = source.streams or source.prefix is not None
+        return self._keeps(source) or (source.status == 200 and not told)
 
     def _keeps(self, source: Source) -> bool:
         return self._keep and source.status == 200 and not source.private

@@ -69,14 +69,14 @@ class MirroredPrefix(NoPrefix):
         return replace(found[0], text=await self._text(found[0].tokens)) if found else None
 
     async def figures(self) -> PrefixFigures:
-        pools = [mirror.figures() for _, mirror in self._mirrors()]
+        mirrors = self._mirrors()
+        pools = [mirror.figures() for _, mirror in mirrors]
         total = replace(
             pools[0],
             cached=sum(pool.cached for pool in pools),
             distinct=sum(pool.distinct or 0 for pool in pools),
             evictions=sum(pool.evictions for pool in pools),
         )
-        mirrors = self._mirrors()
         return PrefixFigures(
             total,
             complete=all(mirror.complete for _, mirror in mirrors),

@@ -5,12 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.bodies import Api, api_of, credentials, read_body
+from kvproxy.apis.api import ApiName
+from kvproxy.commands.bodies import credentials, read_body
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.learned import answered
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.table import digest, print_table, text
+from kvproxy.traffic.telling import api_of
 
 
 def explain(
@@ -21,7 +23,7 @@ def explain(
         typer.Option(help="File with the body of a request, instead of a prompt; - is stdin.", show_default=False),
     ] = None,
     api: Annotated[
-        Api | None,
+        ApiName | None,
         typer.Option(help="API that the body is for.", show_default="what its fields tell"),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Temperature of the request.", show_default=False)] = None,

@@ -2,7 +2,8 @@
 
 from typing import Any, cast
 
-from kvproxy.commands.bodies import PATHS, Api, credentials
+from kvproxy.apis.api import ApiName
+from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.commands.cache_access import Where
 from kvproxy.commands.cache_remote import RemoteCache
 from kvproxy.commands.client import ProxyClient
@@ -33,7 +34,7 @@ def from_cache(client: ProxyClient, top: int | None, api_key: str | None, *, sam
     found = []
     for number, entry in enumerate(own[:top], 1):
         body = cache.show(entry["id"])["request"] | {"stream": False}
-        found.append(WarmRequest(number, PATHS[cast("Api", entry["endpoint"])], body, entry["hits"]))
+        found.append(WarmRequest(number, PATHS[cast("ApiName", entry["endpoint"])], body, entry["hits"]))
     return Reading(found, passed_over=len(served) - len(own))
 
 
@@ -44,6 +45,6 @@ def _value(entry: dict[str, Any]) -> int:
 
 def _of_tenant(client: ProxyClient, entries: list[dict[str, Any]], api_key: str | None) -> list[dict[str, Any]]:
     """Entries of the tenant that a key belongs to. The proxy knows which that is, for the headers of each API."""
-    models = {cast("Api", entry["endpoint"]): str(entry["model"]) for entry in entries}
+    models = {cast("ApiName", entry["endpoint"]): str(entry["model"]) for entry in entries}
     tenants = {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}
-    return [entry for entry in entries if entry["tenant"] == tenants[cast("Api", entry["endpoint"])]]
+    return [entry for entry in entries if entry["tenant"] == tenants[cast("ApiName", entry["endpoint"])]]

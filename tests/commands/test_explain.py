@@ -7,9 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.commands.bodies import PATHS, Api, api_of, credentials
+from kvproxy.apis.api import ApiName
+from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
+from kvproxy.traffic.telling import api_of
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream
 from tests.servers import run_app, run_proxy
@@ -62,7 +64,7 @@ def test_a_client_s_key_decides_whose_responses_are_meant(demo: Demo) -> None:
 
 
 SAID = [{"role": "user", "content": "What is an API?"}]
-BODIES: dict[Api, dict[str, Any]] = {
+BODIES: dict[ApiName, dict[str, Any]] = {
     "chat": {"messages": SAID},
     "completions": {"prompt": "What is an API?", "max_tokens": 5},
     "messages": {"system": "Be brief.", "messages": SAID, "max_tokens": 50},
@@ -71,7 +73,7 @@ BODIES: dict[Api, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("api", BODIES)
-def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: Api) -> None:
+def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: ApiName) -> None:
     url, body = demo[0], {"model": "demo"} | BODIES[api]
     file = tmp_path / "body.json"
     file.write_text(json.dumps(body))
@@ -107,7 +109,7 @@ def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: Api)
         ({}, None),
     ],
 )
-def test_the_fields_of_a_body_tell_its_api(body: dict[str, Any], api: Api | None) -> None:
+def test_the_fields_of_a_body_tell_its_api(body: dict[str, Any], api: ApiName | None) -> None:
     assert api_of(body) == api
 
 

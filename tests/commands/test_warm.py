@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.commands.bodies import PATHS, Api, credentials
+from kvproxy.apis.api import ApiName
+from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.commands.warm_file import read_requests
 from kvproxy.commands.warm_run import Pace, Report, run
 from kvproxy.settings import load_settings
@@ -102,7 +103,7 @@ def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> No
     with run_app(upstream.app()) as target:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
         with run_proxy(settings) as (url, _):
-            asked: list[tuple[Api, str]] = [("chat", "a"), ("messages", "a"), ("chat", "b")]
+            asked: list[tuple[ApiName, str]] = [("chat", "a"), ("messages", "a"), ("chat", "b")]
             for api, key in asked:
                 for _ in range(2):
                     body = said(f"{api} {key}", max_tokens=5)

@@ -48,18 +48,22 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.backends": {"kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "blocks", "demo", "engine", "mirror", "routing", "apis", "tiers"
     ))},
+    # The logs of other programs, through our own flow. Its tokenizer is the one that upstreams are mirrored with.
+    "kvproxy.traffic": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.upstreams", *(
+        f"kvproxy.{room}" for room in ("errors", "settings", "blocks", "mirror", "apis", "flow", "responses", "simulate")
+    )},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients"
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
-        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored",
+        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "traffic",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}
 NO_TORCH = tuple(
     f"kvproxy.{room}."
-    for room in ("blocks", "simulate", "tiers", "mirror", "routing", "apis", "flow", "journal", "http")
+    for room in ("blocks", "simulate", "tiers", "mirror", "routing", "apis", "flow", "journal", "traffic", "http")
 )
 MOST_LINES = 300
 HTTP_SIDE = ("apis", "flow", "backends", "http")

@@ -16,6 +16,7 @@ from kvproxy.commands import (
     cache,
     calibrate,
     doctor,
+    estimate,
     explain,
     feedback,
     keys,
@@ -58,6 +59,7 @@ app.add_typer(keys.app, name="keys")
 app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
+app.command("estimate")(estimate.estimate)
 app.command("simulate")(simulate.simulate)
 app.command("calibrate")(calibrate.calibrate)
 app.command("doctor")(doctor.doctor)

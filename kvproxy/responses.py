@@ -1,5 +1,7 @@
 """Opens the response cache that settings describe: for the proxy, and for programs that use it as a library."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from kvproxy.errors import SettingsError
@@ -22,7 +24,12 @@ NONE = "none"
 
 
 def open_response_cache(
-    where: str | Path, settings: CacheSettings | None = None, *, embedder: str = DEFAULT, data: Path | None = None
+    where: str | Path,
+    settings: CacheSettings | None = None,
+    *,
+    embedder: str = DEFAULT,
+    data: Path | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> ResponseCache:
     """Open stored responses, ready to be searched. The file is made if it is missing.
 
@@ -31,13 +38,14 @@ def open_response_cache(
         settings: of the cache; by default those of `kvproxy serve`.
         embedder: `default`, a folder, or a sentence-transformers id.
         data: the folder of all state, see `load_embedder`.
+        clock: seconds since the epoch.
 
     Raises:
         SettingsError: the store, the embedder or the verifier cannot be used. The message names the fix.
     """
     settings = settings or CacheSettings()
     try:
-        store = open_store(where, capacity=Capacity(settings.max_entries, settings.max_bytes))
+        store = open_store(where, clock=clock, capacity=Capacity(settings.max_entries, settings.max_bytes))
         try:
             observations = open_observations(where)
             semantic = _semantic(settings, store, observations, embedder, data)
@@ -46,7 +54,7 @@ def open_response_cache(
             raise
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
-    return ResponseCache(store, semantic, observations, ttl=settings.ttl)
+    return ResponseCache(store, semantic, observations, ttl=settings.ttl, clock=clock)
 
 
 def _semantic(

@@ -125,6 +125,14 @@ class LocalTokenizer:
                 return await self._tokenizer.encode(form)
         return form
 
+    async def words(self, text: str) -> list[int]:
+        """A text as a model writes it, without what a prompt begins and ends with."""
+        around, ids = await self._tokenizer.encode(""), await self._tokenizer.encode(text)
+        begin = next(
+            (place for place, (one, other) in enumerate(zip(around, ids, strict=False)) if one != other), len(around)
+        )
+        return ids[begin : len(ids) - (len(around) - begin)]
+
     async def text(self, tokens: Sequence[int], ask: Sequence[Upstream], seconds: float) -> str:
         return "".join(await self._tokenizer.texts(list(tokens)))
 

@@ -45,6 +45,7 @@ class Observer:
         self._shadow = shadow
         self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
         self._task: asyncio.Task[None] | None = None
+        self._unfinished = 0
         self.counts: Counter[str] = Counter()
         """Comparisons by result: right, wrong, undecided, dropped."""
 
@@ -54,12 +55,18 @@ class Observer:
             self._task = asyncio.create_task(self._work())
         try:
             self._queue.put_nowait(_Comparison(request, lookup, fresh))
+            self._unfinished += 1
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
 
     async def idle(self) -> None:
         """Wait until everything that was handed in is done."""
         await self._queue.join()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was handed in is done."""
+        return self._unfinished == 0
 
     async def close(self) -> None:
         """Stop; what still waits is dropped."""
@@ -82,6 +89,7 @@ class Observer:
                 _log.error("an answer could not be compared", exc_info=error)
             finally:
                 self._queue.task_done()
+                self._unfinished -= 1
 
     async def _observe(self, comparison: _Comparison) -> str:
         fresh, learning = comparison.fresh, self._semantic.learning
@@ -104,13 +112,19 @@ class Observer:
 
 def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Observer | None:
     """The observer that the settings ask for, if any."""
+    judge = make_judge(semantic, backend, settings)
+    return None if judge is None else Observer(semantic, judge, shadow=settings.shadow)
+
+
+def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
+    """What compares answers, if the settings ask for it."""
     judges: dict[str, Callable[[], Judge]] = {
         "equality": EqualityJudge,
         "similarity": lambda: SimilarityJudge(_alike(semantic), settings.judge_similarity),
         "model": lambda: ModelJudge(backend),
     }
     make = judges.get(settings.judge)
-    return Observer(semantic, make(), shadow=settings.shadow) if make is not None else None
+    return None if make is None else make()
 
 
 def _alike(semantic: SemanticCache) -> Callable[[Cached, str], Awaitable[float]]:

@@ -1,0 +1,129 @@
+"""What both caches would make of a log: the estimate that `kvproxy estimate` prints."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvproxy.backends.upstreams.tokenize import LocalTokenizer
+from kvproxy.flow.outcome import Match
+from kvproxy.index.calibrate import wilson
+from kvproxy.settings import Settings
+from kvproxy.traffic.prefixes import PrefixEstimate, Spelled, estimate_prefixes, spell
+from kvproxy.traffic.reading import LoggedRequest
+from kvproxy.traffic.replayed import Replayed, replay, said
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WrongShare:
+    """How much of what is served for similar questions is wrong.
+
+    Attributes:
+        compared: answers that were compared with the log's own; 0 where the log has none.
+        wrong: of them.
+        expected: the mean of what the policy itself thinks of each.
+    """
+
+    compared: int
+    wrong: int
+    expected: float | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the share; None where nothing was compared."""
+        return wilson(self.wrong, self.compared) if self.compared else None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What both caches would make of a log.
+
+    Attributes:
+        requests: how many there are.
+        exact, similar, forwarded: how many an equal request answers, a similar question, and the engine.
+        uncacheable: of those forwarded, how many are never cached.
+        learned: the log has answers, and the policy learned from them.
+        wrong: of the similar ones.
+        prefix: what the engine's prefix cache reuses of what is forwarded.
+        prefix_alone: what it would reuse if no response were cached.
+        unread: forwarded requests whose prompt cannot be read here.
+    """
+
+    requests: int
+    exact: int
+    similar: int
+    forwarded: int
+    uncacheable: int
+    learned: bool
+    wrong: WrongShare
+    prefix: PrefixEstimate
+    prefix_alone: PrefixEstimate
+    unread: int
+
+
+async def estimate(
+    requests: Sequence[LoggedRequest],
+    settings: Settings,
+    tokenizer: LocalTokenizer,
+    block_size: int,
+    sizes: Sequence[int] | None,
+    progress: Progress = lambda what, share: None,
+) -> Estimate:
+    """Replay a log, and count.
+
+    Args:
+        settings: of the proxy that would answer.
+        tokenizer: the served model's.
+        block_size: tokens in a block of the engine's prefix cache.
+        sizes: of its pool, in blocks; None for a range that fits the log.
+        progress: told what is done, and the share of it.
+
+    Raises:
+        SettingsError: the embedder or the verifier cannot be used.
+    """
+    played = await replay(requests, settings, lambda share: progress("replaying", share))
+    spelled: list[Spelled | None] = []
+    for number, each in enumerate(played, 1):
+        spelled.append(await spell(tokenizer, each.asked, said(each.logged)))
+        progress("tokenising", number / len(played))
+    reached = [text for each, text in zip(played, spelled, strict=True) if _reached(each)]
+    readable = [text for text in reached if text is not None]
+    prefix = estimate_prefixes(readable, block_size, sizes, lambda share: progress("simulating", share / 2))
+    alone = estimate_prefixes(
+        [text for text in spelled if text is not None],
+        block_size,
+        [point.blocks for point in prefix.points],
+        lambda share: progress("simulating", 0.5 + share / 2),
+    )
+    layers = Counter(each.outcome.layer if each.outcome is not None else "bypass" for each in played)
+    return Estimate(
+        requests=len(played),
+        exact=layers["exact"],
+        similar=layers["semantic"],
+        forwarded=len(reached),
+        uncacheable=sum(each.outcome is None or each.outcome.forwarded == "bypass" for each in played),
+        learned=any(each.answer is not None for each in requests),
+        wrong=_wrong(played),
+        prefix=prefix,
+        prefix_alone=alone,
+        unread=len(reached) - len(readable),
+    )
+
+
+def _reached(each: Replayed) -> bool:
+    return each.outcome is None or each.outcome.layer not in ("exact", "semantic")
+
+
+def _wrong(played: Sequence[Replayed]) -> WrongShare:
+    matches = [each.outcome.match for each in played if each.outcome is not None and each.outcome.match is not None]
+    risks = [risk for match in matches if (risk := _risk(match)) is not None]
+    compared = [each.right for each in played if each.right is not None]
+    expected = sum(risks) / len(risks) if risks else None
+    return WrongShare(len(compared), compared.count(False), expected)
+
+
+def _risk(match: Match) -> float | None:
+    if match.error is not None:
+        return match.error
+    return None if match.score is None else 1.0 - match.score

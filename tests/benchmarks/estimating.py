@@ -1,0 +1,59 @@
+"""How far an estimate is from a live replay of the same log: python -m tests.benchmarks.estimating
+
+Three logs: agent-like conversations, a Mooncake trace (--trace FILE), and questions in pairs (--pairs FILE). The first part of a
+log's figures is compared in front of an upstream that gives the log's answers, the second with the embedded engine.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+
+from kvproxy.backends.upstreams.tokenize import LocalTokenizer
+from kvproxy.commands.output import percent, print_table
+from kvproxy.settings import load_settings
+from kvproxy.traffic.estimate import Estimate, estimate
+from kvproxy.traffic.reading import read_log
+from tests.traffic import live, logs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, help="a Mooncake trace")
+    parser.add_argument("--pairs", type=Path, help="question pairs, gzipped")
+    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--pool", type=int, default=400, help="blocks of the embedded engine")
+    chosen = parser.parse_args()
+    count: int = chosen.requests
+    found = {"agents": logs.agents(max(1, count // 12), 10)}
+    if chosen.trace:
+        found["mooncake"] = [each | {"response": logs.words(each, 8)} for each in logs.mooncake(chosen.trace, count)]
+    if chosen.pairs:
+        found["pairs"] = logs.pairs(chosen.pairs, count)
+    rows = [row for name, lines in found.items() for row in _rows(name, lines, chosen.pool)]
+    print_table(["log", "what", "estimated#", "live#"], rows)
+
+
+def _rows(name: str, lines: list[logs.Line], pool: int) -> list[tuple[str, str, str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        shown = live.layers(lines, data / "layers")
+        seen = _estimated(lines, data / "one", pool)
+        # An engine answers in its own words: what the log answered is no part of what it keeps.
+        alone = _estimated([each | {"response": None} for each in lines], data / "two", pool).prefix_alone
+        reused, total = live.prefix(lines, data / "prefix", pool)
+    return [
+        (name, "equal requests", percent(seen.exact / len(lines)), percent(shown["exact"] / len(lines))),
+        (name, "similar questions", percent(seen.similar / len(lines)), percent(shown["semantic"] / len(lines))),
+        (name, "prompt tokens reused", percent(alone.share(alone.points[0].reused)), percent(reused / total)),
+    ]
+
+
+def _estimated(lines: list[logs.Line], data: Path, pool: int) -> Estimate:
+    requests = read_log(Path("log"), "".join(json.dumps(each) + "\n" for each in lines), "m").requests
+    return asyncio.run(estimate(requests, load_settings(data=data), LocalTokenizer("demo"), 16, [pool]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The same log sent through a real proxy: what was estimated is compared with this."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+from tests.traffic.logs import Line
+
+
+def layers(lines: Sequence[Line], data: Path, **cache: object) -> Counter[str]:
+    """Requests by who answered them, in front of an upstream that gives the log's answers."""
+    answers = {json.dumps(each["body"]["messages"]): each["response"] for each in lines}
+
+    async def answer(request: Request) -> JSONResponse:
+        said = answers[json.dumps((await request.json())["messages"])]
+        choice = {"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 7, "total_tokens": 16}
+        return JSONResponse(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+        )
+
+    found = Counter[str]()
+    with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
+        settings = load_settings(data=data, upstream=upstream, cache=cache)
+        with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
+            observer = services.answerer.observer
+            for each in lines:
+                told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
+                found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1
+                # A comparison takes less time than a person's next question.
+                while observer is not None and not observer.is_idle:
+                    time.sleep(0.001)
+    return found
+
+
+def prefix(lines: Sequence[Line], data: Path, num_blocks: int) -> tuple[int, int]:
+    """Prompt tokens that the embedded engine reused, and all of them, with no cached responses before it."""
+    settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
+    reused = total = 0
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        for each in lines:
+            reply = client.post("/v1/chat/completions", json=each["body"])
+            usage = reply.raise_for_status().json()["usage"]
+            reused += usage["prompt_tokens_details"]["cached_tokens"]
+            total += usage["prompt_tokens"]
+    return reused, total

@@ -1,0 +1,89 @@
+"""Logs of three kinds, made for tests and measurements: agent-like conversations, a Mooncake trace, and questions in pairs."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+_WORDS = (
+    "block cache prompt engine token answer index model server request prefix chain pool queue memory disk redis"
+    " policy guard vector search header stream client tenant upstream journal record batch layer kernel page"
+).split()
+MODEL = "demo"
+
+
+def words(seed: object, count: int) -> str:
+    """Words that one seed always gives."""
+    chance = random.Random(f"{seed}")
+    return " ".join(chance.choice(_WORDS) for _ in range(count))
+
+
+def line(messages: list[Line], answer: str | None = None, **fields: Any) -> Line:
+    """A line of a log."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 1, "temperature": 0, **fields}
+    return {"path": "/v1/chat/completions", "body": body} | ({} if answer is None else {"response": answer})
+
+
+def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> list[Line]:
+    """Conversations of agents under one system prompt, their turns mixed, now and then one asked again.
+
+    Args:
+        head: what the system prompt begins with; `{n}` in it is another number in each request.
+    """
+    chance = random.Random(seed)
+    system = words("system", 120)
+    histories: list[list[Line]] = [[] for _ in range(conversations)]
+    found: list[Line] = []
+    while any(len(history) < 2 * turns for history in histories):
+        number = chance.choice([n for n, history in enumerate(histories) if len(history) < 2 * turns])
+        history = histories[number]
+        history.append({"role": "user", "content": words((seed, number, len(history)), 30)})
+        answer = words((seed, number, len(history), "answer"), 20)
+        first = {"role": "system", "content": head.format(n=chance.randrange(10**6)) + system}
+        found.append(line([first, *history], answer))
+        history.append({"role": "assistant", "content": answer})
+        if chance.random() < 0.2:
+            found.append(chance.choice(found[-20:]))
+    return found
+
+
+def mooncake(trace: Path, count: int, scale: int = 16, most: int = 60) -> list[Line]:
+    """The first requests of a Mooncake trace as text: each of its blocks of 512 tokens becomes `512 / scale` words.
+
+    Args:
+        most: blocks; longer requests are left out.
+    """
+    found = []
+    for text in trace.read_text().splitlines():
+        request = json.loads(text)
+        if len(request["hash_ids"]) <= most:
+            prompt = "\n".join(words(id, 512 // scale // 2) for id in request["hash_ids"])
+            found.append(line([{"role": "user", "content": prompt}]) | {"time": request["timestamp"] / 1000})
+        if len(found) == count:
+            break
+    return found
+
+
+def pairs(file: Path, count: int) -> list[Line]:
+    """Questions of a file of pairs `{"a", "b", "same"}`; both of a pair that means the same have one answer."""
+    found = []
+    with gzip.open(file, "rt") as rows:
+        for number, row in enumerate(rows):
+            pair = json.loads(row)
+            system = {"role": "system", "content": "Answer in one sentence."}
+            for place, text in enumerate((pair["a"], pair["b"])):
+                answer = words((number, 0 if pair["same"] else place), 12)
+                found.append(line([system, {"role": "user", "content": text}], answer))
+            if len(found) >= count:
+                break
+    # Pairs that stand beside each other would be too easy to see as such.
+    random.Random(0).shuffle(found)
+    return found
+
+
+def write(path: Path, lines: list[Line]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path

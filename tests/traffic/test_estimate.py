@@ -1,0 +1,61 @@
+"""An estimate of a log is what a proxy then shows for it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from kvproxy.backends.upstreams.tokenize import LocalTokenizer
+from kvproxy.settings import load_settings
+from kvproxy.traffic.estimate import Estimate, estimate
+from kvproxy.traffic.reading import read_log
+from tests.commands.run import kvproxy
+from tests.traffic import live, logs
+
+
+def estimated(lines: list[logs.Line], data: Path, sizes: list[int]) -> Estimate:
+    text = "".join(json.dumps(each) + "\n" for each in lines)
+    requests = read_log(Path("log"), text, "m").requests
+    return asyncio.run(estimate(requests, load_settings(data=data), LocalTokenizer("demo"), 16, sizes))
+
+
+def test_the_layers_are_those_of_a_live_replay(tmp_path: Path) -> None:
+    lines = logs.agents(4, 4) + [
+        logs.line([{"role": "user", "content": text}], "Choose Reset in the settings.")
+        for text in ("How do I reset my password?", "How can I reset my password?", "How do I reset my password?")
+    ]
+    found = estimated(lines, tmp_path / "one", [64])
+    shown = live.layers(lines, tmp_path / "two")
+    assert (found.exact, found.similar, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
+    assert found.exact >= 2
+    assert found.similar == 1
+    assert (found.wrong.compared, found.wrong.wrong) == (1, 0)
+
+
+@pytest.mark.parametrize("pool", [40, 400])
+def test_the_prefix_reuse_is_that_of_a_live_replay(tmp_path: Path, pool: int) -> None:
+    lines = [each | {"response": None} for each in logs.agents(4, 3)]
+    found = estimated(lines, tmp_path, [pool]).prefix_alone
+    reused, total = live.prefix(lines, tmp_path / "live", pool)
+    assert found.prompt_tokens == total
+    assert found.share(found.points[0].reused) == pytest.approx(reused / total, abs=0.02)
+
+
+def test_times_of_the_log_age_answers(tmp_path: Path) -> None:
+    asked = logs.line([{"role": "user", "content": "Where is the log?"}], "In the data folder.")
+    days = [asked | {"time": f"2026-11-{day:02d}T10:00:00+00:00"} for day in (1, 1, 20)]
+    found = estimated(days, tmp_path, [16])
+    assert (found.exact, found.forwarded) == (1, 2)
+
+
+def test_a_log_without_answers_is_estimated_too(tmp_path: Path) -> None:
+    file = logs.write(tmp_path / "log.jsonl", [{**each, "response": None} for each in logs.agents(2, 2)])
+    result = kvproxy("estimate", file, "--data", str(tmp_path), "--blocks", "20,200", "--json")
+    told = json.loads(result.stdout)
+    assert told["requests"] == told["exact"] + told["similar"] + told["forwarded"]
+    assert [point["blocks"] for point in told["prefix"]["points"]] == [20, 200]
+    assert told["wrong"]["interval"] is None
+    refused = kvproxy("estimate", file, "--blocks", "many")
+    assert refused.returncode == 2
+    assert "--blocks takes whole numbers" in refused.stderr

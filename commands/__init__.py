@@ -20,6 +20,7 @@ from kvproxy.commands import (
     explain,
     feedback,
     keys,
+    lint,
     serve,
     simulate,
     top,
@@ -60,6 +61,7 @@ app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("estimate")(estimate.estimate)
+app.command("lint")(lint.lint)
 app.command("simulate")(simulate.simulate)
 app.command("calibrate")(calibrate.calibrate)
 app.command("doctor")(doctor.doctor)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvproxy.apis.embedded.speaker import PromptForm
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer
+from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
@@ -67,13 +68,20 @@ async def spell(tokenizer: LocalTokenizer, request: ApiRequest, said: str | None
         said: what was answered.
     """
     try:
-        prompt = await tokenizer.prompt(request, (), 0.0)
-        answer = await tokenizer.words(said) if said else ()
+        return await spell_form(tokenizer, request, prompt_form(request), said)
     except KvproxyError:
         return None
+
+
+async def spell_form(
+    tokenizer: LocalTokenizer, request: ApiRequest, form: PromptForm, said: str | None = None
+) -> Spelled:
+    """A request whose prompt was read already, in tokens; raises a KvproxyError where the tokenizer cannot."""
+    prompt = await tokenizer.tokens(form)
+    answer = await tokenizer.words(said) if said else ()
     own = request.body.get("cache_salt")
     salt = f"{request.tenant} {request.model} {own if isinstance(own, str) else ''}"
-    return Spelled(tuple(prompt.tokens), tuple(answer), salt)
+    return Spelled(tuple(prompt), tuple(answer), salt)
 
 
 def chains_of(spelled: Sequence[Spelled], block_size: int) -> list[ChainRequest]:

@@ -115,9 +115,10 @@ class LocalTokenizer:
         self._tokenizer = AsyncTokenizer(ChatTokenizer(loaded, frozenset()))
 
     async def prompt(self, request: ApiRequest, ask: Sequence[Upstream], seconds: float) -> Prompt:
-        return Prompt(await self._tokens(prompt_form(request)), salt=_salt(request))
+        return Prompt(await self.tokens(prompt_form(request)), salt=_salt(request))
 
-    async def _tokens(self, form: PromptForm) -> Sequence[int]:
+    async def tokens(self, form: PromptForm) -> Sequence[int]:
+        """The tokens of a prompt; raises a KvproxyError where the tokenizer or the template refuses it."""
         match form:
             case Conversation():
                 return await self._tokenizer.chat(list(form.messages), list(form.tools) or None)

@@ -1,0 +1,145 @@
+"""What lint finds in prompts, and that its prediction is what an engine then does."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.apis.embedded.speaker import Conversation
+from kvproxy.traffic.edits import edit_of
+from kvproxy.traffic.spans import changed_span
+from tests.commands.run import kvproxy
+from tests.traffic import live, logs
+
+TAIL = logs.words("the rest of the system prompt", 60)
+
+
+def conversation(system: str, *said: str) -> Conversation:
+    return Conversation(({"role": "system", "content": system}, *({"role": "user", "content": text} for text in said)))
+
+
+CHANGING: dict[str, Callable[[int], str]] = {
+    "date": lambda n: f"2026-11-{n % 28 + 1:02d}",
+    "time": lambda n: f"{n % 24:02d}:{n % 60:02d}",
+    "id": lambda n: f"7c2e{n:04x}-53ab-4cde-9f00-{n:012x}",
+    "number": lambda n: f"{1000 + n}",
+    "text": lambda n: f"{'abcdefg'[n % 7] * 4} of Bern",
+}
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+@given(one=st.integers(0, 400), other=st.integers(0, 400), lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]))
+@settings(max_examples=30, deadline=None)
+def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
+    kind: str, one: int, other: int, lead: str
+) -> None:
+    def prompt(n: int) -> Conversation:
+        return conversation(f"{lead}{CHANGING[kind](n)} is it. {TAIL}", "A question.")
+
+    span = changed_span(prompt(one), prompt(other))
+    if CHANGING[kind](one) == CHANGING[kind](other):
+        assert span is None
+        return
+    assert span is not None
+    assert span.region == "system prompt"
+    assert span.lost >= 50
+    edit = edit_of(span)
+    stripped = [edit.apply(prompt(n), "strip") for n in (one, other, one + other)]
+    assert len({json.dumps(form.messages) for form in stripped if isinstance(form, Conversation)}) == 1
+    moved = edit.apply(prompt(one), "move")
+    assert isinstance(moved, Conversation)
+    assert str(moved.messages[-1]["content"]).endswith(span.old)
+    assert moved.messages[0] == stripped[0].messages[0] if isinstance(stripped[0], Conversation) else False
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (conversation(TAIL, "One question."), conversation(TAIL, "Another one, and longer.")),
+        (conversation(TAIL, "One."), conversation(TAIL, "One.", "Two.")),
+        (conversation("Another prompt altogether."), conversation(TAIL)),
+        (conversation(TAIL), conversation(TAIL)),
+        ("A text.", conversation(TAIL)),
+    ],
+)
+def test_other_questions_and_other_prompts_are_no_spans(old: Any, new: Any) -> None:
+    assert changed_span(old, new) is None
+
+
+def test_tools_in_another_order_are_named_and_put_in_order() -> None:
+    tools: list[Any] = [{"function": {"name": name, "description": TAIL}} for name in "abc"]
+    one = Conversation(({"role": "user", "content": "Go."},), tuple(tools))
+    other = Conversation(one.messages, tuple(reversed(tools)))
+    span = changed_span(one, other)
+    assert span is not None
+    assert span.kind == "order of tools"
+    assert edit_of(span).apply(other, "strip") == one
+
+
+def found(file: Path, *more: object) -> dict[str, Any]:
+    result = kvproxy("lint", file, "--data", file.parent, "--json", *more)
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document | {"code": result.returncode}
+
+
+def test_the_predicted_reuse_is_what_an_engine_then_shows(tmp_path: Path) -> None:
+    lines = [each | {"response": None} for each in logs.agents(4, 3, head="Request {n} of today. ")]
+    report = found(logs.write(tmp_path / "log.jsonl", lines))
+    (family,) = report["families"]
+    (span,) = family["spans"]
+    assert (span["kind"], span["role"]) == ("number", "system")
+    reused, total = live.prefix(lines, tmp_path / "before", 512)
+    assert family["share"] == pytest.approx(reused / total, abs=0.02)
+    stripped = json.loads(json.dumps(lines))
+    for each in stripped:
+        system = each["body"]["messages"][0]
+        system["content"] = (
+            "Request " + system["content"].partition(" of today")[1] + system["content"].partition(" of today")[2]
+        )
+    reused, total = live.prefix(stripped, tmp_path / "after", 512)
+    assert span["stripped"] / family["prompt_tokens"] == pytest.approx(reused / total, abs=0.02)
+    assert span["stripped"] > 4 * family["reused"]
+
+
+def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
+    kept = tmp_path / "baseline.json"
+    good = logs.write(tmp_path / "good.jsonl", logs.agents(3, 3))
+    assert found(good, "--baseline", kept)["code"] == 0
+    assert found(good, "--baseline", kept)["code"] == 0
+    bad = logs.write(tmp_path / "bad.jsonl", logs.agents(3, 3, head="Request {n}. "))
+    told = found(bad, "--baseline", kept)
+    assert told["code"] == 1
+    assert told["worse"][0]["now"]["share"] < told["worse"][0]["before"]["share"] / 2
+    shown = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
+    assert shown.returncode == 1
+    assert "and now reuse" in shown.stderr
+    other = logs.write(tmp_path / "other.jsonl", [logs.line([{"role": "user", "content": "Hello there."}])] * 2)
+    assert found(other, "--baseline", kept)["worse"][0]["now"] is None
+    assert found(bad, "--baseline", kept, "--update")["code"] == 0
+    assert found(bad, "--baseline", kept)["code"] == 0
+    kept.write_text("{}")
+    refused = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
+    assert refused.returncode != 0
+    assert "is no baseline" in refused.stderr
+
+
+def test_families_are_told_apart_whatever_changes_in_them(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    lines = []
+    for number in range(30):
+        name, date = chance.choice(["cook", "clerk", "guard"]), f"2026-01-{number % 28 + 1:02d}"
+        system = f"Today is {date}. You are a {name}. {logs.words(name, 60)}"
+        lines.append(
+            logs.line([{"role": "system", "content": system}, {"role": "user", "content": f"Question {number}"}])
+        )
+    families = found(logs.write(tmp_path / "log.jsonl", lines))["families"]
+    assert [family["requests"] for family in families] == sorted(
+        (family["requests"] for family in families), reverse=True
+    )
+    assert len(families) == 3
+    assert all(family["spans"][0]["kind"] == "date" for family in families)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands import (
+    audit,
     blocks,
     blocks_pin,
     blocks_tiers,
@@ -62,6 +63,7 @@ app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)
 app.command("estimate")(estimate.estimate)
 app.command("lint")(lint.lint)
+app.command("audit")(audit.audit)
 app.command("simulate")(simulate.simulate)
 app.command("calibrate")(calibrate.calibrate)
 app.command("doctor")(doctor.doctor)

@@ -1,0 +1,95 @@
+"""An engine whose warm answers are its cold ones, one whose are not, and one that says nothing."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from kvproxy.traffic.audit import Pair, Told
+from tests.commands.run import kvproxy
+from tests.servers import run_app, run_proxy
+
+
+def test_our_own_engine_answers_warm_as_cold_where_it_is_strict(tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = load_settings(data=tmp_path_factory.mktemp("strict"), engine={"num_blocks": 256, "max_batch_tokens": 64, "strict": True})
+    with run_proxy(settings) as (url, _):
+        done = kvproxy("audit", url, "--requests", 6, "--max-tokens", 8, "--json")
+    told = json.loads(done.stdout)
+    assert (told["pairs"], told["proven"], told["flips"], done.returncode) == (6, 6, 0, 0)
+
+
+def test_requests_of_a_file_are_asked(demo: tuple[str, Services], tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("audit") / "prompts.txt"
+    file.write_text("".join(f"{number} What is a block, and how is it named by its hash?\n" for number in range(3)))
+    done = kvproxy("audit", demo[0], "--file", file)
+    assert (done.returncode, done.stdout.split(" warm")[0]) == (0, "0 of 3")
+    wrong = kvproxy("audit", demo[0], "--file", file, "--completions")
+    assert "no request to /v1/completions" in wrong.stderr
+
+
+@contextmanager
+def engine(reports: bool, flips_at: int | None, knows_scores: bool = True) -> Iterator[str]:
+    """An engine whose warm answers differ from one token on."""
+    seen: set[str] = set()
+
+    async def models(_: Request) -> JSONResponse:
+        return JSONResponse({"data": [{"id": "m"}]})
+
+    async def answer(request: Request) -> JSONResponse:
+        body = await request.json()
+        if "logprobs" in body and not knows_scores:
+            return JSONResponse({"error": {"message": "no logprobs"}}, 400)
+        warm = body["cache_salt"] in seen
+        seen.add(body["cache_salt"])
+        tokens = [f" w{place}" for place in range(8)]
+        if warm and flips_at is not None:
+            tokens[flips_at] = " other"
+        usage = {"prompt_tokens": 40}
+        if reports:
+            usage |= {"prompt_tokens_details": {"cached_tokens": 32 if warm else 0}}
+        scores = {"content": [{"token": token} for token in tokens]} if "logprobs" in body else None
+        message = {"role": "assistant", "content": "".join(tokens)}
+        return JSONResponse({"choices": [{"message": message, "logprobs": scores}], "usage": usage})
+
+    routes = [Route("/v1/models", models), Route("/v1/chat/completions", answer, methods=["POST"])]
+    with run_app(Starlette(routes=routes)) as url:
+        yield url
+
+
+@pytest.mark.parametrize("knows_scores", [True, False])
+def test_a_flip_is_found_and_told_with_its_token(knows_scores: bool) -> None:
+    with engine(reports=True, flips_at=5, knows_scores=knows_scores) as url:
+        done = kvproxy("audit", url, "--requests", 4, "--json", "--concurrency", 2)
+        shown = kvproxy("audit", url, "--requests", 4)
+    told = json.loads(done.stdout)
+    assert (told["proven"], told["flips"], done.returncode) == (4, 4, 1)
+    assert {each["token"] for each in told["differ"]} == {5 if knows_scores else 6}
+    assert told["interval"][0] > 0.5
+    assert "4 of 4 warm answers differ" in shown.stdout
+
+
+def test_what_is_not_reported_is_not_counted() -> None:
+    with engine(reports=False, flips_at=None) as url:
+        done = kvproxy("audit", url, "--requests", 2)
+    assert done.returncode == 1
+    assert "proved no reuse in 2 pairs" in done.stderr
+    nobody = kvproxy("audit", "http://127.0.0.1:9", "--model", "m", "--requests", 1)
+    assert nobody.returncode != 0
+    assert "does not answer" in nobody.stderr
+
+
+@pytest.mark.parametrize(
+    ("cold", "warm", "at"), [("abc", "abc", None), ("abc", "abd", 2), ("abc", "ab", 2), ("", "a", 0), ("ab", "abc", 2)]
+)
+def test_the_first_token_that_differs(cold: str, warm: str, at: int | None) -> None:
+    pair = Pair(1, Told(tuple(cold), 9, 0), Told(tuple(warm), 9, 8))
+    assert pair.differs_at == at
+    assert pair.proven
+    assert not Pair(1, pair.warm, pair.warm).proven

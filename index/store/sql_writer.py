@@ -13,6 +13,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import eviction
+from kvproxy.index.store.condition import Condition
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Written
 
 Row = dict[str, Any]
@@ -61,6 +62,7 @@ class SqlWriter(abc.ABC):
 
     def __init__(self, name: str, clock: Callable[[], float], capacity: Capacity) -> None:
         self.name = name
+        self.condition = Condition(name)
         self._clock = clock
         self._capacity = capacity
         self._hits: dict[str, tuple[int, float]] = {}

@@ -63,7 +63,9 @@ class ResponseStore(SqlStore):
             self._files = self._found()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
-                raise CacheStoreError(f"cannot open the store {path}: {error}") from None
+                raise CacheStoreError(
+                    f"cannot open the store {path} ({error}): name one that can be written to, on a disk with room"
+                ) from None
             raise StoreDamaged(
                 f"the store {path} is damaged ({error}): move it away to start with an empty one, or restore a backup"
             ) from None

@@ -23,7 +23,7 @@ class Migrations:
 
     name = "migrations"
     lives = 1
-    longest = 0.03
+    longest = 0.1
 
     def prepare(self, folder: Path, seed: int) -> None:
         made = 2 + seed % (len(STEPS) - 2)

@@ -1,7 +1,7 @@
 """The store of responses: four threads that put, remove and expire, under a limit every other time."""
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +45,8 @@ class Stored:
                     store.flush()
                     store.expire()
 
-        threads = [threading.Thread(target=put, args=(worker,)) for worker in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(put, range(4)))
 
     def check(self, folder: Path, told: Sequence[str]) -> None:
         store = ResponseStore(folder / "r.db", clock=lambda: _NOW)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.persisted import PersistedGraphs
 from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, Put, ResponseStore, Store, Written
@@ -186,6 +187,9 @@ class FaissNeighbours:
                 if not done:
                     return
                 self._save(namespace, index, slack=0.05)
+        except CacheStoreError:
+            # The store has said so. What is due stays due.
+            pass
         except Exception:
             _log.exception("the index of namespace %s was not brought up to date", namespace[:12])
         finally:
@@ -193,9 +197,15 @@ class FaissNeighbours:
 
     def _save(self, namespace: str, index: VectorIndex, slack: float) -> None:
         graph = index.graph
-        if graph is not None and len(graph) > (1 + slack) * self._saved.get(namespace, 0):
+        if graph is None or len(graph) <= (1 + slack) * self._saved.get(namespace, 0):
+            return
+        try:
             self._graphs.save(namespace, graph)
-            self._saved[namespace] = len(graph)
+        except (OSError, RuntimeError, CacheStoreError) as error:
+            # A full disk, for instance. The next start makes the graph again.
+            _log.warning("the index of namespace %s was not saved: %s", namespace[:12], error)
+            return
+        self._saved[namespace] = len(graph)
 
     def maintain(self) -> None:
         for namespace in list(self.indexes):
@@ -210,7 +220,4 @@ class FaissNeighbours:
         self._closing.set()
         self._background.shutdown()
         for namespace, index in self.indexes.items():
-            try:
-                self._save(namespace, index, slack=0.0)
-            except (OSError, RuntimeError) as error:
-                _log.warning("the index of namespace %s was not saved: %s", namespace[:12], error)
+            self._save(namespace, index, slack=0.0)

@@ -41,13 +41,13 @@ class PostgresStore(SqlStore):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Run]:
-        with self.server.connection() as connection, connection.transaction():
+        with self.condition.watch("write"), self.server.connection() as connection, connection.transaction():
             # Writers of all proxies queue here, so that none sees half of another's work, and none deadlocks.
             connection.execute("select 1 from totals for update")
             yield _PostgresRun(connection)
 
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
-        with self.server.connection() as connection:
+        with self.condition.watch("read"), self.server.connection() as connection:
             return _rows(connection.execute(_placeholders(sql), values))
 
     def _list(self, ids: Sequence[str]) -> list[str]:

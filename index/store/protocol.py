@@ -116,6 +116,9 @@ class Store(Protocol):
     remote: bool
     """Whether calls cross a network, so that none belongs on an event loop."""
 
+    def failure(self) -> str | None:
+        """Why nothing can be stored or found at the moment; None where it can."""
+
     def find(self, key: str) -> Entry | None:
         """The unexpired entry with an exact key."""
 

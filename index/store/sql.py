@@ -38,6 +38,9 @@ class SqlStore(SqlWriter):
     def _disk_bytes(self) -> int:
         """Bytes that the store takes where it is."""
 
+    def failure(self) -> str | None:
+        return self.condition.failure
+
     def find(self, key: str) -> Entry | None:
         sql = f"select {COLUMNS} from responses where key = :key and {_LIVE}"
         return _one(self._query(sql, {"key": key} | self._now()))

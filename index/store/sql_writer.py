@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
+from kvproxy.index.store.condition import Condition
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Written
 
 Row = dict[str, Any]
@@ -61,6 +63,7 @@ class SqlWriter(abc.ABC):
 
     def __init__(self, name: str, clock: Callable[[], float], capacity: Capacity) -> None:
         self.name = name
+        self.condition = Condition(name)
         self._clock = clock
         self._capacity = capacity
         self._hits: dict[str, tuple[int, float]] = {}
@@ -213,9 +216,20 @@ class SqlWriter(abc.ABC):
             return
         priority = eviction.PRIORITY_AFTER_HITS
         sql = f"update responses set hits = hits + :count, last_hit = :last, priority = {priority} where id = :id"
-        with self._writing() as run:
+        try:
+            with self._writing() as run:
+                for id, (count, last) in hits.items():
+                    run(sql, {"count": count, "last": last, "id": id})
+        except CacheStoreError:
+            self._put_back(hits)
+            raise
+
+    def _put_back(self, hits: dict[str, tuple[int, float]]) -> None:
+        """Count hits that could not be written once more, with the next ones."""
+        with self._hits_lock:
             for id, (count, last) in hits.items():
-                run(sql, {"count": count, "last": last, "id": id})
+                later, when = self._hits.get(id, (0, last))
+                self._hits[id] = (count + later, max(last, when))
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> None:
         given = {entry.id: (entry, vector) for entry, vector in vectors}

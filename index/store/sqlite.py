@@ -6,6 +6,7 @@ listing.
 
 import contextlib
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -19,6 +20,7 @@ import numpy as np
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.steps import apply_steps, connect
+from kvproxy.index.store.condition import Kind
 from kvproxy.index.store.protocol import Capacity
 from kvproxy.index.store.sql import SqlStore
 from kvproxy.index.store.sql_writer import Row, Run
@@ -45,9 +47,11 @@ class ResponseStore(SqlStore):
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> None:
         super().__init__(str(path), clock, capacity)
         self.path = path
-        self._write_lock = threading.Lock()
+        self._write_lock = threading.RLock()
         self._readers: deque[sqlite3.Connection] = deque()
         self._closed = False
+        self._files: tuple[int, ...] = ()
+        self._left = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             writer = self._connect()
@@ -56,9 +60,12 @@ class ResponseStore(SqlStore):
             self._writer = writer
             with self._reading() as reader:
                 reader.execute("select count(*) from totals").fetchone()
+            self._files = self._found()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
-                raise CacheStoreError(f"cannot open the store {path}: {error}") from None
+                raise CacheStoreError(
+                    f"cannot open the store {path} ({error}): name one that can be written to, on a disk with room"
+                ) from None
             raise StoreDamaged(
                 f"the store {path} is damaged ({error}): move it away to start with an empty one, or restore a backup"
             ) from None
@@ -70,15 +77,13 @@ class ResponseStore(SqlStore):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Run]:
-        with self._write_lock, self._told(), self._writer:
+        with self._write_lock, self._told("write"), self._writer:
             self._writer.execute("begin immediate")
             yield _SqliteRun(self._writer)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """A connection that nobody else uses meanwhile."""
-        if self._closed:
-            raise sqlite3.ProgrammingError("it is closed")
         try:
             reader = self._readers.pop()
         except IndexError:
@@ -89,7 +94,7 @@ class ResponseStore(SqlStore):
             self._readers.append(reader)
 
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
-        with self._told(), self._reading() as reader:
+        with self._told("read"), self._reading() as reader:
             return _rows(reader.execute(sql, values))
 
     def _list(self, ids: Sequence[str]) -> str:
@@ -129,7 +134,7 @@ class ResponseStore(SqlStore):
             " and number > :after order by number limit :limit"
         )
         values = {"embedder": embedder, "namespace": namespace, "after": after, "limit": limit}
-        with self._told(), self._reading() as reader:
+        with self._told("read"), self._reading() as reader:
             rows = reader.execute(sql, values).fetchall()
         if not rows:
             return np.empty(0, np.int64), np.empty((0, 0), np.float32)
@@ -139,7 +144,7 @@ class ResponseStore(SqlStore):
     def vector_ids(self, namespace: str, embedder: str) -> tuple[np.ndarray, np.ndarray]:
         """`[n]` int64 numbers of a namespace's vectors, rising, and `[n]` bytes: the ids of their entries."""
         sql = "select number, id from vectors where embedder = :embedder and namespace = :namespace order by number"
-        with self._told(), self._reading() as reader:
+        with self._told("read"), self._reading() as reader:
             rows = reader.execute(sql, {"embedder": embedder, "namespace": namespace}).fetchall()
         numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
         return numbers, np.array([id.encode() for _, id in rows], dtype=np.bytes_)
@@ -173,15 +178,48 @@ class ResponseStore(SqlStore):
         while self._readers:
             self._readers.pop().close()
 
+    def _found(self) -> tuple[int, ...]:
+        """Which files stand at the store's path and at its log's: 0 for none."""
+        return tuple(_inode(f"{self.path}{suffix}") for suffix in ("", "-wal"))
+
+    def _leave(self) -> None:
+        """Move what stands in the log into the file that was moved away: SQLite would write it over the new one."""
+        with self._write_lock, contextlib.suppress(sqlite3.Error):
+            if not self._left:
+                self._left = True
+                self._writer.execute("pragma wal_checkpoint(truncate)")
+
+    def failure(self) -> str | None:
+        # Also where nobody has read since the file was taken away.
+        with contextlib.suppress(CacheStoreError):
+            self.count()
+        return super().failure()
+
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """SQLite's errors as the store's own."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise CacheStoreError(
-                f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
-            ) from error
+    def _told(self, kind: Kind) -> Iterator[None]:
+        """SQLite's errors as the store's own; and an error where its files are no longer those that are open."""
+        if self._closed:
+            raise CacheStoreError(f"the store {self.path} is closed")
+        with self.condition.watch(kind):
+            # A file that was deleted can be written to as long as it is open: what is stored would be gone with the process.
+            if self._found() != self._files:
+                self._leave()
+                raise CacheStoreError(
+                    f"the store {self.path} was deleted or replaced: restart to use what is there now"
+                )
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise CacheStoreError(
+                    f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
+                ) from error
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
 
 
 class _SqliteRun:

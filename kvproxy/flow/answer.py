@@ -106,8 +106,10 @@ class Answerer:
             if self.semantic.learning is not None:
                 self.semantic.learning.served(lookup)
             return await self._hit(request, lookup.entry, _match(lookup)), None
-        except (CacheStoreError, EmbedderError) as error:
-            # Without its cache a proxy is slower, not broken.
+        except CacheStoreError:
+            # Without its cache a proxy is slower, not broken. The store has said so, once for all requests.
+            pass
+        except EmbedderError as error:
             _log.error("lookup failed, the request is forwarded: %s", error)
         except Exception:
             # An imported answer that is none, a user's verifier that fails.

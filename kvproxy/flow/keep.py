@@ -12,6 +12,7 @@ from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import PrefixUse
 from kvproxy.flow.source import Source
 from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.settings import CacheSettings
@@ -127,6 +128,9 @@ class FlightKeeper:
             if source.prefix is None and (told := reported_reuse(whole)) is not None:
                 source.prefix = PrefixUse(*told)
             return await self._shelf.put(self._asked, whole) if self._keeps(source) else None
+        except CacheStoreError:
+            # The store has said so, once for all answers.
+            return None
         except Exception as error:
             # Whatever keeps an answer out of the cache must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)

@@ -84,13 +84,20 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: the process answers, and its engine is not broken. What is private is told to the operator only."""
+    """GET /health: the process answers, and its engine is not broken; `degraded` while nothing can be stored or found.
+
+    What is private is told to the operator only.
+    """
     app = services(request)
     broken = app.built.worker.failure if app.built.worker is not None else None
-    told = {"status": "ok" if broken is None else "failed", "version": __version__}
+    store = app.answerer.store
+    lost = await asyncio.to_thread(store.failure) if store.remote else store.failure()
+    working = "ok" if lost is None else "degraded"
+    told = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.admin(request) is None:
         told |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
         told |= {"error": broken} if broken is not None else {}
+        told |= {"store": lost} if lost is not None else {}
     return JSONResponse(told, 200 if broken is None else 503)
 
 

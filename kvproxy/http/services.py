@@ -14,6 +14,7 @@ from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.rules import Access
 from kvproxy.http.metrics import Metrics
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 
@@ -52,8 +53,10 @@ class Services:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
                 await asyncio.to_thread(self.answerer.cache.maintain)
+            except CacheStoreError:
+                # A server that is down, a full disk: the store has said so, and it may not end all later rounds.
+                continue
             except Exception as error:
-                # A server that is down, a full disk: neither may end all later rounds.
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def close(self) -> None:

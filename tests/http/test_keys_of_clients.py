@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from kvproxy.clients import add_client, all_clients, clients_file, digest, remove_client
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
+from kvproxy.http.access import clients
 from kvproxy.http.server import serve
 from kvproxy.settings import Settings, load_settings
 from tests.servers import run_app, run_proxy
@@ -101,6 +102,23 @@ def test_a_key_that_was_taken_back_is_noticed(tmp_path: Path, seen: tuple[str, l
         time.sleep(1.1)
         assert post(url, x_api_key=two).status_code == 200
         assert post(url).status_code == 401
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_proxy_whose_last_client_has_gone_stays_closed(
+    tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """It was open to everybody, with the operator's key."""
+    monkeypatch.setattr(clients, "_LOOK_SECONDS", 0.0)
+    found = settings(tmp_path, seen[0])
+    one = add_client(found, "one")
+    with run_proxy(found) as (url, _):
+        assert post(url, x_api_key=one).status_code == 200
+        clients_file(tmp_path).unlink() if deleted else remove_client(found, "one")
+        assert post(url).status_code == 401
+        assert post(url, x_api_key=one).status_code == 401
+        two = add_client(found, "two")
+        assert post(url, x_api_key=two).status_code == 200
 
 
 def test_a_client_that_asks_too_much_is_told_when_to_come_back(

@@ -32,12 +32,16 @@ class Clients:
         self._changed = self._stamp()
         self._looked = time.monotonic()
         self._known = {each.key_sha256: each for each in all_clients(settings)}
+        self._closed = bool(self._known)
 
     @property
     def any(self) -> bool:
-        """Whether there are clients, so that nobody else may ask."""
+        """Whether there are clients, or were some, so that nobody else may ask.
+
+        A file that is deleted, or whose last client is removed, must not open to everybody what was closed.
+        """
         self._follow()
-        return bool(self._known)
+        return self._closed
 
     def _follow(self) -> None:
         now = time.monotonic()
@@ -49,14 +53,19 @@ class Clients:
         try:
             self._known = {each.key_sha256: each for each in all_clients(self._settings)}
             self._changed = stamp
+            if self._closed and not self._known:
+                _log.warning("there are no clients any more, so nobody is served: kvproxy keys add NAME makes one")
+            self._closed = self._closed or bool(self._known)
         except SettingsError as error:
             _log.error("the clients stay as they were: %s", error)
 
-    def _stamp(self) -> int:
+    def _stamp(self) -> tuple[int, int]:
+        """Another one for each content of the file: its time alone may be the same for two that follow each other closely."""
         try:
-            return clients_file(self._settings.data).stat().st_mtime_ns
+            status = clients_file(self._settings.data).stat()
         except OSError:
-            return 0
+            return 0, 0
+        return status.st_mtime_ns, status.st_ino
 
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
         """The client whose key one of the headers holds."""

@@ -1,0 +1,110 @@
+"""Disks that are full, that refuse to be written, and that can only be read: under the stores, and under a whole proxy."""
+
+import contextlib
+import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store import Put, ResponseStore
+from kvproxy.settings import load_settings
+from tests.faults import disks
+from tests.faults.harness import passed
+from tests.faults.proxies import ask, health, hit, stored
+from tests.faults.victims import VICTIMS
+from tests.faults.victims.graphs import SmallGraphs
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+from tests.plain_upstream import run_plain_upstream
+from tests.servers import run_proxy
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    with run_plain_upstream() as url:
+        yield url
+
+
+def test_a_full_disk_loses_nothing_that_was_acknowledged() -> None:
+    findings = disks.run(6, 5, lambda: None, VICTIMS[:3])
+    assert passed(findings)
+    assert all(finding.counts["refused"] == finding.rounds > 0 for finding in findings)
+
+
+def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
+    upstream: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
+    with on_small_disk(tmp_path, 400_000) as disk, run_proxy(settings) as (url, _):
+        kept = 0
+        while stored(ask(url, str(kept), user="x" * 20_000)):
+            kept += 1
+            assert kept < 100
+        assert kept > 3
+        assert [hit(ask(url, str(number), user="x" * 20_000)) for number in range(kept)] == [True] * kept
+        assert not hit(ask(url, str(kept), user="x" * 20_000))
+        told = health(url)
+        assert told["status"] == "degraded"
+        assert "failed" in told["store"]
+        disk.resize(None)
+        assert stored(ask(url, "with room"))
+        assert health(url)["status"] == "ok"
+        lines = [record.levelname for record in caplog.records if record.levelno >= logging.WARNING]
+        assert lines == ["ERROR", "WARNING"], caplog.text
+        store = ResponseStore(tmp_path / "responses.db")
+        assert {entry.prompt for entry in store.ls()} == {"with room", *map(str, range(kept))}
+        assert store.check() == kept + 1
+        store.close()
+
+
+def test_a_disk_that_can_only_be_read_is_told_at_the_start(tmp_path: Path) -> None:
+    with on_small_disk(tmp_path, 1_000_000):
+        store = ResponseStore(tmp_path / "responses.db")
+        store.put(make_entry())
+        store.close()
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        with pytest.raises(CacheStoreError, match="can be written to"):
+            ResponseStore(tmp_path / "responses.db")
+
+
+def test_an_index_that_cannot_be_saved_is_told_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk filled the log with tracebacks."""
+    store = ResponseStore(tmp_path / "r.db")
+    (tmp_path / "r.db-index").write_text("a file where the folder belongs")
+    near = SmallGraphs(store)
+    entries = [make_entry(f"question {number}", namespace="n0") for number in range(100)]
+    puts = [Put(entry, HashEmbedder().embed([entry.prompt])[0], "hash") for entry in entries]
+    near.apply(puts, store.put_many(puts))
+    near.settle()
+    assert near.search("n0", puts[7].vector, 1)[0][0] == entries[7].id  # type: ignore[arg-type]
+    near.close()
+    store.close()
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines
+    assert all("was not saved" in record.getMessage() and not record.exc_info for record in lines), caplog.text
+
+
+@contextlib.contextmanager
+def on_small_disk(folder: Path, size: int) -> Iterator[disks.SmallDisk]:
+    with disks.small_disk(folder, size) as disk:
+        if disk is None:
+            pytest.skip("only root may mount a disk")
+        yield disk
+
+
+def test_hits_that_could_not_be_written_are_counted_later(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    store.put(make_entry(id="a"))
+    store.touch("a")
+    path, away = tmp_path / "r.db", tmp_path / "away.db"
+    path.rename(away)
+    with pytest.raises(CacheStoreError):
+        store.flush()
+    store.touch("a")
+    away.rename(path)
+    (entry,) = store.ls()
+    assert entry.hits == 2
+    store.close()

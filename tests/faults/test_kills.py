@@ -1,0 +1,45 @@
+"""A short run of every kill, and a look at whether the harness would notice a loss."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.faults import kills
+from tests.faults.harness import passed
+from tests.faults.victims import VICTIMS
+from tests.faults.victims.victim import READY, Tell, Victim
+
+
+@pytest.mark.parametrize("victim", VICTIMS, ids=lambda victim: victim.name)
+def test_kill_9_loses_nothing_that_was_acknowledged(victim: Victim) -> None:
+    findings = kills.run(4, 1, lambda: None, [victim])
+    assert passed(findings)
+    assert sum(finding.rounds for finding in findings) == 4
+
+
+class Careless:
+    """Tells of lines before they are written, and writes them in two parts."""
+
+    name = "careless"
+    lives = 1
+    longest = 0.02
+
+    def prepare(self, folder: Path, seed: int) -> None:
+        """An empty folder."""
+
+    def work(self, folder: Path, seed: int, tell: Tell) -> None:
+        tell(READY)
+        with (folder / "lines").open("a") as out:
+            for number in range(10**6):
+                tell(str(number))
+                out.write(f"{number}\n")
+
+    def check(self, folder: Path, told: Sequence[str]) -> None:
+        assert set(told) <= set((folder / "lines").read_text().split())
+
+
+def test_the_harness_notices_what_is_lost() -> None:
+    (finding,) = kills.run(3, 0, lambda: None, [Careless()])
+    assert finding.failures
+    assert not passed([finding])

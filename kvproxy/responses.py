@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.index.embedder import DEFAULT, load_embedder
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
@@ -17,12 +18,18 @@ from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.verifier import load_verifier
 from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.privacy import EncryptionSettings
 
 NONE = "none"
 
 
 def open_response_cache(
-    where: str | Path, settings: CacheSettings | None = None, *, embedder: str = DEFAULT, data: Path | None = None
+    where: str | Path,
+    settings: CacheSettings | None = None,
+    *,
+    embedder: str = DEFAULT,
+    data: Path | None = None,
+    encryption: EncryptionSettings = EncryptionSettings(),
 ) -> ResponseCache:
     """Open stored responses, ready to be searched. The file is made if it is missing.
 
@@ -31,13 +38,16 @@ def open_response_cache(
         settings: of the cache; by default those of `kvproxy serve`.
         embedder: `default`, a folder, or a sentence-transformers id.
         data: the folder of all state, see `load_embedder`.
+        encryption: where the keys are that texts are encrypted with; without any they are stored in clear.
 
     Raises:
-        SettingsError: the store, the embedder or the verifier cannot be used. The message names the fix.
+        SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
     """
     settings = settings or CacheSettings()
     try:
-        store = open_store(where, capacity=Capacity(settings.max_entries, settings.max_bytes))
+        store = open_store(
+            where, capacity=Capacity(settings.max_entries, settings.max_bytes), cipher=load_cipher(encryption)
+        )
         try:
             observations = open_observations(where)
             semantic = _semantic(settings, store, observations, embedder, data)

@@ -27,6 +27,7 @@ from kvproxy.settings.clients import ClientSettings
 from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.urls import read_url
@@ -79,6 +80,8 @@ class Settings(BaseSettings):
         " requests_per_minute. With any, nobody else may.",
     )
     limits: LimitSettings = LimitSettings()
+    encryption: EncryptionSettings = EncryptionSettings()
+    redaction: RedactionSettings = RedactionSettings()
 
     @field_validator("store", mode="before")
     @classmethod

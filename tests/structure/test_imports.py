@@ -17,14 +17,17 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
     # The face of the library: what it names is imported when it is used.
     "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "simulate"))},
-    "kvproxy.responses": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
+    "kvproxy.responses": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings", "kvproxy.encryption"},
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.settings": {"kvproxy.errors"},
     "kvproxy.checks": {
         "kvproxy.index",
-        *(f"kvproxy.{room}" for room in ("errors", "settings", "blocks", "demo", "engine", "tiers", "reachable", "stored")),
+        *(f"kvproxy.{room}" for room in (
+            "errors", "settings", "blocks", "demo", "engine", "tiers", "reachable", "stored", "encryption",
+        )),
     },
     "kvproxy.reachable": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.stored": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
@@ -33,8 +36,10 @@ ALLOWED: dict[str, set[str]] = {
     # What trains models: neither is in the wheel, and no other room may import them.
     "kvproxy.demo.training": {"kvproxy.demo"},
     "kvproxy.index.training": {"kvproxy.index"},
-    "kvproxy.engine": {f"kvproxy.{room}" for room in ("errors", "generation", "settings", "blocks", "demo", "tiers")},
-    "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
+    "kvproxy.engine": {f"kvproxy.{room}" for room in (
+        "errors", "generation", "settings", "encryption", "blocks", "demo", "tiers",
+    )},
+    "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.routing": set(),
     "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
@@ -46,14 +51,15 @@ ALLOWED: dict[str, set[str]] = {
         f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses")
     )},
     "kvproxy.backends": {"kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "demo", "engine", "mirror", "routing", "apis", "tiers"
+        "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "routing", "apis",
+        "tiers",
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients"
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
-        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored",
+        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}

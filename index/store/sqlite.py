@@ -18,7 +18,7 @@ import numpy as np
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
-from kvproxy.index.steps import apply_steps, connect
+from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.index.store.protocol import Capacity
 from kvproxy.index.store.sealing import Cipher, Row, Texts
 from kvproxy.index.store.sql import SqlStore
@@ -58,7 +58,7 @@ class ResponseStore(SqlStore):
         self._readers: deque[sqlite3.Connection] = deque()
         self._closed = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             writer = self._connect()
             # Opens a missing file's schema, and reads enough of an old one to notice that it is damaged.
             apply_steps(writer, NAME, STEPS)

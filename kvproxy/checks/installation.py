@@ -8,6 +8,7 @@ from importlib import metadata
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
+from kvproxy.index.private import open_to_others
 from kvproxy.settings import Settings
 
 Check = Callable[[], str]
@@ -58,18 +59,23 @@ def _faiss() -> str:
 
 def _data(settings: Settings) -> str:
     try:
-        settings.data.mkdir(parents=True, exist_ok=True)
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = settings.data / ".doctor"
         probe.write_text("")
         probe.unlink()
     except OSError as error:
         raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
-    return str(settings.data)
+    for path in (settings.data, *settings.data.glob("*")):
+        if open_to_others(path) and (path == settings.data or open_to_others(settings.data)):
+            raise KvproxyError(f"others can look into {path}, and it holds people's texts: chmod go= {path}")
+    return f"{settings.data}, closed to others"
 
 
 def _store(settings: Settings) -> str:
     if not store_exists(settings):
         return f"{settings.store_path} (not there yet)"
+    if open_to_others(settings.store_path):
+        raise KvproxyError(f"others can read {settings.store_path}: chmod go= {settings.store_path}")
     with opened_store(settings) as store:
         return f"{store.name}, {store.check():,} responses"
 

@@ -17,8 +17,9 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.verifier import load_verifier
+from kvproxy.redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings
-from kvproxy.settings.privacy import EncryptionSettings
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 NONE = "none"
 
@@ -30,6 +31,7 @@ def open_response_cache(
     embedder: str = DEFAULT,
     data: Path | None = None,
     encryption: EncryptionSettings = EncryptionSettings(),
+    redaction: RedactionSettings = RedactionSettings(),
 ) -> ResponseCache:
     """Open stored responses, ready to be searched. The file is made if it is missing.
 
@@ -39,11 +41,13 @@ def open_response_cache(
         embedder: `default`, a folder, or a sentence-transformers id.
         data: the folder of all state, see `load_embedder`.
         encryption: where the keys are that texts are encrypted with; without any they are stored in clear.
+        redaction: what is taken out of texts before they are stored.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
     """
     settings = settings or CacheSettings()
+    redact = load_redactor(redaction)
     try:
         store = open_store(
             where, capacity=Capacity(settings.max_entries, settings.max_bytes), cipher=load_cipher(encryption)
@@ -56,7 +60,7 @@ def open_response_cache(
             raise
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
-    return ResponseCache(store, semantic, observations, ttl=settings.ttl)
+    return ResponseCache(store, semantic, observations, ttl=settings.ttl, redact=redact)
 
 
 def _semantic(

@@ -85,6 +85,7 @@ def build(settings: Settings) -> Services:
         embedder=settings.embedder,
         data=settings.data,
         encryption=settings.encryption,
+        redaction=settings.redaction,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
     return Services(settings, Answerer(built.backend, cache, settings.cache, observer=observer), metrics, built)

@@ -102,6 +102,17 @@ class Settings(BaseSettings):
     def _clean_url(cls, value: str | None) -> str | None:
         return read_url(value).url if value else None
 
+    @model_validator(mode="after")
+    def _no_clear_chunks(self) -> "Settings":
+        """Chunks hold the tokens of prompts, which redaction cannot change."""
+        kept = [name for name in ("disk", "redis") if getattr(self.tiers, name) is not None]
+        if kept and self.redaction.enabled and not self.encryption.enabled:
+            raise ValueError(
+                f"tiers.{kept[0]} would keep the tokens of prompts, unredacted and in clear: set encryption.key_file too, or"
+                " leave the tier out"
+            )
+        return self
+
     @property
     def store_where(self) -> str:
         """Where the responses are: a path, or a URL."""

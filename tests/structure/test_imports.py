@@ -17,11 +17,14 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
     # The face of the library: what it names is imported when it is used.
     "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "simulate"))},
-    "kvproxy.responses": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings", "kvproxy.encryption"},
+    "kvproxy.responses": {"kvproxy.index", *(
+        f"kvproxy.{room}" for room in ("errors", "settings", "encryption", "redaction")
+    )},
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
     "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
+    "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.settings": {"kvproxy.errors"},
     "kvproxy.checks": {
         "kvproxy.index",
@@ -59,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
-        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption",
+        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption", "redaction",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 
+from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
@@ -26,7 +27,8 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("faiss", _faiss),
         ("data", lambda: _data(settings)),
         ("store", lambda: _store(settings)),
-        ("embedder", _embedder),
+        ("encryption", lambda: check_encryption(settings)),
+        ("weights", check_weights),
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
@@ -80,19 +82,11 @@ def _store(settings: Settings) -> str:
         return f"{store.name}, {store.check():,} responses"
 
 
-def _embedder() -> str:
-    from kvproxy.index.minilm.weights import packaged_model
-
-    return f"all-MiniLM-L6-v2, weights verified in {packaged_model().parent.name}"
-
-
 def _model(settings: Settings) -> str:
-    from kvproxy.demo import DEMO, model_path
+    from kvproxy.demo import DEMO, checked_model
 
     if settings.model == DEMO:
-        weights = model_path() / "model.safetensors"
-        if not weights.is_file():
-            raise KvproxyError("the demo model's weights are missing: install kvproxy again, or give --model")
+        weights = checked_model() / "model.safetensors"
         return f"demo, {weights.stat().st_size / 2**20:.1f} MiB (a demonstration)"
     from kvproxy.engine.models import load_model
 

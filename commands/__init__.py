@@ -15,6 +15,7 @@ from kvproxy.commands import (
     blocks_pin,
     blocks_tiers,
     cache,
+    cache_encrypt,
     calibrate,
     doctor,
     estimate,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.add_typer(cache.app, name="cache")
+cache.app.command("encrypt")(cache_encrypt.encrypt)
 cache.app.command("reject")(feedback.reject)
 cache.app.command("approve")(feedback.approve)
 app.add_typer(blocks.app, name="blocks")

@@ -1,5 +1,6 @@
 """kvproxy cache: the stored responses, of a running proxy or of a stopped one's file."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,7 +183,8 @@ def _write(file: Path, parts: Iterator[bytes]) -> int:
     partial = file.with_name(file.name + ".partial")
     count = 0
     try:
-        with partial.open("wb") as out:
+        # It holds people's texts, in clear.
+        with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
             for part in parts:
                 out.write(part)
                 count += part.count(b"\n")

@@ -79,6 +79,7 @@ def open_cache(url: str, token: str | None, store: str | None, data: Path | None
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave --url out to read the file")
     from kvproxy.checks.stored import opened_store, store_exists
     from kvproxy.commands.cache_file import FileCache
+    from kvproxy.redaction import load_redactor
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)
@@ -87,4 +88,4 @@ def open_cache(url: str, token: str | None, store: str | None, data: Path | None
             f"no proxy answers at {url}, and there is no store {settings.store_path}: start a proxy, or give --store"
         )
     with opened_store(settings) as opened:
-        yield FileCache(opened, settings.store_where)
+        yield FileCache(opened, settings.store_where, load_redactor(settings.redaction))

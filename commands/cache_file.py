@@ -9,6 +9,7 @@ from kvproxy.commands.cache_access import Listing, Where
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.observations import Observation, Observations
+from kvproxy.index.redactor import Redactor
 from kvproxy.index.store import Filter, Store
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.transfer import export_lines, import_into, read_lines
@@ -20,9 +21,11 @@ class FileCache:
     Args:
         store: the open store.
         where: its path or URL, by which its observations are found.
+        redact: takes out of imported texts what must not be stored.
     """
 
-    def __init__(self, store: Store, where: str) -> None:
+    def __init__(self, store: Store, where: str, redact: Redactor | None = None) -> None:
+        self._redact = redact
         self._store = store
         self._where = where
 
@@ -81,5 +84,5 @@ class FileCache:
             entries = read_lines(lines)
         except ImportFailed as error:
             raise InvalidRequest(str(error)) from None
-        imported = import_into(self._store, entries)
+        imported = import_into(self._store, entries, self._redact)
         return {"imported": imported, "skipped": len(entries) - imported}

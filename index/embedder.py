@@ -105,9 +105,12 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
+    from kvproxy.index.minilm.shipped import refuse_pickles
+
     logging.disable_progress_bar()
     try:
-        return SentenceEmbedder(name, SentenceTransformer(name))
+        refuse_pickles(Path(name))
+        return SentenceEmbedder(name, SentenceTransformer(name, model_kwargs={"use_safetensors": True}))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise EmbedderError(

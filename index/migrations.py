@@ -54,8 +54,13 @@ def m005_answers(db: "Database") -> None:
         db.execute(sql)
 
 
+def m006_sealed(db: "Database") -> None:
+    for sql in M006:
+        db.execute(sql)
+
+
 NAME = "kvproxy"
-STEPS = (m001_responses, m002_vectors, m003_totals, m004_vectors_by_number, m005_answers)
+STEPS = (m001_responses, m002_vectors, m003_totals, m004_vectors_by_number, m005_answers, m006_sealed)
 
 # Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
 _M003 = (
@@ -96,4 +101,9 @@ _M005 = (
     " vector blob, embedder text not null) without rowid",
     "create index idx_answers_text on answers (namespace, text)",
     "create trigger answers_removed after delete on responses begin delete from answers where entry = old.id; end",
+)
+# The key that an entry's texts are encrypted with; empty where they are in clear. For either kind of store.
+M006 = (
+    "alter table responses add column sealed text not null default ''",
+    "create index idx_responses_sealed on responses (sealed) where sealed <> ''",
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from kvproxy.index.private import private_folder, take_rights
 from kvproxy.index.segments import EF_SEARCH, Kind, Segment
 from kvproxy.index.store.sqlite import ResponseStore
 
@@ -38,6 +39,8 @@ class PersistedGraphs:
         self._dim = dim
         self._kind: Kind = kind
         self.folder = store.path.with_name(store.path.name + "-index")
+        if self.folder.is_dir():
+            take_rights(self.folder)
 
     def _name(self, namespace: str) -> str:
         return hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
@@ -56,7 +59,7 @@ class PersistedGraphs:
         """Write a graph that nobody changes meanwhile; a failure leaves the old files, and no others."""
         if graph.on_gpu:
             return
-        self.folder.mkdir(exist_ok=True)
+        private_folder(self.folder)
         name, generation = self._name(namespace), uuid.uuid4().hex[:8]
         try:
             self._write(namespace, graph, name, generation)

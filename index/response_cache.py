@@ -11,6 +11,8 @@ from types import TracebackType
 from kvproxy.index.batching import WriteBatcher
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.observations import Observations
+from kvproxy.index.redaction import redacted, redacted_all
+from kvproxy.index.redactor import Redactor
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Put, Store
 
@@ -44,6 +46,7 @@ class ResponseCache:
         observations: closed together with the store, if given.
         ttl: seconds that an answer may be served.
         clock: seconds since the epoch.
+        redact: takes out of texts what must not be stored; None stores them as they are.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class ResponseCache:
         *,
         ttl: float = _DAY,
         clock: Callable[[], float] = time.time,
+        redact: Redactor | None = None,
     ) -> None:
+        self._redact = redact
         self.store = store
         self.semantic = semantic
         self.observations = observations
@@ -80,7 +85,7 @@ class ResponseCache:
         space = _digest(namespace)
         entry = await self.find(_digest(namespace, question))
         similarity = None
-        if entry is None and self.semantic is not None:
+        if entry is None and self.semantic is not None and await self.compares(question):
             lookup = await self.semantic.lookup(space, question)
             entry, similarity = lookup.entry, lookup.similarity
         if entry is None:
@@ -97,7 +102,8 @@ class ResponseCache:
             ttl: seconds that it may be served; by default those that the cache was opened with.
 
         Returns:
-            Whether it was kept: an answer that is larger than the whole store may be is not.
+            Whether it was kept: an answer that is larger than the whole store may be is not, nor one that holds what must
+            not be stored.
         """
         now = self._clock()
         return await self.insert(
@@ -117,23 +123,43 @@ class ResponseCache:
             )
         )
 
+    async def shown(self, text: str) -> str:
+        """What may be stored and shown of a text; raises RedactionFailed."""
+        return text if self._redact is None else await asyncio.to_thread(self._redact, text)
+
+    async def compares(self, question: str) -> bool:
+        """Whether a question may be compared with others: not where something must be taken out of it, since two
+        questions may differ in nothing else."""
+        return self._redact is None or await self.shown(question) == question
+
     async def find(self, key: str) -> Entry | None:
         """The unexpired entry with an exact key."""
         # A file answers faster than a thread starts; a server may take its time.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
     async def insert(self, entry: Entry) -> bool:
-        """Keep an entry; durable and findable when this returns. False where it is larger than the store may be."""
+        """Keep an entry; durable and findable when this returns.
+
+        Returns:
+            False where it is larger than the store may be, or its answer holds what must not be stored.
+        """
+        if self._redact is not None:
+            kept = await asyncio.to_thread(redacted, entry, self._redact)
+            if kept is None:
+                return False
+            entry = kept
         if self.semantic is not None:
             return await self.semantic.insert(entry)
         return await self._writes.put(Put(entry))
 
-    async def insert_many(self, entries: Sequence[Entry]) -> None:
-        """Keep entries, in few transactions."""
+    async def insert_many(self, entries: Sequence[Entry]) -> int:
+        """Keep entries, in few transactions; how many may be stored."""
+        entries = await asyncio.to_thread(lambda: list(redacted_all(entries, self._redact)))
         if self.semantic is not None:
             await self.semantic.insert_many(entries)
         else:
             await asyncio.gather(*(self._writes.put(Put(entry)) for entry in entries))
+        return len(entries)
 
     async def remove(self, ids: Sequence[str]) -> int:
         """Remove entries; how many there were."""

@@ -8,11 +8,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvproxy.index.private import private_file, take_rights
+
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 Step = Callable[["Database"], None]
 _PATIENCE = 10.0  # Seconds that a process waits for another one's transaction.
+
+
+def make_private(path: Path) -> None:
+    """Make the file and its folder where they are missing; none of SQLite's files at the path is for others to read.
+
+    Raises:
+        OSError: the file cannot be made, or is a folder.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_file(path)
+    for name in (f"{path.name}-wal", f"{path.name}-shm"):
+        # SQLite makes them with the rights of the file itself; an earlier version may have left others.
+        with contextlib.suppress(OSError):
+            take_rights(path.with_name(name))
 
 
 def connect(path: Path) -> sqlite3.Connection:

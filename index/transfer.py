@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
+from kvproxy.index.redaction import redacted_all
+from kvproxy.index.redactor import Redactor
 from kvproxy.index.store import Put, Store
 
 IMPORT_BATCH = 256
@@ -35,11 +37,15 @@ def _entries(lines: bytes) -> Iterator[Entry]:
                 raise ImportFailed(f"line {number} is no exported response ({error!r}): nothing was imported") from None
 
 
-def import_into(store: Store, entries: Sequence[Entry]) -> int:
-    """Put those entries into a store whose keys it lacks; how many. Their vectors are made when a proxy opens the store."""
+def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
+    """Put those entries into a store whose keys it lacks, without what must not be stored; how many.
+
+    Their vectors are made when a proxy opens the store.
+    """
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
-        puts = [Put(entry) for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]
+        fresh = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]
+        puts = [Put(entry) for entry in redacted_all(fresh, redact)]
         store.put_many(puts)
         imported += len(puts)
     return imported

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.index.embedder import DEFAULT, load_embedder
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
@@ -18,7 +19,9 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.verifier import load_verifier
+from kvproxy.redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 NONE = "none"
 
@@ -30,6 +33,8 @@ def open_response_cache(
     embedder: str = DEFAULT,
     data: Path | None = None,
     clock: Callable[[], float] = time.time,
+    encryption: EncryptionSettings = EncryptionSettings(),
+    redaction: RedactionSettings = RedactionSettings(),
 ) -> ResponseCache:
     """Open stored responses, ready to be searched. The file is made if it is missing.
 
@@ -39,13 +44,21 @@ def open_response_cache(
         embedder: `default`, a folder, or a sentence-transformers id.
         data: the folder of all state, see `load_embedder`.
         clock: seconds since the epoch.
+        encryption: where the keys are that texts are encrypted with; without any they are stored in clear.
+        redaction: what is taken out of texts before they are stored.
 
     Raises:
-        SettingsError: the store, the embedder or the verifier cannot be used. The message names the fix.
+        SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
     """
     settings = settings or CacheSettings()
+    redact = load_redactor(redaction)
     try:
-        store = open_store(where, clock=clock, capacity=Capacity(settings.max_entries, settings.max_bytes))
+        store = open_store(
+            where,
+            clock=clock,
+            capacity=Capacity(settings.max_entries, settings.max_bytes),
+            cipher=load_cipher(encryption),
+        )
         try:
             observations = open_observations(where)
             semantic = _semantic(settings, store, observations, embedder, data)
@@ -54,7 +67,7 @@ def open_response_cache(
             raise
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
-    return ResponseCache(store, semantic, observations, ttl=settings.ttl, clock=clock)
+    return ResponseCache(store, semantic, observations, ttl=settings.ttl, clock=clock, redact=redact)
 
 
 def _semantic(

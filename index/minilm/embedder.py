@@ -6,14 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from kvproxy.index.errors import EmbedderError
 from kvproxy.index.minilm.files import GraphFiles, digest_of, graph_files
 from kvproxy.index.minilm.graph import builder, embedder_graph
 from kvproxy.index.minilm.integers import keeps_integers
+from kvproxy.index.minilm.shipped import check_shipped
 from kvproxy.index.minilm.tokens import load_tokenizer, look_up
 from kvproxy.index.minilm.weights import (
     PACKAGED,
     RANGES,
     WIDTH,
+    Weights,
     base_weights,
     lookup_tables,
     packaged_model,
@@ -45,7 +48,7 @@ class MiniLMEmbedder:
         files = files or graph_files()
         integers = keeps_integers(files) if integers is None else integers
         folder = packaged_model()
-        ranges = read_tensors(RANGES)[0] if integers else None
+        ranges = _ranges() if integers else None
         self.name = "all-MiniLM-L6-v2-int8" if integers else "all-MiniLM-L6-v2"
         made_from = digest_of(ranges or {}, PACKAGED, builder())
         self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
@@ -69,3 +72,11 @@ class MiniLMEmbedder:
         tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
         vector: np.ndarray = self._session.run(None, {"tokens": tokens})[0][0]
         return vector
+
+
+def _ranges() -> Weights:
+    try:
+        check_shipped(RANGES)
+    except (OSError, ValueError) as error:
+        raise EmbedderError(str(error)) from None
+    return read_tensors(RANGES)[0]

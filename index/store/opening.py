@@ -7,6 +7,7 @@ from pathlib import Path
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.observations import Observations
 from kvproxy.index.store.protocol import Capacity, Store
+from kvproxy.index.store.sealing import Cipher
 from kvproxy.index.store.sqlite import ResponseStore
 from kvproxy.index.store.sqlite_observations import SqliteObservations
 
@@ -19,13 +20,20 @@ def is_url(where: str) -> bool:
     return where.startswith(_SCHEMES)
 
 
-def open_store(where: str | Path, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> Store:
+def open_store(
+    where: str | Path,
+    *,
+    clock: Callable[[], float] = time.time,
+    capacity: Capacity = _UNBOUNDED,
+    cipher: Cipher | None = None,
+) -> Store:
     """Open a store.
 
     Args:
         where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         clock: seconds since the epoch.
         capacity: how large it may grow.
+        cipher: encrypts the texts; None stores them in clear.
 
     Raises:
         CacheStoreError: it cannot be opened; the message names the fix.
@@ -34,8 +42,8 @@ def open_store(where: str | Path, *, clock: Callable[[], float] = time.time, cap
         _need_driver()
         from kvproxy.index.store.postgres import PostgresStore
 
-        return PostgresStore(str(where), clock=clock, capacity=capacity)
-    return ResponseStore(Path(where), clock=clock, capacity=capacity)
+        return PostgresStore(str(where), clock=clock, capacity=capacity, cipher=cipher)
+    return ResponseStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
 
 
 def open_observations(where: str | Path) -> Observations:

@@ -13,8 +13,9 @@ import psycopg
 from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.store.postgres_server import PostgresServer
 from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.sealing import Cipher, Row, Texts
 from kvproxy.index.store.sql import SqlStore
-from kvproxy.index.store.sql_writer import Row, Run
+from kvproxy.index.store.sql_writer import Run
 
 _UNBOUNDED = Capacity()
 
@@ -26,6 +27,7 @@ class PostgresStore(SqlStore):
         url: see `PostgresServer`.
         clock: seconds since the epoch.
         capacity: how large it may grow; every proxy should be given the same.
+        cipher: encrypts the texts; every proxy should be given the same keys.
 
     Raises:
         CacheStoreError: the server cannot be reached, or lacks pgvector; the message names the fix.
@@ -35,9 +37,21 @@ class PostgresStore(SqlStore):
     _members = "id = any(:ids)"
     _same_keys = "key = any(:keys)"
 
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        capacity: Capacity = _UNBOUNDED,
+        cipher: Cipher | None = None,
+    ) -> None:
         self.server = PostgresServer(url)
-        super().__init__(self.server.name, clock, capacity)
+        super().__init__(self.server.name, clock, capacity, Texts(cipher))
+        try:
+            self._check_keys()
+        except BaseException:
+            self.close()
+            raise
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Run]:

@@ -191,6 +191,12 @@ class Store(Protocol):
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> None:
         """Keep vectors of entries that have none."""
 
+    def sealed_with(self) -> dict[str, int]:
+        """How many entries were encrypted with which key, by its name; those in clear by the empty name."""
+
+    def reseal(self) -> int:
+        """Encrypt entries that are in clear, or under another key, with the key that encrypts now; how many there were."""
+
     def check(self) -> int:
         """Have everything read; how many responses there are.
 

@@ -1,19 +1,27 @@
 """What SQLite and PostgreSQL read alike, by the same statements; how they write is in `sql_writer`."""
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.protocol import EVERYTHING, Filter, Head
-from kvproxy.index.store.sql_writer import COLUMNS, Row, SqlWriter
+from kvproxy.index.store.sealing import Row
+from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 
 _PAGE = 500
+_log = logging.getLogger("kvproxy")
 _SKEW = 60.0  # Seconds that clocks of proxies on one store may differ.
 # What was stored in the future was stored before the clock was set back: it would outlive its time by as much.
 _LIVE = "expires > :now and created <= :soon"
+_IN_TEXTS = ("prompt", "search")
+"""Conditions that look into texts, which a database cannot do where they are encrypted."""
 _CONDITIONS = {
     "namespace": "substr(namespace, 1, length(:namespace)) = :namespace",
     "key": "substr(key, 1, length(:key)) = :key",
@@ -43,26 +51,34 @@ class SqlStore(SqlWriter):
 
     def find(self, key: str) -> Entry | None:
         sql = f"select {COLUMNS} from responses where key = :key and {_LIVE}"
-        return _one(self._query(sql, {"key": key} | self._now()))
+        return self._one(self._query(sql, {"key": key} | self._now()))
 
     def _now(self) -> dict[str, float]:
         now = self._clock()
         return {"now": now, "soon": now + _SKEW}
 
     def get(self, id: str) -> Entry | None:
-        return _one(self._query(f"select {COLUMNS} from responses where id = :id", {"id": id}))
+        return self._one(self._query(f"select {COLUMNS} from responses where id = :id", {"id": id}))
+
+    def _one(self, rows: list[Row]) -> Entry | None:
+        return self._texts.entry(rows[0]) if rows else None
 
     def heads(self, ids: Sequence[str]) -> dict[str, Head]:
         sql = (
-            f"select id, namespace, prompt, case when {_LIVE} then 1 else 0 end as live,"
+            f"select id, key, namespace, prompt, sealed, case when {_LIVE} then 1 else 0 end as live,"
             " coalesce((select name from answers where entry = id), id) as answer"
             f" from responses where {self._members}"
         )
-        rows = self._query(sql, {"ids": self._list(ids)} | self._now())
-        return {
-            row["id"]: Head(row["id"], row["namespace"], row["prompt"], bool(row["live"]), row["answer"])
-            for row in rows
-        }
+        heads = {}
+        for row in self._query(sql, {"ids": self._list(ids)} | self._now()):
+            try:
+                prompt = self._texts.open(row)["prompt"]
+            except CacheStoreError as error:
+                # One that cannot be decrypted must not hide the others.
+                _log.warning("a similar question is passed over: %s", error)
+                continue
+            heads[row["id"]] = Head(row["id"], row["namespace"], prompt, bool(row["live"]), row["answer"])
+        return heads
 
     def answer_class(self, namespace: str, text: str) -> str | None:
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
@@ -85,14 +101,39 @@ class SqlStore(SqlWriter):
 
     def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
         self.flush()
+        if (wanted := self._reader(where)) is not None:
+            found = itertools.islice(self._read(where, wanted), limit)
+            return [entry for id in found if (entry := self.get(id)) is not None]
         condition, values = self._where(where)
         bound = "" if limit is None else f" limit {int(limit)}"
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id{bound}"
-        return [Entry.from_row(row) for row in self._query(sql, values)]
+        return [self._texts.entry(row) for row in self._query(sql, values)]
 
     def ids(self, where: Filter = EVERYTHING) -> list[str]:
+        if (wanted := self._reader(where)) is not None:
+            return list(self._read(where, wanted))
         condition, values = self._where(where)
         return [row["id"] for row in self._query(f"select id from responses{condition}", values)]
+
+    def _reader(self, where: Filter) -> Callable[[str], bool] | None:
+        """Whether a prompt is meant, where the database itself cannot tell; None where it can."""
+        if self._texts.cipher is None or (where.prompt is None and where.search is None):
+            return None
+        begin, part = where.prompt or "", where.search
+        return lambda text: text.startswith(begin) and (part is None or (part != "" and part.lower() in text.lower()))
+
+    def _read(self, where: Filter, wanted: Callable[[str], bool]) -> Iterator[str]:
+        """Ids of entries whose prompts are meant, newest first: each prompt is decrypted, a page at a time."""
+        condition, values = self._where(replace(where, **dict.fromkeys(_IN_TEXTS)))
+        narrowed = f"{condition} and" if condition else " where"
+        sql = (
+            f"select id, key, namespace, prompt, sealed, created from responses{narrowed} (created < :created or"
+            f" (created = :created and id > :id)) order by created desc, id limit {_PAGE}"
+        )
+        last: dict[str, Any] = {"created": float("inf"), "id": ""}
+        while rows := self._query(sql, values | last):
+            yield from (row["id"] for row in rows if wanted(self._texts.open(row)["prompt"]))
+            last = {name: rows[-1][name] for name in ("created", "id")}
 
     def _where(self, where: Filter) -> tuple[str, dict[str, Any]]:
         chosen = [name for name in _CONDITIONS if getattr(where, name) is not None]
@@ -133,7 +174,7 @@ class SqlStore(SqlWriter):
         )
         last: dict[str, Any] = {"created": float("-inf"), "id": ""}
         while rows := self._query(sql, last):
-            yield from (Entry.from_row(row) for row in rows)
+            yield from (self._texts.entry(row) for row in rows)
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
@@ -149,8 +190,21 @@ class SqlStore(SqlWriter):
             f"select {COLUMNS} from responses r where r.semantic = 1"
             f" and not exists (select 1 from vectors v where v.id = r.id and v.embedder = :embedder) limit {int(limit)}"
         )
-        return [Entry.from_row(row) for row in self._query(sql, {"embedder": embedder})]
+        return [self._texts.entry(row) for row in self._query(sql, {"embedder": embedder})]
 
+    def sealed_with(self) -> dict[str, int]:
+        sql = "select sealed, count(*) as entries from responses group by sealed"
+        return {row["sealed"]: int(row["entries"]) for row in self._query(sql, {})}
 
-def _one(rows: list[Row]) -> Entry | None:
-    return Entry.from_row(rows[0]) if rows else None
+    def _check_keys(self) -> None:
+        """Refuse what could not be read; raises CacheStoreError."""
+        names = frozenset[str]() if self._texts.cipher is None else self._texts.cipher.names
+        sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
+        last = ""
+        # The distinct ones, each by one step in the index.
+        while last := self._query(sql, {"last": last})[0]["name"] or "":
+            if last not in names:
+                raise CacheStoreError(
+                    f"the store {self.name} holds responses that were encrypted with the key {last}, which is not among the"
+                    " keys: give it in encryption.key_file or key_env, after the one that encrypts, or use another store"
+                )

@@ -16,11 +16,11 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
 from kvproxy.index.store.condition import Condition
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Written
+from kvproxy.index.store.sealing import Row, Texts
 
-Row = dict[str, Any]
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
-    " prompt_tokens, completion_tokens, tags, backend, request_id"
+    " prompt_tokens, completion_tokens, tags, backend, request_id, sealed"
 )
 _INSERT = (
     f"insert into responses ({COLUMNS}, bytes, priority)"
@@ -34,6 +34,8 @@ _CLASSIFY = (
     " on conflict (entry) do update set name = excluded.name, text = excluded.text, vector = excluded.vector,"
     " embedder = excluded.embedder"
 )
+_SEALED = ("id", "prompt", "request", "response", "sealed")
+_PAGE = 500  # Entries that one transaction encrypts anew.
 _MOST_AT_ONCE = 2_000  # Entries that one transaction removes for their age, so that writers need not wait long.
 
 
@@ -54,6 +56,7 @@ class SqlWriter(abc.ABC):
         name: where it is, without secrets.
         clock: seconds since the epoch.
         capacity: how large it may grow.
+        texts: turns texts into what is stored, and back.
     """
 
     _members: str
@@ -61,11 +64,12 @@ class SqlWriter(abc.ABC):
     _same_keys: str
     """Condition that a column `key` is in the list `:keys`."""
 
-    def __init__(self, name: str, clock: Callable[[], float], capacity: Capacity) -> None:
+    def __init__(self, name: str, clock: Callable[[], float], capacity: Capacity, texts: Texts) -> None:
         self.name = name
         self.condition = Condition(name)
         self._clock = clock
         self._capacity = capacity
+        self._texts = texts
         self._hits: dict[str, tuple[int, float]] = {}
         self._hits_lock = threading.Lock()
 
@@ -132,7 +136,7 @@ class SqlWriter(abc.ABC):
 
     def _row(self, entry: Entry, size: int, age: float) -> Row:
         row = {name: self._text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
-        return row | {"bytes": size, "priority": eviction.priority(entry, size, age)}
+        return self._texts.close(row) | {"bytes": size, "priority": eviction.priority(entry, size, age)}
 
     def _put_vectors(self, run: Run, vectors: Sequence[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
         """Their numbers by the ids of the entries."""
@@ -189,6 +193,23 @@ class SqlWriter(abc.ABC):
         entries = self._members.replace("id ", "entry ", 1)
         with self._writing() as run:
             run(f"update answers set name = entry where {entries}", {"ids": self._list(ids)})
+
+    def reseal(self) -> int:
+        cipher, resealed = self._texts.cipher, 0
+        if cipher is None:
+            return 0
+        chosen = f"select {COLUMNS} from responses where sealed <> :name limit {_PAGE}"
+        change = (
+            "update responses set prompt = :prompt, request = :request, response = :response, sealed = :sealed"
+            " where id = :id"
+        )
+        while True:
+            with self._writing() as run:
+                rows = [self._texts.close(self._texts.open(row)) for row in run(chosen, {"name": cipher.name})]
+                run.many(change, [{name: row[name] for name in _SEALED} for row in rows])
+            if not rows:
+                return resealed
+            resealed += len(rows)
 
     def expire(self) -> list[Gone]:
         with self._writing() as run:

@@ -19,11 +19,12 @@ import numpy as np
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
-from kvproxy.index.steps import apply_steps, connect
+from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.index.store.condition import Kind
 from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.sealing import Cipher, Row, Texts
 from kvproxy.index.store.sql import SqlStore
-from kvproxy.index.store.sql_writer import Row, Run
+from kvproxy.index.store.sql_writer import Run
 
 _UNBOUNDED = Capacity()
 
@@ -35,17 +36,25 @@ class ResponseStore(SqlStore):
         path: the file.
         clock: seconds since the epoch.
         capacity: how large it may grow.
+        cipher: encrypts the texts; None stores them in clear.
 
     Raises:
         StoreDamaged: the file is no SQLite database, or a damaged one; it is left as it is.
-        CacheStoreError: the file cannot be opened.
+        CacheStoreError: the file cannot be opened, or holds what the cipher cannot read.
     """
 
     _members = "id in (select value from json_each(:ids))"
     _same_keys = "key in (select value from json_each(:keys))"
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, capacity: Capacity = _UNBOUNDED) -> None:
-        super().__init__(str(path), clock, capacity)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        capacity: Capacity = _UNBOUNDED,
+        cipher: Cipher | None = None,
+    ) -> None:
+        super().__init__(str(path), clock, capacity, Texts(cipher))
         self.path = path
         self._write_lock = threading.RLock()
         self._readers: deque[sqlite3.Connection] = deque()
@@ -53,7 +62,7 @@ class ResponseStore(SqlStore):
         self._files: tuple[int, ...] = ()
         self._left = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             writer = self._connect()
             # Opens a missing file's schema, and reads enough of an old one to notice that it is damaged.
             apply_steps(writer, NAME, STEPS)
@@ -71,6 +80,11 @@ class ResponseStore(SqlStore):
             ) from None
         except OSError as error:
             raise CacheStoreError(f"cannot open the store {path}: {error.strerror}") from None
+        try:
+            self._check_keys()
+        except BaseException:
+            self.close()
+            raise
 
     def _connect(self) -> sqlite3.Connection:
         return connect(self.path)
@@ -158,6 +172,15 @@ class ResponseStore(SqlStore):
         values = {"numbers": json.dumps(list(numbers)), "namespace": namespace, "embedder": embedder}
         rows = self._query(sql, values)
         return {row["number"]: (row["id"], np.frombuffer(row["vector"], np.float32)) for row in rows}
+
+    def reseal(self) -> int:
+        """As `Store.reseal`; no old text is left in the file."""
+        resealed = super().reseal()
+        if resealed:
+            with self._write_lock, self._told():
+                self._writer.execute("vacuum")
+                self._writer.execute("pragma wal_checkpoint(truncate)")
+        return resealed
 
     def check(self) -> int:
         """Have SQLite read the whole file; how many responses it holds.

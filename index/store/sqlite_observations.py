@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.observations import COLUMNS, COUNTS, M003, Observation, pruning, values
-from kvproxy.index.steps import apply_steps, connect
+from kvproxy.index.steps import apply_steps, connect, make_private
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -58,7 +58,7 @@ class SqliteObservations:
         self._path = path
         self._lock = threading.Lock()
         with self._told():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             self._connection = connect(path)
             apply_steps(self._connection, "kvproxy.observations", [m001_observations, m002_learned, m003_pruned])
 

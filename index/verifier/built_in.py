@@ -12,6 +12,7 @@ from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.minilm.files import GraphFiles, digest_of, graph_files
 from kvproxy.index.minilm.graph import builder, verifier_graph
 from kvproxy.index.minilm.integers import keeps_integers
+from kvproxy.index.minilm.shipped import check_shipped
 from kvproxy.index.minilm.tokens import load_tokenizer, look_up, sides
 from kvproxy.index.minilm.weights import (
     PACKAGED,
@@ -80,10 +81,14 @@ class BuiltInVerifier:
             threads, files: as above.
 
         Raises:
-            VerifierError: either is missing.
+            VerifierError: either is missing, or is not the one that was released.
         """
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
+        try:
+            check_shipped(ADAPTER)
+        except ValueError as error:
+            raise VerifierError(str(error)) from None
         adapter, notes = read_tensors(ADAPTER)
         try:
             return cls(adapter, known_scaling(notes, embedder), threads, files=files)

@@ -1,11 +1,13 @@
 """A user's own pairwise model."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvproxy.index.errors import VerifierError
+from kvproxy.index.minilm.shipped import refuse_pickles
 
 
 class CrossEncoderVerifier:
@@ -27,7 +29,8 @@ class CrossEncoderVerifier:
 
         logging.disable_progress_bar()
         try:
-            model = CrossEncoder(name)
+            refuse_pickles(Path(name))
+            model = CrossEncoder(name, model_kwargs={"use_safetensors": True})
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise VerifierError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.prefix import NoPrefix, PrefixCache
 from kvproxy.backends.protocol import Backend
+from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import Settings
 
@@ -45,7 +46,7 @@ def _embedded(settings: Settings) -> Built:
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
     from kvproxy.engine.worker import EngineWorker
 
-    worker = EngineWorker.load(settings.engine, settings.model, settings.tiers)
+    worker = EngineWorker.load(settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption))
     # The engine has a line of its own, fair to all tenants: what may wait there comes in, the others are turned away.
     door = Admission(settings.engine.max_sequences + settings.limits.waiting, 0, settings.limits.waiting_seconds)
     ranked = settings.access.priorities == "all"

@@ -5,9 +5,11 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 
+from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
+from kvproxy.index.private import open_to_others
 from kvproxy.settings import Settings
 
 Check = Callable[[], str]
@@ -25,7 +27,8 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("faiss", _faiss),
         ("data", lambda: _data(settings)),
         ("store", lambda: _store(settings)),
-        ("embedder", _embedder),
+        ("encryption", lambda: check_encryption(settings)),
+        ("weights", check_weights),
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
@@ -58,35 +61,32 @@ def _faiss() -> str:
 
 def _data(settings: Settings) -> str:
     try:
-        settings.data.mkdir(parents=True, exist_ok=True)
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = settings.data / ".doctor"
         probe.write_text("")
         probe.unlink()
     except OSError as error:
         raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
-    return str(settings.data)
+    for path in (settings.data, *settings.data.glob("*")):
+        if open_to_others(path) and (path == settings.data or open_to_others(settings.data)):
+            raise KvproxyError(f"others can look into {path}, and it holds people's texts: chmod go= {path}")
+    return f"{settings.data}, closed to others"
 
 
 def _store(settings: Settings) -> str:
     if not store_exists(settings):
         return f"{settings.store_path} (not there yet)"
+    if open_to_others(settings.store_path):
+        raise KvproxyError(f"others can read {settings.store_path}: chmod go= {settings.store_path}")
     with opened_store(settings) as store:
         return f"{store.name}, {store.check():,} responses"
 
 
-def _embedder() -> str:
-    from kvproxy.index.minilm.weights import packaged_model
-
-    return f"all-MiniLM-L6-v2, weights verified in {packaged_model().parent.name}"
-
-
 def _model(settings: Settings) -> str:
-    from kvproxy.demo import DEMO, model_path
+    from kvproxy.demo import DEMO, checked_model
 
     if settings.model == DEMO:
-        weights = model_path() / "model.safetensors"
-        if not weights.is_file():
-            raise KvproxyError("the demo model's weights are missing: install kvproxy again, or give --model")
+        weights = checked_model() / "model.safetensors"
         return f"demo, {weights.stat().st_size / 2**20:.1f} MiB (a demonstration)"
     from kvproxy.engine.models import load_model
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvproxy.encryption import load_cipher
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import Settings
 
@@ -29,7 +30,7 @@ def opened_store(settings: Settings) -> "Iterator[Store]":
     from kvproxy.index.store import open_store
 
     try:
-        store = open_store(settings.store_where)
+        store = open_store(settings.store_where, cipher=load_cipher(settings.encryption))
         try:
             yield store
         finally:

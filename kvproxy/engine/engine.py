@@ -7,6 +7,7 @@ from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.residency import Residency
+from kvproxy.encryption import Cipher
 from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
 from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
@@ -36,6 +37,7 @@ class Engine:
         loaded: the model.
         settings: sizes and limits.
         tiers: what keeps keys and values beyond the pool.
+        cipher: encrypts what the tiers keep outside of this process.
         capture: makes decode steps ready to be replayed; by default CUDA graphs, where they are possible.
     """
 
@@ -44,6 +46,7 @@ class Engine:
         loaded: LoadedModel,
         settings: EngineSettings,
         tiers: TierSettings = _NO_TIERS,
+        cipher: Cipher | None = None,
         *,
         capture: Capture | None = None,
     ) -> None:
@@ -82,7 +85,7 @@ class Engine:
         if capture is not None:
             self._runner.capture(capture, most=most_rows(settings), longest=self.limits.capacity)
         pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
-        self.tiers = make_tiering(loaded, pool, self.manager, pieces, settings, tiers)
+        self.tiers = make_tiering(loaded, pool, self.manager, pieces, settings, tiers, cipher)
         self._stalled = False
         self._scheduler = Scheduler(
             self.manager,

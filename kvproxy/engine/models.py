@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvproxy.demo import DEMO, model_path
+from kvproxy.demo import DEMO, checked_model
 from kvproxy.engine import attention
 from kvproxy.engine.limits import check_sampling
 from kvproxy.engine.pool import KVShape
@@ -49,13 +49,14 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedMo
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = str(model_path()) if name == DEMO else name
+    source = str(checked_model()) if name == DEMO else name
     place = _device(device)
     kind = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else torch.bfloat16
     attention.register()
     _silence()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
+        # A pickle runs code when it is read.
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, ImportError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

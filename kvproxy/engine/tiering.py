@@ -15,6 +15,7 @@ from typing import Literal
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.encryption import Cipher
 from kvproxy.engine.arena import Arena
 from kvproxy.engine.chunks import Chunks
 from kvproxy.engine.fingerprint import fingerprint
@@ -40,6 +41,7 @@ def make_tiering(
     pieces: Pieces,
     settings: EngineSettings,
     tiers: TierSettings,
+    cipher: Cipher | None = None,
 ) -> "Tiering | None":
     """The tiers that the settings ask for, with this model's chunks; None where there are none.
 
@@ -53,6 +55,7 @@ def make_tiering(
         arena.keep if arena is not None else None,
         token_bytes=loaded.shape.block_bytes(1, loaded.dtype),
         batch_tokens=settings.max_batch_tokens,
+        cipher=cipher,
     )
     if chain is None:
         return None

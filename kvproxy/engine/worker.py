@@ -7,6 +7,7 @@ from typing import TypeVar
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.encryption import Cipher
 from kvproxy.engine.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
@@ -28,6 +29,7 @@ class EngineWorker:
         loaded: the model.
         settings: sizes, limits and threads.
         tiers: what keeps keys and values beyond the pool.
+        cipher: encrypts what the tiers keep outside of this process.
 
     Attributes:
         tokenizer: for the engine's own thread.
@@ -36,11 +38,17 @@ class EngineWorker:
         observe: told of the last piece of each answer, on the event loop.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: EngineSettings, tiers: TierSettings | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: EngineSettings,
+        tiers: TierSettings | None = None,
+        cipher: Cipher | None = None,
+    ) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
         self.sampling = loaded.sampling
-        self._engine = Engine(loaded, settings, tiers or TierSettings())
+        self._engine = Engine(loaded, settings, tiers or TierSettings(), cipher)
         self._thread = EngineThread(self._engine, settings)
         limits = self._engine.limits
         self.max_model_len = limits.max_model_len
@@ -54,13 +62,15 @@ class EngineWorker:
         self.observe: Callable[[Delta], None] = lambda last: None
 
     @classmethod
-    def load(cls, settings: EngineSettings, model: str, tiers: TierSettings | None = None) -> "EngineWorker":
+    def load(
+        cls, settings: EngineSettings, model: str, tiers: TierSettings | None = None, cipher: Cipher | None = None
+    ) -> "EngineWorker":
         """A worker for `demo`, a folder or a Hugging Face id.
 
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
         """
-        return cls(load_model(model, settings.device, settings.dtype), settings, tiers)
+        return cls(load_model(model, settings.device, settings.dtype), settings, tiers, cipher)
 
     async def start(self) -> None:
         """Start the thread."""

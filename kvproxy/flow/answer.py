@@ -97,7 +97,7 @@ class Answerer:
             entry = await self.cache.find(key.exact)
             if entry is not None and self._young(entry, request):
                 return await self._hit(request, entry, None), None
-            if self.semantic is None or key.text is None:
+            if self.semantic is None or key.text is None or not await self.cache.compares(key.text):
                 return None, None
             lookup = await self.semantic.lookup(key.namespace, key.text, limits=request.control.limits)
             self.outcomes[lookup.outcome] += 1

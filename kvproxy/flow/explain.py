@@ -109,7 +109,8 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
 
 async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
     """Whether an entry with this prompt has the key that the request would have if its tenant asked."""
-    alike = await asyncio.to_thread(answerer.store.ls, Filter(prompt=key.prompt), limit=_MOST_LIKE)
+    where = Filter(prompt=await answerer.cache.shown(key.prompt))
+    alike = await asyncio.to_thread(answerer.store.ls, where, limit=_MOST_LIKE)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:
             theirs = await answerer.key(replace(request, tenant=entry.tenant))
@@ -133,6 +134,8 @@ async def _semantic(answerer: Answerer, key: CacheKey) -> SemanticReport:
     if key.text is None:
         why = "this request is answered from an equal one only (tools, images, structured or long input)"
         return replace(report, reason=why)
+    if not await answerer.cache.compares(key.text):
+        return replace(report, reason="a part of it is redacted, so only an equal request is answered alike")
     if not cache.reads(key.text):
         return replace(report, reason="the embedder does not read all of this text (letters, length)")
     lookup = await cache.lookup(key.namespace, key.text, explore=False)

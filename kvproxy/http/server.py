@@ -11,6 +11,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.http.access.hosts import is_loopback
 from kvproxy.http.app import create_app
 from kvproxy.http.services import Services, build
+from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
 
 
@@ -29,6 +30,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 
     # What is stored are other people's prompts: no file and no folder that is made from now on is for others to read.
     os.umask(0o077)
+    _keep_private(settings)
     _log_to_stderr()
     _not_open_to_everybody(settings)
     listener = _listen(settings.host, settings.port)
@@ -52,6 +54,16 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _keep_private(settings: Settings) -> None:
+    """Close the data folder to others; an earlier version may have made it for everybody."""
+    try:
+        private_folder(settings.data)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot use the data folder {settings.data} ({error.strerror}): choose another with --data", param="data"
+        ) from None
 
 
 def _not_open_to_everybody(settings: Settings) -> None:

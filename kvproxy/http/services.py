@@ -82,7 +82,14 @@ def build(settings: Settings) -> Services:
     built = build_backend(settings)
     if built.worker is not None:
         built.worker.observe = metrics.generated
-    cache = open_response_cache(settings.store_where, settings.cache, embedder=settings.embedder, data=settings.data)
+    cache = open_response_cache(
+        settings.store_where,
+        settings.cache,
+        embedder=settings.embedder,
+        data=settings.data,
+        encryption=settings.encryption,
+        redaction=settings.redaction,
+    )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
     return Services(settings, Answerer(built.backend, cache, settings.cache, observer=observer), metrics, built)
 

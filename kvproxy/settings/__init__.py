@@ -2,6 +2,7 @@
 
 from kvproxy.settings.cache import LEAST_SIMILARITY, CacheSettings
 from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.tree import Settings, load_settings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
@@ -9,7 +10,9 @@ from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, Upstream
 __all__ = [
     "LEAST_SIMILARITY",
     "CacheSettings",
+    "EncryptionSettings",
     "EngineSettings",
+    "RedactionSettings",
     "RoutingSettings",
     "Settings",
     "TierSettings",

@@ -27,6 +27,7 @@ from kvproxy.settings.clients import ClientSettings
 from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.urls import read_url
@@ -79,6 +80,8 @@ class Settings(BaseSettings):
         " requests_per_minute. With any, nobody else may.",
     )
     limits: LimitSettings = LimitSettings()
+    encryption: EncryptionSettings = EncryptionSettings()
+    redaction: RedactionSettings = RedactionSettings()
 
     @field_validator("store", mode="before")
     @classmethod
@@ -98,6 +101,17 @@ class Settings(BaseSettings):
     @classmethod
     def _clean_url(cls, value: str | None) -> str | None:
         return read_url(value).url if value else None
+
+    @model_validator(mode="after")
+    def _no_clear_chunks(self) -> "Settings":
+        """Chunks hold the tokens of prompts, which redaction cannot change."""
+        kept = [name for name in ("disk", "redis") if getattr(self.tiers, name) is not None]
+        if kept and self.redaction.enabled and not self.encryption.enabled:
+            raise ValueError(
+                f"tiers.{kept[0]} would keep the tokens of prompts, unredacted and in clear: set encryption.key_file too, or"
+                " leave the tier out"
+            )
+        return self
 
     @property
     def store_where(self) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+from kvproxy.encryption import Cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.sealed import SealedStore
 from kvproxy.tiers.store import ChunkStore, Data
 
 _REDIS_VALUE = 512 << 20
@@ -21,6 +23,7 @@ def build_chain(
     *,
     token_bytes: int = 0,
     batch_tokens: int = 0,
+    cipher: Cipher | None = None,
 ) -> TierChain | None:
     """Host, then disk, then Redis, as far as they are set; None where none is.
 
@@ -30,6 +33,7 @@ def build_chain(
         pin: moves a buffer into page-locked memory, where the device is CUDA.
         token_bytes: keys and values of a token.
         batch_tokens: most tokens of a step.
+        cipher: encrypts what leaves the process; None leaves chunks in clear.
 
     Raises:
         SettingsError: a chunk is not a whole number of blocks or larger than a tier, the folder cannot be used, or the URL is
@@ -45,18 +49,22 @@ def build_chain(
         )
     _check_room(settings, settings.chunk_tokens * token_bytes)
     stores: list[ChunkStore] = []
+
+    def outside(store: ChunkStore) -> ChunkStore:
+        return store if cipher is None else SealedStore(store, cipher)
+
     if settings.host is not None:
         stores.append(HostStore(settings.host, pin) if pin else HostStore(settings.host))
     if settings.disk is not None:
         try:
-            stores.append(DiskStore(settings.disk, settings.disk_size))
+            stores.append(outside(DiskStore(settings.disk, settings.disk_size)))
         except OSError as error:
             raise SettingsError(
                 f"tiers.disk {settings.disk} cannot be used ({error.strerror}): name a folder that can be written to",
                 param="tiers.disk",
             ) from None
     if settings.redis is not None:
-        stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
+        stores.append(outside(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl)))
     return TierChain(stores, pending=_pending(settings.chunk_tokens * token_bytes, batch_tokens * token_bytes))
 
 

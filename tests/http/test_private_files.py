@@ -1,5 +1,6 @@
 """What a served proxy writes is for its owner alone to read."""
 
+import json
 import os
 import signal
 import stat
@@ -13,6 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvproxy.checks.installation import _data
+from kvproxy.index.private import private_folder
+from kvproxy.responses import open_response_cache
+from kvproxy.settings import CacheSettings, load_settings
+from tests.commands.run import kvproxy
+from tests.index.entries import make_entry
 from tests.ports import free_port
 from tests.servers import run_app
 
@@ -22,6 +29,11 @@ WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "H
 def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
     """The stored responses, with everybody's prompts, were readable by all users of the machine."""
     data, port = tmp_path / "data", free_port()
+    # An earlier version left this behind.
+    (data / "responses.db-index").mkdir(parents=True, mode=0o755)
+    data.chmod(0o755)
+    for name in ("responses.db", "responses.db-wal"):
+        (data / name).touch(0o644)
     command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data), "--json"]
 
     async def answer(request: Request) -> Response:
@@ -43,4 +55,36 @@ def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
         process.wait(30)
     found = [data, *data.rglob("*")]
     assert data / "responses.db" in found
+    assert data / "responses.db-index" in found
     assert [path for path in found if stat.S_IMODE(os.stat(path).st_mode) & 0o077] == []
+
+
+def test_a_program_that_uses_the_library_makes_no_file_that_others_can_read(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        path = tmp_path / "new" / "r.db"
+        cache = open_response_cache(path, CacheSettings(semantic=False))
+        cache.store.put(make_entry())
+        found = [path.parent, *path.parent.iterdir()]
+        assert len(found) == 4
+        assert [each for each in found if stat.S_IMODE(each.stat().st_mode) & 0o077] == []
+        cache.close()
+        assert kvproxy("cache", "export", tmp_path / "copy.jsonl", "--store", path).returncode == 0
+        assert stat.S_IMODE((tmp_path / "copy.jsonl").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_a_folder_that_is_everybodys_on_purpose_is_left_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    private_folder(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
+
+
+def test_doctor_tells_what_others_can_read(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--data", data, "--json").stdout)}
+    assert "chmod go=" in checks["data"]["detail"]
+    data.chmod(0o700)
+    assert _data(load_settings(data=data)).endswith("closed to others")

@@ -1,4 +1,4 @@
-"""Both kinds of store, empty; a real PostgreSQL server with pgvector, started once."""
+"""Both kinds of store, and one whose texts are encrypted, empty; a real PostgreSQL server with pgvector, started once."""
 
 import itertools
 import tempfile
@@ -10,10 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from kvproxy.encryption import Cipher
 from kvproxy.index.store import ResponseStore, Store
 from kvproxy.index.store.postgres import PostgresStore
 
 MakeStore = Callable[..., Any]
+CIPHER = Cipher([bytes(32)])
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +49,7 @@ def empty(url: str) -> None:
         connection.execute("drop schema if exists kvproxy cascade")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "encrypted"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
     """Opens an empty store of either kind, or with `again=True` the one that was opened last."""
     opened: list[Store] = []
@@ -56,8 +58,10 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
 
     def make(*, again: bool = False, **options: Any) -> Store:
         nonlocal last
-        if request.param == "sqlite":
+        if request.param != "postgres":
             last = last if again else f"{next(names)}.db"
+            if request.param == "encrypted":
+                options = {"cipher": CIPHER} | options
             store: Store = ResponseStore(tmp_path / last, **options)
         else:
             url = request.getfixturevalue("postgres")

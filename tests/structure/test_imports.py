@@ -17,14 +17,20 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
     # The face of the library: what it names is imported when it is used.
     "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "simulate"))},
-    "kvproxy.responses": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
+    "kvproxy.responses": {"kvproxy.index", *(
+        f"kvproxy.{room}" for room in ("errors", "settings", "encryption", "redaction")
+    )},
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
+    "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.settings": {"kvproxy.errors"},
     "kvproxy.checks": {
         "kvproxy.index",
-        *(f"kvproxy.{room}" for room in ("errors", "settings", "blocks", "demo", "engine", "tiers", "reachable", "stored")),
+        *(f"kvproxy.{room}" for room in (
+            "errors", "settings", "blocks", "demo", "engine", "tiers", "reachable", "stored", "encryption",
+        )),
     },
     "kvproxy.reachable": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.stored": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
@@ -33,8 +39,10 @@ ALLOWED: dict[str, set[str]] = {
     # What trains models: neither is in the wheel, and no other room may import them.
     "kvproxy.demo.training": {"kvproxy.demo"},
     "kvproxy.index.training": {"kvproxy.index"},
-    "kvproxy.engine": {f"kvproxy.{room}" for room in ("errors", "generation", "settings", "blocks", "demo", "tiers")},
-    "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
+    "kvproxy.engine": {f"kvproxy.{room}" for room in (
+        "errors", "generation", "settings", "encryption", "blocks", "demo", "tiers",
+    )},
+    "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.routing": set(),
     "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
@@ -46,7 +54,8 @@ ALLOWED: dict[str, set[str]] = {
         f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses")
     )},
     "kvproxy.backends": {"kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "demo", "engine", "mirror", "routing", "apis", "tiers"
+        "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "routing", "apis",
+        "tiers",
     ))},
     # The logs of other programs, through our own flow. Its tokenizer is the one that upstreams are mirrored with.
     "kvproxy.traffic": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.upstreams", *(
@@ -57,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
-        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "traffic",
+        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption", "redaction", "traffic",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}

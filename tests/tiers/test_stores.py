@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvproxy.encryption import Cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.breaker import CircuitBreaker
@@ -17,6 +18,7 @@ from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.sealed import SealedStore
 from kvproxy.tiers.store import ChunkStore, Data, TierError
 from tests.redis_server import RedisServer
 from tests.tiers.doubles import DictStore
@@ -24,7 +26,7 @@ from tests.tiers.doubles import DictStore
 KEYS = [f"model-{number:02x}" for number in range(6)]
 
 
-@pytest.fixture(params=["host", "disk", "redis", "dict"])
+@pytest.fixture(params=["host", "disk", "redis", "dict", "encrypted"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore]:
     made: ChunkStore
     if request.param == "host":
@@ -34,6 +36,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore
     elif request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         made = RedisStore(server.url)
+    elif request.param == "encrypted":
+        made = SealedStore(DiskStore(tmp_path / "chunks", 1 << 20), Cipher([bytes(32)]))
     else:
         made = DictStore()
     yield made
@@ -53,12 +57,14 @@ def test_every_store_keeps_the_same_contract(store: ChunkStore) -> None:
     assert bytes(found) == b"one" * 1000
     store.put("a-00", b"new")
     assert bytes(store.get("a-00") or b"") == b"new"
-    assert (store.stats().chunks, store.stats().bytes) == (2, 6)
+    # What encryption adds to each.
+    added = 37 if isinstance(store, SealedStore) else 0
+    assert (store.stats().chunks, store.stats().bytes) == (2, 6 + 2 * added)
     store.delete("a-00")
     store.delete("a-00")
     assert store.get("a-00") is None
     assert store.wants("a-00")
-    assert (store.stats().chunks, store.stats().bytes) == (1, 3)
+    assert (store.stats().chunks, store.stats().bytes) == (1, 3 + added)
 
 
 def test_every_store_drops_what_is_chosen(store: ChunkStore) -> None:
@@ -68,7 +74,7 @@ def test_every_store_drops_what_is_chosen(store: ChunkStore) -> None:
     assert [store.contains(f"other-{number:02x}") for number in (0, 3, 6, 9)] == [False] * 4
     assert store.contains("own-01")
     assert store.wants("other-00")
-    assert (store.stats().chunks, store.stats().bytes) == (8, 32)
+    assert (store.stats().chunks, store.stats().bytes) == (8, 32 + 8 * (37 if isinstance(store, SealedStore) else 0))
     assert store.clear(lambda key: True) == 8
     assert (store.stats().chunks, store.stats().bytes) == (0, 0)
     store.put("own-01", b"data")

@@ -18,7 +18,9 @@ from tests.servers import run_app, run_proxy
 
 
 def test_our_own_engine_answers_warm_as_cold_where_it_is_strict(tmp_path_factory: pytest.TempPathFactory) -> None:
-    settings = load_settings(data=tmp_path_factory.mktemp("strict"), engine={"num_blocks": 256, "max_batch_tokens": 64, "strict": True})
+    settings = load_settings(
+        data=tmp_path_factory.mktemp("strict"), engine={"num_blocks": 256, "max_batch_tokens": 64, "strict": True}
+    )
     with run_proxy(settings) as (url, _):
         done = kvproxy("audit", url, "--requests", 6, "--max-tokens", 8, "--json")
     told = json.loads(done.stdout)

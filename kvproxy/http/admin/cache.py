@@ -137,8 +137,7 @@ async def import_(request: Request) -> Response:
     for start in range(0, len(entries), IMPORT_BATCH):
         batch = entries[start : start + IMPORT_BATCH]
         fresh = [entry for entry in batch if not await asyncio.to_thread(store.has_key, entry.key)]
-        await app.answerer.cache.insert_many(fresh)
-        imported += len(fresh)
+        imported += await app.answerer.cache.insert_many(fresh)
     return reply({"imported": imported, "skipped": len(entries) - imported})
 
 

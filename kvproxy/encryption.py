@@ -1,0 +1,138 @@
+"""Encrypts what is stored: AES-256-GCM of the package `cryptography`, under keys that the operator keeps.
+
+    magic 5 | name of the key 4 | nonce 12 | ciphertext and tag
+
+The first key encrypts, and every key decrypts, so that a new key can be put in front of an old one.
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Sequence
+
+from kvproxy.errors import SettingsError
+from kvproxy.settings import EncryptionSettings
+
+_MAGIC = b"\x00kvs\x01"
+"""Neither JSON nor a chunk begins so."""
+_KEY, _NAME, _NONCE = 32, 4, 12
+_BODY = len(_MAGIC) + _NAME + _NONCE
+_HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
+
+
+class Cipher:
+    """Encrypts bytes, and decrypts what it or an earlier key encrypted. Any thread may use it.
+
+    Args:
+        keys: 32 bytes each, the one that encrypts first.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        # The name and the key proper are both derived, so that a name says nothing of its key.
+        self._ciphers = {
+            _derive(key, b"kvproxy name", _NAME): AESGCM(_derive(key, b"kvproxy key", _KEY)) for key in keys
+        }
+        self._first = next(iter(self._ciphers))
+        self.name = self._first.hex()
+        """Names the key that encrypts."""
+        self.names = frozenset(name.hex() for name in self._ciphers)
+        """Name every key."""
+
+    def seal(self, clear: bytes | bytearray | memoryview, about: bytes) -> bytes:
+        """Encrypt.
+
+        Args:
+            clear: any bytes.
+            about: what the bytes are; `open` must be told the same, so that nothing can be put in another's place.
+        """
+        nonce = os.urandom(_NONCE)
+        return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, bytes(clear), about)))
+
+    def open(self, sealed: bytes | bytearray | memoryview, about: bytes) -> bytes:
+        """Decrypt.
+
+        Raises:
+            ValueError: the key is not among ours, or the bytes are not what `seal` made about the same. The message says which.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        if not is_sealed(sealed):
+            raise ValueError("it is not encrypted")
+        view = memoryview(sealed)
+        name = bytes(view[len(_MAGIC) : len(_MAGIC) + _NAME])
+        cipher = self._ciphers.get(name)
+        if cipher is None:
+            raise ValueError(f"it was encrypted with the key {name.hex()}, which is not among the keys")
+        try:
+            return cipher.decrypt(bytes(view[_BODY - _NONCE : _BODY]), bytes(view[_BODY:]), about)
+        except InvalidTag:
+            raise ValueError("it was changed after it was encrypted") from None
+
+
+def is_sealed(data: bytes | bytearray | memoryview) -> bool:
+    """Whether bytes are what `seal` makes, as far as their beginning tells."""
+    return len(data) >= _BODY and memoryview(data)[: len(_MAGIC)] == _MAGIC
+
+
+def load_cipher(settings: EncryptionSettings) -> Cipher | None:
+    """The cipher with the keys that the settings name; None where they name none.
+
+    Raises:
+        SettingsError: the keys cannot be read, or the package is missing; the message names the fix and holds no key.
+    """
+    if not settings.enabled:
+        return None
+    if settings.key_file is not None and settings.key_env is not None:
+        raise SettingsError("setting encryption: give key_file or key_env, not both", param="encryption")
+    keys = [_read(word, number, where) for where, words in [_words(settings)] for number, word in enumerate(words, 1)]
+    if not keys:
+        raise SettingsError(f"setting encryption: {_words(settings)[0]} holds no key: {_HOW}", param="encryption")
+    try:
+        return Cipher(keys)
+    except ImportError:
+        raise SettingsError(
+            "encryption needs the package cryptography: pip install 'kvproxy[encryption]'", param="encryption"
+        ) from None
+
+
+def _words(settings: EncryptionSettings) -> tuple[str, list[str]]:
+    """Where the keys are, and what stands there."""
+    if settings.key_file is None:
+        name = str(settings.key_env)
+        if name not in os.environ:
+            raise SettingsError(
+                f"setting encryption.key_env: the environment variable {name} is not set: set it, or use key_file",
+                param="encryption.key_env",
+            )
+        return f"the environment variable {name}", os.environ[name].split()
+    try:
+        lines = settings.key_file.read_text("ascii").splitlines()
+    except OSError as error:
+        raise SettingsError(
+            f"setting encryption.key_file: cannot read {settings.key_file} ({error.strerror}): create it with"
+            f" `openssl rand -base64 32 > {settings.key_file}`, or restore it",
+            param="encryption.key_file",
+        ) from None
+    except UnicodeDecodeError:
+        lines = ["no key"]
+    kept = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return str(settings.key_file), kept
+
+
+def _read(word: str, number: int, where: str) -> bytes:
+    try:
+        key = base64.b64decode(word.replace("-", "+").replace("_", "/"), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != _KEY:
+        raise SettingsError(f"setting encryption: key {number} of {where} is none: {_HOW}", param="encryption")
+    return key
+
+
+def _derive(key: bytes, purpose: bytes, length: int) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), length, salt=None, info=purpose).derive(key)

@@ -1,0 +1,144 @@
+"""A proxy that redacts: what it stores, what it matches, and what it refuses to start with."""
+
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.errors import SettingsError
+from kvproxy.http.services import Services
+from kvproxy.index.redactor import RedactionFailed
+from kvproxy.redaction import load_redactor
+from kvproxy.settings import RedactionSettings, load_settings
+from tests.plain_upstream import ANSWER, run_plain_upstream
+from tests.servers import run_proxy
+
+MAIL = r"[\w.]+@[\w.]+"
+
+
+def failing(text: str) -> str:
+    """Fails on anything but an empty text, with the text in its message."""
+    if text:
+        raise ValueError(text)
+    return text
+
+
+def number(text: str) -> object:
+    return 7 if text else text
+
+
+def initials(text: str) -> str:
+    return text.replace("Ann Lee", "A. L.")
+
+
+def ask(url: str, question: str) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": question}], "user": "ann@lee.org"}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def wait_for(services: Services, count: int) -> None:
+    """Until so many answers are stored; on a busy machine that may be after the client has its own."""
+    for _ in range(2000):
+        if services.answerer.store.count() == count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{services.answerer.store.count()} are stored after 20 s")
+
+
+def test_a_proxy_stores_no_redacted_text_and_never_matches_what_differs_in_it(tmp_path: Path) -> None:
+    redaction = {"patterns": [MAIL], "function": "tests.flow.test_redaction:initials"}
+    with run_plain_upstream() as upstream:
+        settings = load_settings(data=tmp_path, upstream=upstream, redaction=redaction)
+        with run_proxy(settings) as (url, services):
+            first = "How do I reset the password of ann@lee.org?"
+            ask(url, first)
+            wait_for(services, 1)
+            again = ask(url, first)
+            assert "hit" in again.headers["cache-status"]
+            assert again.json()["choices"][0]["message"]["content"] == ANSWER
+            for other in (
+                "How do I reset the password of bob@lee.org?",
+                "How can I reset the password of ann@lee.org?",
+            ):
+                assert "hit" not in ask(url, other).headers["cache-status"]
+            ask(url, "Where does Ann Lee work?")
+            wait_for(services, 4)
+            shown = httpx.get(f"{url}/admin/cache").text
+            assert "[redacted]" in shown
+            assert "A. L." in shown
+            told = httpx.post(
+                f"{url}/admin/explain", json={"model": "m", "messages": [{"role": "user", "content": "Is it x@y.z?"}]}
+            )
+            assert "redacted" in told.text
+            semantic = services.answerer.semantic
+            assert semantic is not None
+            files = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert len(files) > 10_000
+    for hidden in (b"ann@lee", b"bob@lee", b"Ann Lee"):
+        assert hidden not in files
+
+
+def test_a_failing_function_costs_the_cache_and_shows_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    redaction = {"function": "tests.flow.test_redaction:failing"}
+    with run_plain_upstream() as upstream:
+        settings = load_settings(data=tmp_path, upstream=upstream, redaction=redaction, cache={"semantic": False})
+        with run_proxy(settings) as (url, _):
+            for _ in range(2):
+                answer = ask(url, "a secret question")
+                assert answer.status_code == 200
+                assert "hit" not in answer.headers["cache-status"]
+                assert "stored" not in answer.headers["cache-status"]
+    assert "redaction.function failed (ValueError)" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("no.such_module:redact", r"cannot import no.such_module \(ModuleNotFoundError.*PYTHONPATH"),
+        ("tests.flow.test_redaction:nothing", "has no function nothing"),
+        ("tests.flow.test_redaction:MAIL", "has no function MAIL"),
+        ("builtins:print", "gave a NoneType and no text"),
+        ("builtins:open", r"on an empty text, redaction.function failed \(FileNotFoundError\)"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_told_at_the_start(function: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        load_redactor(RedactionSettings(function=function))
+
+
+def test_a_result_that_is_no_text_is_refused() -> None:
+    redactor = load_redactor(RedactionSettings(function="tests.flow.test_redaction:number"))
+    assert redactor is not None
+    with pytest.raises(RedactionFailed, match="gave a int"):
+        redactor("x")
+
+
+@pytest.mark.parametrize(
+    ("redaction", "expected"),
+    [
+        ({"patterns": ["("]}, "no regular expression"),
+        ({"patterns": ["x*"]}, "fits the empty text"),
+        ({"function": "os.system"}, "package.module:function"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(redaction: dict[str, object], expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        load_settings(redaction=redaction)
+
+
+def test_a_replacement_is_taken_as_it_is_and_nothing_redacts_nothing() -> None:
+    assert load_redactor(RedactionSettings()) is None
+    redactor = load_redactor(RedactionSettings(patterns=(r"(\d)\d+", "bob"), replacement=r"\1"))
+    assert redactor is not None
+    assert redactor("12 bobs and 7") == r"\1 \1s and 7"
+
+
+def test_chunks_in_clear_and_redaction_exclude_each_other(tmp_path: Path) -> None:
+    redaction = {"patterns": [MAIL]}
+    for tiers in ({"disk": tmp_path}, {"redis": "redis://localhost"}):
+        with pytest.raises(SettingsError, match="unredacted and in clear: set"):
+            load_settings(redaction=redaction, tiers=tiers)
+        load_settings(redaction=redaction, tiers=tiers, encryption={"key_env": "X"})
+    load_settings(redaction=redaction, tiers={"host": 1 << 20})

@@ -1,0 +1,138 @@
+"""What is redacted is never stored, and questions that differ in nothing else never share an answer."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.redaction import redacted
+from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore
+from kvproxy.index.transfer import export_lines, import_into, read_lines
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+MAIL = re.compile(r"\w+@\w+\.\w+")
+CARD = re.compile(r"\b\d{16}\b")
+
+
+def redact(text: str) -> str:
+    return CARD.sub("[card]", MAIL.sub("[mail]", text))
+
+
+TEXTS = st.sampled_from(["a@b.c", "see a@b.c.", "plain", "", "4111111111111111", "ünï", "\ud800"])
+JSON: Any = st.recursive(
+    TEXTS | st.none() | st.booleans() | st.integers() | st.just(4111111111111111) | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON, JSON, TEXTS)
+def test_nothing_that_the_redactor_hides_is_left_in_an_entry(request: Any, response: Any, prompt: str) -> None:
+    entry = make_entry(prompt, request=json.dumps(request).encode(), response=json.dumps(response).encode())
+    kept = redacted(entry, redact)
+    hidden = any(redact(text) != text for text in re.findall(r'"([^"]*)"', json.dumps(response)))
+    assert (kept is None) == hidden
+    if kept is None:
+        return
+    stored = kept.request.decode("utf-8", "surrogatepass") + kept.prompt
+    assert redact(stored) == stored
+    # What holds nothing of the kind is as it was, and only such a question is compared with others.
+    assert json.loads(kept.response) == response
+    assert kept.semantic == (redact(prompt) == prompt)
+    if redact(json.dumps(request)) == json.dumps(request):
+        assert json.loads(kept.request.decode("utf-8", "surrogatepass")) == request
+    assert (kept.key, kept.id, kept.namespace) == (entry.key, entry.id, entry.namespace)
+
+
+def test_a_name_given_twice_hides_nothing() -> None:
+    kept = redacted(make_entry(request=b'{"user": "a@b.c", "user": "fine"}'), redact)
+    assert kept is not None
+    assert kept.request == b'{"user":"fine"}'
+
+
+def test_what_cannot_be_read_is_not_stored() -> None:
+    with pytest.raises(RedactionFailed, match="not stored") as raised:
+        redacted(make_entry(request=b"a@b.c {"), redact)
+    assert "a@b.c" not in str(raised.value)
+
+
+async def test_questions_that_differ_in_what_was_redacted_never_match(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
+    async with ResponseCache(store, semantic, redact=redact) as cache:
+        assert await cache.keep("what does the customer with mail a@b.c owe us", "nothing")
+        assert await cache.keep("what does the customer owe us", "it depends")
+        # Neither the redacted one with another, nor another with it; equal ones are still answered.
+        assert await cache.ask("what does the customer with mail x@y.z owe us") is None
+        assert await cache.ask("what does the customer with mail [mail] owe us") is not None
+        equal = await cache.ask("what does the customer with mail a@b.c owe us")
+        assert equal is not None
+        assert equal.answer == "nothing"
+        near = await cache.ask("what does the customer with mail owe us")
+        assert near is not None
+        assert near.answer == "it depends"
+        assert await cache.compares("what is a block")
+        assert not await cache.compares("who is a@b.c")
+    assert not any(b"a@b.c" in file.read_bytes() for file in tmp_path.iterdir())
+
+
+async def test_an_answer_that_would_have_to_be_changed_is_not_kept(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    async with ResponseCache(store, None, redact=redact) as cache:
+        assert not await cache.keep("who asked", "It was a@b.c")
+        assert await cache.ask("who asked") is None
+        assert await cache.insert_many([make_entry("one"), make_entry("two", response=b'{"x": "a@b.c"}')]) == 1
+        assert [entry.prompt for entry in store.entries()] == ["one"]
+
+
+async def test_where_redaction_fails_nothing_is_stored_or_compared(tmp_path: Path) -> None:
+    def broken(text: str) -> str:
+        raise RedactionFailed("it failed")
+
+    store = ResponseStore(tmp_path / "r.db")
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
+    async with ResponseCache(store, semantic, redact=broken) as cache:
+        with pytest.raises(RedactionFailed):
+            await cache.keep("what is a block", "sixteen tokens")
+        with pytest.raises(RedactionFailed):
+            await cache.ask("what is a block")
+        assert store.count() == 0
+
+
+def test_imports_are_redacted(tmp_path: Path) -> None:
+    old, new = ResponseStore(tmp_path / "old.db"), ResponseStore(tmp_path / "new.db")
+    old.put(make_entry("who is a@b.c", key="1"))
+    old.put(make_entry("fine", key="2", response=b'{"x": "a@b.c"}'))
+    lines = b"".join(export_lines(old))
+    assert import_into(new, read_lines(lines), redact) == 1
+    (entry,) = new.entries()
+    assert (entry.prompt, entry.semantic) == ("who is [mail]", False)
+    old.close()
+    new.close()
+
+
+async def test_a_slow_redactor_does_not_stop_the_others(tmp_path: Path) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(text: str) -> str:
+        loop.call_soon_threadsafe(began.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
+        return text
+
+    async with ResponseCache(ResponseStore(tmp_path / "r.db"), None, redact=slow) as cache:
+        kept = asyncio.create_task(cache.keep("q", "a"))
+        # This would hang if the function ran on the loop.
+        await asyncio.wait_for(began.wait(), 10)
+        go_on.set()
+        assert await kept

@@ -1,0 +1,96 @@
+"""The cipher, and the keys that the settings name."""
+
+import base64
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.encryption import Cipher, is_sealed, load_cipher
+from kvproxy.errors import SettingsError
+from kvproxy.settings import EncryptionSettings
+
+OLD, NEW = bytes(32), bytes(range(32))
+OLD_LINE, NEW_LINE = base64.b64encode(OLD).decode(), base64.urlsafe_b64encode(NEW).decode()
+BOTH = Cipher([NEW, OLD])
+
+
+@given(st.binary(max_size=200), st.binary(max_size=20))
+def test_what_is_sealed_is_opened_and_shows_nothing(clear: bytes, about: bytes) -> None:
+    sealed = BOTH.seal(clear, about)
+    assert is_sealed(sealed)
+    assert not is_sealed(clear)
+    assert BOTH.open(sealed, about) == clear
+    assert len(clear) < 8 or clear not in sealed
+    assert sealed != BOTH.seal(clear, about)
+
+
+@given(st.integers(0, 52), st.integers(1, 255))
+def test_no_changed_bit_is_accepted(place: int, change: int) -> None:
+    sealed = bytearray(BOTH.seal(b"sixteen bytes ok", b"x"))
+    assert len(sealed) == 53
+    sealed[place] ^= change
+    with pytest.raises(ValueError, match=r"not encrypted|not among the keys|changed"):
+        BOTH.open(sealed, b"x")
+
+
+def test_what_is_about_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="changed"):
+        BOTH.open(BOTH.seal(b"x", b"one"), b"other")
+
+
+def test_a_new_key_in_front_reads_what_the_old_one_wrote_and_not_the_other_way_round() -> None:
+    old = Cipher([OLD])
+    assert BOTH.open(old.seal(b"x", b""), b"") == b"x"
+    with pytest.raises(ValueError, match=f"with the key {BOTH.name}, which is not among the keys"):
+        old.open(BOTH.seal(b"x", b""), b"")
+    assert BOTH.names == {BOTH.name, old.name}
+    assert BOTH.name == Cipher([NEW]).name != old.name
+
+
+def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_cipher(EncryptionSettings()) is None
+    file = tmp_path / "keys"
+    file.write_text(f"# of 2026\n{NEW_LINE}\n\n  {OLD_LINE}\n")
+    monkeypatch.setenv("MY_KEYS", f"{NEW_LINE} {OLD_LINE}")
+    for settings in (EncryptionSettings(key_file=file), EncryptionSettings(key_env="MY_KEYS")):
+        cipher = load_cipher(settings)
+        assert cipher is not None
+        assert (cipher.name, cipher.names) == (BOTH.name, BOTH.names)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, r"cannot read .*keys \(No such file.*openssl rand"),
+        ("", "holds no key: a key is 32 random bytes"),
+        ("# none\n", "holds no key"),
+        (f"{NEW_LINE}\nsecret-but-short\n", "key 2 of .*keys is none: a key is 32 random bytes"),
+        ("ключ", "key 1 of .*keys is none"),
+        (base64.b64encode(bytes(16)).decode(), "key 1 of .*keys is none"),
+    ],
+)
+def test_what_is_no_key_is_told_without_being_shown(tmp_path: Path, content: str | None, expected: str) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=expected) as raised:
+        load_cipher(EncryptionSettings(key_file=file))
+    assert "secret" not in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+def test_settings_that_name_no_key_or_two_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEYS", raising=False)
+    with pytest.raises(SettingsError, match="variable MY_KEYS is not set"):
+        load_cipher(EncryptionSettings(key_env="MY_KEYS"))
+    with pytest.raises(SettingsError, match="not both"):
+        load_cipher(EncryptionSettings(key_env="MY_KEYS", key_file=Path("keys")))
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEYS", NEW_LINE)
+    monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(SettingsError, match=r"pip install 'kvproxy\[encryption\]'"):
+        load_cipher(EncryptionSettings(key_env="MY_KEYS"))

@@ -69,8 +69,10 @@ class ResponseStore(SqlStore):
         return connect(self.path)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[Run]:
+    def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
         with self._write_lock, self._told(), self._writer:
+            # Without a wait for the disk the commit survives a killed process, but perhaps not a power cut.
+            self._writer.execute(f"pragma synchronous={'full' if lasting else 'normal'}")
             self._writer.execute("begin immediate")
             yield _SqliteRun(self._writer)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvproxy.index.entry import Entry
 from kvproxy.index.lookup import Lookup
 
-_MOST = 256  # Entries that are held here; what is beyond waits in the store.
+_MOST = 64  # Entries that are held here, with their answers; what is beyond waits in the store.
 _AT_ONCE = 4  # So that no lookup waits long for them.
 _LOOK_SECONDS = 0.01
 _log = logging.getLogger("kvproxy")

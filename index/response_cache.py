@@ -1,14 +1,16 @@
 """The responses with what is searched beside them: every change of the store reaches the indexes through here."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from kvproxy.index.batching import WriteBatcher
+from kvproxy.index.behind import Told
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.observations import Observations
 from kvproxy.index.semantic import SemanticCache
@@ -61,6 +63,7 @@ class ResponseCache:
         self._ttl = ttl
         self._clock = clock
         self._writes = WriteBatcher(store.put_many)
+        self._coming: dict[str, Entry] = {}
 
     @property
     def searches(self) -> bool:
@@ -118,15 +121,35 @@ class ResponseCache:
         )
 
     async def find(self, key: str) -> Entry | None:
-        """The unexpired entry with an exact key."""
+        """The unexpired entry with an exact key: the stored one, or a newer one that is being stored."""
+        coming = self._coming.get(key)
+        if coming is not None:
+            return coming if coming.expires > self._clock() else None
         # A file answers faster than a thread starts; a server may take its time.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
     async def insert(self, entry: Entry) -> bool:
         """Keep an entry; durable and findable when this returns. False where it is larger than the store may be."""
-        if self.semantic is not None:
-            return await self.semantic.insert(entry)
-        return await self._writes.put(Put(entry))
+        with self._announced(entry):
+            if self.semantic is not None:
+                return await self.semantic.insert(entry)
+            return await self._writes.put(Put(entry))
+
+    async def insert_soon(self, entry: Entry, told: Told | None) -> bool:
+        """Keep an entry whose question there was no time to look up; see `SemanticCache.insert_soon`."""
+        assert self.semantic is not None, "without a search nothing is skipped"
+        with self._announced(entry):
+            return await self.semantic.insert_soon(entry, told)
+
+    @contextlib.contextmanager
+    def _announced(self, entry: Entry) -> Iterator[None]:
+        """While an entry is being stored, equal requests are answered from it already."""
+        self._coming[entry.key] = entry
+        try:
+            yield
+        finally:
+            if self._coming.get(entry.key) is entry:
+                del self._coming[entry.key]
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
         """Keep entries, in few transactions."""

@@ -27,6 +27,7 @@ from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, Put, Store, Written
 
 _REBUILD_BATCH = 256
+_SWEPT = 32
 _REMOTE_JUDGES = 8  # Threads that wait for a server; over a file a core each.
 _log = logging.getLogger("kvproxy")
 
@@ -162,9 +163,7 @@ class SemanticCache:
         found = self._neighbours.search(ask.namespace, vector, ask.reach + bool(besides))
         near = [(id, cosine) for id, cosine in found if id != besides][: ask.reach]
         chance = self._chance if ask.explore else None
-        return judge(
-            self._store, self.observations, self.policy, ask.namespace, ask.question, near, ask.limits, chance
-        )
+        return judge(self._store, self.observations, self.policy, ask.namespace, ask.question, near, ask.limits, chance)
 
     def reads(self, text: str) -> bool:
         """Whether the embedder takes in all of a text; other ones are answered from equal requests only."""
@@ -210,11 +209,11 @@ class SemanticCache:
             _log.warning("an answer is kept for equal requests only: %s", error)
             return Put(replace(entry, semantic=False))
 
-    async def insert_soon(self, entry: Entry, told: Told) -> bool:
+    async def insert_soon(self, entry: Entry, told: Told | None) -> bool:
         """Store an entry whose question there was no time to look up: durable when this returns, findable some time later.
 
         Args:
-            told: told then what the lookup would have found; never where too many wait, see `behind`.
+            told: told then what the lookup would have found, if given; never where too many wait, see `behind`.
         """
         if not entry.semantic or self._batcher.known(entry.prompt) is not None:
             kept = await self.insert(entry)
@@ -244,7 +243,7 @@ class SemanticCache:
         return tell
 
     def _without_vectors(self) -> list[Entry]:
-        return self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH)
+        return self._store.missing_vectors(self._embedder.name, _SWEPT)
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
         """Store entries in few transactions."""

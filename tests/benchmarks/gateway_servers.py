@@ -1,4 +1,4 @@
-"""The servers of the gateway benchmark beside kvproxy: a fast upstream and a gateway by nginx, sglang-router, a constant answer."""
+"""The servers of the gateway benchmark beside kvproxy: nginx as upstream and gateway, sglang-router, a constant answer."""
 
 import contextlib
 import multiprocessing

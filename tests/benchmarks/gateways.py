@@ -1,4 +1,4 @@
-"""Gateways beside each other: an upstream that answers at once, asked directly and through nginx, sglang-router and kvproxy, in turn.
+"""Gateways beside each other: a fast upstream, asked directly and through nginx, sglang-router and kvproxy, in turn.
 
 Misses ask kvproxy another question each time, with semantic matching as it is by default; hits ask one request again and again.
 Load comes from wrk (`apt-get install wrk nginx`); sglang-router is one of PyPI, in an environment of its own.
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One load: requests a second, latencies in milliseconds, the gateway's CPU time for a request, the share that was skipped."""
+    """One load: requests a second, milliseconds until an answer, of CPU time for a request, and the share that was skipped."""
 
     rate: float
     p50: float

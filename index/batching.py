@@ -1,6 +1,7 @@
 """Work of many callers done together: texts that share a run of the embedder, writes that share a transaction."""
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -14,7 +15,7 @@ from kvproxy.index.store import Put, Written
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MOST_TEXTS = 32  # No text waits for more others than this.
+_MOST_TEXTS = 8  # A lookup that finds the embedder busy waits for no more texts than this.
 _MOST_WRITES = 256
 
 
@@ -28,14 +29,20 @@ class Batcher(Generic[Item, Result]):
 
     def __init__(self, work: Callable[[Sequence[Item]], Sequence[Result]], most: int) -> None:
         self._work = work
-        self._most = most
+        self.most = most
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._under_way = 0
         self._running: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Items that wait or are worked on."""
+        return len(self._waiting) + self._under_way
 
     def submit(self, item: Item) -> "asyncio.Future[Result]":
         """Add an item; the future gets its result, or the error of its own that `work` raised.
 
-        Await it through `asyncio.shield`, so that a caller that leaves takes nobody along.
+        Await it through `asyncio.shield`, so that a caller that leaves takes nobody along. An item whose future is cancelled
+        before its batch begins is left out.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
@@ -47,14 +54,18 @@ class Batcher(Generic[Item, Result]):
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-                if not await self._together(batch) and len(batch) > 1:
+                wanted = [each for each in self._waiting if not each[1].done()]
+                batch, self._waiting = wanted[: self.most], wanted[self.most :]
+                self._under_way = len(batch)
+                if batch and not await self._together(batch) and len(batch) > 1:
                     # One item that fails must not fail the others.
                     for each in batch:
-                        await self._together([each])
+                        if not each[1].done():
+                            await self._together([each])
+                self._under_way = 0
         finally:
             # A task that is cancelled, at a shutdown for instance, must leave nobody waiting.
-            left, self._waiting = batch + self._waiting, []
+            left, self._waiting, self._under_way = batch + self._waiting, [], 0
             for _, future in left:
                 _fail(future, RuntimeError("the work was cancelled"))
             self._running = None
@@ -94,11 +105,46 @@ class MicroBatcher:
         self.embedder = embedder
         self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
         self._cache_size = cache_size
+        self._guard = threading.Lock()
+        self._turn = threading.Lock()
         self._asked: dict[str, asyncio.Future[np.ndarray | None]] = {}
-        self._batches: Batcher[str, np.ndarray | None] = Batcher(self._embed, _MOST_TEXTS)
+        self._batches: Batcher[str, np.ndarray | None] = Batcher(self.vectors, _MOST_TEXTS)
 
-    def _embed(self, texts: Sequence[str]) -> "list[np.ndarray | None]":
-        return usable_vectors(self.embedder, texts)
+    def known(self, text: str) -> np.ndarray | None:
+        """The vector of a text that was embedded lately."""
+        with self._guard:
+            vector = self._cache.get(text)
+            if vector is not None:
+                self._cache.move_to_end(text)
+            return vector
+
+    def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
+        """The vectors of some texts, computed on the calling thread; None where one cannot be compared with others.
+
+        Raises:
+            EmbedderError: the embedder failed.
+        """
+        found = {text: self.known(text) for text in texts}
+        missing = [text for text, vector in found.items() if vector is None]
+        if missing:
+            with self._turn:
+                made = usable_vectors(self.embedder, missing)
+            found |= dict(zip(missing, made, strict=True))
+            self._keep(missing, made)
+        return [found[text] for text in texts]
+
+    def check(self) -> None:
+        """Raises an EmbedderError where the embedder fails whatever it is asked."""
+        with self._turn:
+            usable_vectors(self.embedder, ["Does it work at all?"])
+
+    def _keep(self, texts: Sequence[str], vectors: "Sequence[np.ndarray | None]") -> None:
+        with self._guard:
+            for text, vector in zip(texts, vectors, strict=True):
+                if vector is not None:
+                    self._cache[text] = vector
+                    if len(self._cache) > self._cache_size:
+                        self._cache.popitem(last=False)
 
     async def embed(self, text: str) -> np.ndarray:
         """The vector of one text, `[dim]` float32 of unit length.
@@ -106,28 +152,21 @@ class MicroBatcher:
         Raises:
             EmbedderError: the embedder failed, or its vector cannot be compared with others.
         """
-        known = self._cache.get(text)
+        known = self.known(text)
         if known is not None:
-            self._cache.move_to_end(text)
             return known
         future = self._asked.get(text)
         if future is None:
             future = self._asked[text] = self._batches.submit(text)
-            future.add_done_callback(lambda done: self._keep(text, done))
-        vector = await asyncio.shield(future)
-        if vector is None:
-            raise EmbedderError(f"embedder {self.embedder.name!r} made no vector that can be compared")
-        return vector
+            future.add_done_callback(lambda done: self._asked.pop(text))
+        return comparable(await asyncio.shield(future), self.embedder)
 
-    def _keep(self, text: str, done: "asyncio.Future[np.ndarray | None]") -> None:
-        del self._asked[text]
-        if done.cancelled() or done.exception() is not None:
-            return
-        vector = done.result()
-        if vector is not None:
-            self._cache[text] = vector
-            if len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
+
+def comparable(vector: np.ndarray | None, embedder: Embedder) -> np.ndarray:
+    """A vector that an embedder made; raises an EmbedderError where it cannot be compared with others."""
+    if vector is None:
+        raise EmbedderError(f"embedder {embedder.name!r} made no vector that can be compared")
+    return vector
 
 
 class WriteBatcher:

@@ -50,6 +50,7 @@ class Lookup:
         namespace, question: what was asked, and where.
         chosen: the neighbour that is served, or would have been but is explored.
         judged: what a fresh answer can teach, where the policy learns.
+        skipped: nothing was decided, since it would have taken too long.
     """
 
     entry: Entry | None
@@ -58,6 +59,7 @@ class Lookup:
     namespace: str = ""
     question: str = ""
     judged: Judged | None = None
+    skipped: bool = False
 
     @property
     def similarity(self) -> float | None:
@@ -66,7 +68,9 @@ class Lookup:
 
     @property
     def outcome(self) -> str:
-        """One word for statistics: the verdict that decided, or `no neighbour`."""
+        """A word for statistics: the verdict that decided, `no neighbour`, or `skipped`."""
+        if self.skipped:
+            return "skipped"
         told = [candidate for candidate in self.candidates if candidate.verdict != "passed over"]
         scored = max(
             (candidate for candidate in told if candidate.score is not None),

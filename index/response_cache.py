@@ -1,14 +1,16 @@
 """The responses with what is searched beside them: every change of the store reaches the indexes through here."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from kvproxy.index.batching import WriteBatcher
+from kvproxy.index.behind import Told
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.observations import Observations
 from kvproxy.index.redaction import redacted, redacted_all
@@ -66,6 +68,7 @@ class ResponseCache:
         self._ttl = ttl
         self._clock = clock
         self._writes = WriteBatcher(store.put_many)
+        self._coming: dict[str, Entry] = {}
 
     @property
     def searches(self) -> bool:
@@ -133,7 +136,10 @@ class ResponseCache:
         return self._redact is None or await self.shown(question) == question
 
     async def find(self, key: str) -> Entry | None:
-        """The unexpired entry with an exact key."""
+        """The unexpired entry with an exact key: the stored one, or a newer one that is being stored."""
+        coming = self._coming.get(key)
+        if coming is not None:
+            return coming if coming.expires > self._clock() else None
         # A file answers faster than a thread starts; a server may take its time.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
@@ -143,14 +149,36 @@ class ResponseCache:
         Returns:
             False where it is larger than the store may be, or its answer holds what must not be stored.
         """
-        if self._redact is not None:
-            kept = await asyncio.to_thread(redacted, entry, self._redact)
-            if kept is None:
-                return False
-            entry = kept
-        if self.semantic is not None:
-            return await self.semantic.insert(entry)
-        return await self._writes.put(Put(entry))
+        kept = await self._redacted(entry)
+        if kept is None:
+            return False
+        with self._announced(kept):
+            if self.semantic is not None:
+                return await self.semantic.insert(kept)
+            return await self._writes.put(Put(kept))
+
+    async def insert_soon(self, entry: Entry, told: Told | None) -> bool:
+        """Keep an entry whose question there was no time to look up; see `SemanticCache.insert_soon`."""
+        assert self.semantic is not None, "without a search nothing is skipped"
+        kept = await self._redacted(entry)
+        if kept is None:
+            return False
+        with self._announced(kept):
+            return await self.semantic.insert_soon(kept, told)
+
+    async def _redacted(self, entry: Entry) -> Entry | None:
+        """What may be stored of an entry, if anything."""
+        return entry if self._redact is None else await asyncio.to_thread(redacted, entry, self._redact)
+
+    @contextlib.contextmanager
+    def _announced(self, entry: Entry) -> Iterator[None]:
+        """While an entry is being stored, equal requests are answered from it already."""
+        self._coming[entry.key] = entry
+        try:
+            yield
+        finally:
+            if self._coming.get(entry.key) is entry:
+                del self._coming[entry.key]
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
         """Keep entries, in few transactions; how many may be stored."""

@@ -2,18 +2,24 @@
 
 import asyncio
 import logging
+import os
 import random
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from kvproxy.index.batching import MicroBatcher, WriteBatcher
-from kvproxy.index.embedder import Embedder, usable_vectors
+from kvproxy.index.batching import MicroBatcher, WriteBatcher, comparable
+from kvproxy.index.behind import Behind, Late, Told
+from kvproxy.index.embedder import Embedder
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.learning import Learning
 from kvproxy.index.lookup import Lookup, judge
+from kvproxy.index.lookups import Ask, Lookups
 from kvproxy.index.neighbours import open_neighbours
 from kvproxy.index.observations import Observations
 from kvproxy.index.policies.policy import Limits, Policy
@@ -21,6 +27,8 @@ from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, Put, Store, Written
 
 _REBUILD_BATCH = 256
+_SWEPT = 32
+_REMOTE_JUDGES = 8  # Threads that wait for a server; over a file a core each.
 _log = logging.getLogger("kvproxy")
 
 
@@ -54,6 +62,11 @@ class SemanticCache:
         self._chance = chance
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self._writes = WriteBatcher(self._write)
+        self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
+        self._lookups = Lookups(self._look_up)
+        self._judges = ThreadPoolExecutor(_REMOTE_JUDGES if store.remote else os.cpu_count(), "kvproxy-judge")
+        self.behind = Behind(self._give_vectors, self._without_vectors, lambda: self._lookups.busy)
+        """Entries that were stored before they had a vector."""
         self.learning = (
             None
             if observations is None
@@ -83,21 +96,29 @@ class SemanticCache:
         if not entries:
             return {}
         try:
-            vectors = usable_vectors(self._embedder, [entry.prompt for entry in entries])
+            vectors = self._batcher.vectors([entry.prompt for entry in entries])
         except EmbedderError:
-            usable_vectors(self._embedder, ["Is it the embedder, or one of the texts?"])
+            # Is it the embedder, or one of the texts?
+            self._batcher.check()
             vectors = [self._vector_of(entry) for entry in entries]
         return {entry.id: vector for entry, vector in zip(entries, vectors, strict=True) if vector is not None}
 
     def _vector_of(self, entry: Entry) -> np.ndarray | None:
         try:
-            return usable_vectors(self._embedder, [entry.prompt])[0]
+            return self._batcher.vectors([entry.prompt])[0]
         except EmbedderError as error:
             _log.warning("entry %s is kept for equal requests only: %s", entry.id[:12], error)
             return None
 
     async def lookup(
-        self, namespace: str, text: str, *, limits: Limits = Limits(), limit: int | None = None, explore: bool = True
+        self,
+        namespace: str,
+        text: str,
+        *,
+        limits: Limits = Limits(),
+        limit: int | None = None,
+        explore: bool = True,
+        seconds: float | None = None,
     ) -> Lookup:
         """The best acceptable neighbour of a text.
 
@@ -107,19 +128,42 @@ class SemanticCache:
             limits: what this request asks of the policy; they can make it stricter, never looser.
             limit: neighbours to look at; by default as many as the policy does.
             explore: now and then forward what could be served, where the policy learns from that.
+            seconds: time for it. What is not decided by then comes back with `skipped`; None takes its time.
         """
-        if not await asyncio.to_thread(self._neighbours.holds, namespace) or not self.reads(text):
+        if not await self._holds(namespace):
             return Lookup(None, (), namespace=namespace, question=text)
-        vector = await self._batcher.embed(text)
         reach = self.policy.reach if limit is None else limit
-        return await asyncio.to_thread(self._judge, namespace, text, vector, limits, reach, explore)
+        return await self._lookups.find(Ask(namespace, text, limits, reach, explore), seconds)
 
-    def _judge(
-        self, namespace: str, text: str, vector: np.ndarray, limits: Limits, limit: int, explore: bool
-    ) -> Lookup:
-        near = self._neighbours.search(namespace, vector, limit)
-        chance = self._chance if explore else None
-        return judge(self._store, self.observations, self.policy, namespace, text, near, limits, chance)
+    @property
+    def busy(self) -> bool:
+        """Whether lookups wait; what is not urgent then waits too."""
+        return self._lookups.busy
+
+    async def _holds(self, namespace: str) -> bool:
+        # A file answers faster than a thread starts; a server may take its time.
+        if self._store.remote:
+            return await asyncio.to_thread(self._neighbours.holds, namespace)
+        return self._neighbours.holds(namespace)
+
+    def _look_up(self, asks: Sequence[Ask]) -> list[Lookup]:
+        """All that several lookups need, in one job: vectors, neighbours, decisions."""
+        read = [ask for ask in asks if self.reads(ask.question)]
+        vectors = dict(zip(read, self._batcher.vectors([ask.question for ask in read]), strict=True))
+
+        def one(ask: Ask) -> Lookup:
+            if ask not in vectors:
+                return Lookup(None, (), namespace=ask.namespace, question=ask.question)
+            return self._judge(ask, comparable(vectors[ask], self._embedder))
+
+        return [one(asks[0])] if len(asks) == 1 else list(self._judges.map(one, asks))
+
+    def _judge(self, ask: Ask, vector: np.ndarray, besides: str = "") -> Lookup:
+        """What is found near a question, but for one entry."""
+        found = self._neighbours.search(ask.namespace, vector, ask.reach + bool(besides))
+        near = [(id, cosine) for id, cosine in found if id != besides][: ask.reach]
+        chance = self._chance if ask.explore else None
+        return judge(self._store, self.observations, self.policy, ask.namespace, ask.question, near, ask.limits, chance)
 
     def reads(self, text: str) -> bool:
         """Whether the embedder takes in all of a text; other ones are answered from equal requests only."""
@@ -165,18 +209,55 @@ class SemanticCache:
             _log.warning("an answer is kept for equal requests only: %s", error)
             return Put(replace(entry, semantic=False))
 
+    async def insert_soon(self, entry: Entry, told: Told | None) -> bool:
+        """Store an entry whose question there was no time to look up: durable when this returns, findable some time later.
+
+        Args:
+            told: told then what the lookup would have found, if given; never where too many wait, see `behind`.
+        """
+        if not entry.semantic or self._batcher.known(entry.prompt) is not None:
+            kept = await self.insert(entry)
+        else:
+            kept = await self._writes.put(Put(entry))
+        if kept and entry.semantic:
+            self.behind.add(Late(entry, told))
+        return kept
+
+    def _give_vectors(self, late: Sequence[Late]) -> list[Callable[[], None]]:
+        """Embed entries that have no vector, and look up what is near them first; who is to be told what."""
+        entries = [each.entry for each in late]
+        vectors = self._vectors_of(entries)
+        tell: list[Callable[[], None]] = []
+        for each in late:
+            if each.told is not None and each.entry.id in vectors:
+                entry = each.entry
+                ask = Ask(entry.namespace, entry.prompt, Limits(), self.policy.reach, explore=False)
+                tell.append(partial(each.told, self._judge(ask, vectors[entry.id], besides=entry.id)))
+        given = [(entry, vectors[entry.id]) for entry in entries if entry.id in vectors]
+        with self._order:
+            numbers = self._store.add_vectors(given, self._embedder.name)
+            puts = [Put(entry, vector, self._embedder.name) for entry, vector in given]
+            self._neighbours.apply(puts, Written(tuple(numbers.get(entry.id) for entry, _ in given), ()))
+        if len(vectors) < len(entries):
+            self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
+        return tell
+
+    def _without_vectors(self) -> list[Entry]:
+        return self._store.missing_vectors(self._embedder.name, _SWEPT)
+
     async def insert_many(self, entries: Sequence[Entry]) -> None:
         """Store entries in few transactions."""
         puts = await asyncio.gather(*map(self._embedded, entries))
         await asyncio.gather(*map(self._writes.put, puts))
 
     def _write(self, puts: Sequence[Put]) -> Written:
-        written = self._store.put_many(puts)
-        try:
-            self._neighbours.apply(puts, written)
-        except Exception:
-            # They are stored, and found by equal requests; a start finds them for similar ones too.
-            _log.exception("the index did not follow a write")
+        with self._order:
+            written = self._store.put_many(puts)
+            try:
+                self._neighbours.apply(puts, written)
+            except Exception:
+                # They are stored, and found by equal requests; a start finds them for similar ones too.
+                _log.exception("the index did not follow a write")
         return written
 
     async def remove(self, ids: Sequence[str]) -> int:
@@ -199,6 +280,8 @@ class SemanticCache:
 
     def close(self) -> None:
         """Stop what goes on in the background, and keep what was served since the last observation."""
+        self.behind.close()
+        self._judges.shutdown()
         if self.learning is not None:
             self.learning.flush()
         self._neighbours.close()

@@ -54,14 +54,14 @@ class MiniLMEmbedder:
         self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
+        self._pool = ThreadPoolExecutor(os.cpu_count(), "kvproxy-embed")
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), 384]` float32 of unit length; a text's vector does not depend on the others'."""
         if len(texts) < 2:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return np.stack(list(pool.map(self._one, texts)))
+        return np.stack(list(self._pool.map(self._one, texts)))
 
     def reads(self, text: str) -> bool:
         ids = self._tokenizer.encode(text).ids

@@ -54,8 +54,10 @@ class PostgresStore(SqlStore):
             raise
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[Run]:
+    def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
         with self.condition.watch("write"), self.server.connection() as connection, connection.transaction():
+            if not lasting:
+                connection.execute("set local synchronous_commit = off")
             # Writers of all proxies queue here, so that none sees half of another's work, and none deadlocks.
             connection.execute("select 1 from totals for update")
             yield _PostgresRun(connection)

@@ -174,7 +174,10 @@ class Store(Protocol):
         """Every entry, oldest first, a page at a time."""
 
     def classify(self, answer: Answer) -> None:
-        """Keep what an entry says, and its class, in place of what was kept before; nothing where the entry has gone."""
+        """Keep what an entry says, and its class, in place of what was kept before; nothing where the entry has gone.
+
+        It survives a killed process; of the last seconds before a power cut an entry may keep a class of its own.
+        """
 
     def answer_class(self, namespace: str, text: str) -> str | None:
         """The class of an answer with the same words in a namespace."""
@@ -188,8 +191,11 @@ class Store(Protocol):
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
         """Semantic entries without a vector of an embedder."""
 
-    def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> None:
-        """Keep vectors of entries that have none."""
+    def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
+        """Keep vectors of entries that have none; their numbers by the ids of the entries.
+
+        They come back after a power cut only if they were on the disk by then: they can be made again.
+        """
 
     def sealed_with(self) -> dict[str, int]:
         """How many entries were encrypted with which key, by its name; those in clear by the empty name."""

@@ -74,8 +74,12 @@ class SqlWriter(abc.ABC):
         self._hits_lock = threading.Lock()
 
     @abc.abstractmethod
-    def _writing(self) -> contextlib.AbstractContextManager[Run]:
-        """One transaction, alone; durable when it is left."""
+    def _writing(self, *, lasting: bool = True) -> contextlib.AbstractContextManager[Run]:
+        """One transaction, alone; durable when it is left.
+
+        Args:
+            lasting: false for what can be missed: it survives a killed process, but perhaps not a power cut.
+        """
 
     @abc.abstractmethod
     def _list(self, ids: Sequence[str]) -> Any:
@@ -185,7 +189,7 @@ class SqlWriter(abc.ABC):
     def classify(self, answer: Answer) -> None:
         vector = None if answer.vector is None else answer.vector.astype(np.float32).tobytes()
         values = {"entry": answer.entry, "namespace": answer.namespace, "name": answer.name, "text": answer.text}
-        with self._writing() as run:
+        with self._writing(lasting=False) as run:
             if run("select 1 as there from responses where id = :entry", {"entry": answer.entry}):
                 run(_CLASSIFY, values | {"vector": vector, "embedder": answer.embedder})
 
@@ -238,7 +242,7 @@ class SqlWriter(abc.ABC):
         priority = eviction.PRIORITY_AFTER_HITS
         sql = f"update responses set hits = hits + :count, last_hit = :last, priority = {priority} where id = :id"
         try:
-            with self._writing() as run:
+            with self._writing(lasting=False) as run:
                 for id, (count, last) in hits.items():
                     run(sql, {"count": count, "last": last, "id": id})
         except CacheStoreError:
@@ -252,15 +256,15 @@ class SqlWriter(abc.ABC):
                 later, when = self._hits.get(id, (0, last))
                 self._hits[id] = (count + later, max(last, when))
 
-    def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> None:
+    def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without = (
             f"select id from responses r where {self._members} and not exists"
             " (select 1 from vectors v where v.id = r.id and v.embedder = :embedder)"
         )
-        with self._writing() as run:
+        with self._writing(lasting=False) as run:
             rows = run(without, {"ids": self._list(list(given)), "embedder": embedder})
-            self._put_vectors(run, [given[row["id"]] for row in rows], embedder)
+            return self._put_vectors(run, [given[row["id"]] for row in rows], embedder)
 
     def close(self) -> None:
         """Write the hits that are pending; those that cannot be written are lost."""

@@ -90,8 +90,10 @@ class ResponseStore(SqlStore):
         return connect(self.path)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[Run]:
+    def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
         with self._write_lock, self._told("write"), self._writer:
+            # Without a wait for the disk the commit survives a killed process, but perhaps not a power cut.
+            self._writer.execute(f"pragma synchronous={'full' if lasting else 'normal'}")
             self._writer.execute("begin immediate")
             yield _SqliteRun(self._writer)
 
@@ -177,7 +179,7 @@ class ResponseStore(SqlStore):
         """As `Store.reseal`; no old text is left in the file."""
         resealed = super().reseal()
         if resealed:
-            with self._write_lock, self._told():
+            with self._write_lock, self._told("write"):
                 self._writer.execute("vacuum")
                 self._writer.execute("pragma wal_checkpoint(truncate)")
         return resealed

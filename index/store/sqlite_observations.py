@@ -60,6 +60,8 @@ class SqliteObservations:
         with self._told():
             make_private(path)
             self._connection = connect(path)
+            # A commit survives a killed process without a wait for the disk; a power cut may cost the last observations.
+            self._connection.execute("pragma synchronous=normal")
             apply_steps(self._connection, "kvproxy.observations", [m001_observations, m002_learned, m003_pruned])
 
     def add(self, observations: Sequence[Observation]) -> None:

@@ -26,6 +26,7 @@ class Control:
         no_cache: forward even where an answer is stored, and store the fresh one.
         no_store: keep the answer out of the cache.
         only_if_cached: answer from the cache or not at all.
+        confirm: hold the answer back until it is stored, however long that takes.
         max_age: oldest acceptable answer, in seconds.
         limits: what a semantic hit must reach; stricter than the settings, or without effect.
         tags: names for the stored answer; what is invalidated together shares one.
@@ -36,6 +37,7 @@ class Control:
     no_cache: bool = False
     no_store: bool = False
     only_if_cached: bool = False
+    confirm: bool = False
     max_age: float | None = None
     limits: Limits = field(default_factory=Limits)
     tags: tuple[str, ...] = ()
@@ -62,6 +64,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
         no_cache="no-cache" in found,
         no_store="no-store" in found,
         only_if_cached="only-if-cached" in found,
+        confirm="confirm" in found,
         max_age=_number(found, "max-age"),
         limits=Limits(_number(found, "similarity"), _number(found, "level"), _number(found, "max-error")),
         tags=_tags(headers.get(TAGS, "")),

@@ -83,6 +83,11 @@ class Answerer:
             )
         return await self._forward(asked)
 
+    async def close(self) -> None:
+        """End what is under way, and wait for the answers that are still being stored."""
+        await self.flights.close()
+        await self._shelf.settled()
+
     async def key(self, request: ApiRequest) -> CacheKey:
         """The names of a request; raises Unkeyable."""
         name, shared = self.backend.name, self.settings.shared
@@ -99,7 +104,9 @@ class Answerer:
                 return await self._hit(request, entry, None), None
             if self.semantic is None or key.text is None or not await self.cache.compares(key.text):
                 return None, None
-            lookup = await self.semantic.lookup(key.namespace, key.text, limits=request.control.limits)
+            # Who takes no other answer than a cached one has nothing else to wait for.
+            seconds = None if request.control.only_if_cached else self.settings.budget
+            lookup = await self.semantic.lookup(key.namespace, key.text, limits=request.control.limits, seconds=seconds)
             self.outcomes[lookup.outcome] += 1
             if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, request):
                 return None, lookup
@@ -159,6 +166,7 @@ class Answerer:
                 "forward",
                 entry=flight.entry,
                 forwarded=_why(asked, alone=alone),
+                skipped=asked.near is not None and asked.near.skipped,
                 stored=flight.entry is not None,
                 collapsed=collapsed,
                 status=source.status,

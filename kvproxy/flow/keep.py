@@ -1,8 +1,10 @@
 """Keeps answers: only complete, successful ones, under the names of the request."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.reported import reported_reuse
@@ -17,6 +19,8 @@ from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.settings import CacheSettings
 
+_MOST_BEHIND = 256
+"""Answers that may be on their way to the store behind their clients' backs; further ones are waited for."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -59,6 +63,7 @@ class Shelf:
         self._backend = backend
         self._clock = clock
         self._observer = observer
+        self._under_way: set[asyncio.Task[str | None]] = set()
 
     def lifetime(self, request: ApiRequest) -> float:
         """Seconds that an answer is kept: those that the request asks for, as far as the settings let it."""
@@ -67,6 +72,29 @@ class Shelf:
         return min(usual if asked is None else asked, longest)
 
     async def put(self, asked: Asked, whole: JsonObject) -> str | None:
+        """Keep an answer within the time that there is for it, or behind its client's back.
+
+        Returns:
+            The entry's id; None where it is not kept, or not yet.
+        """
+        task = asyncio.create_task(self._put(asked, whole))
+        self._under_way.add(task)
+        task.add_done_callback(self._landed)
+        patient = asked.request.control.confirm or len(self._under_way) > _MOST_BEHIND
+        await asyncio.wait([task], timeout=None if patient else self.settings.budget)
+        return task.result() if task.done() and task.exception() is None else None
+
+    def _landed(self, task: "asyncio.Task[str | None]") -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the answer was not stored: %s", error or type(error).__name__)
+
+    async def settled(self) -> None:
+        """Wait until everything is stored that is on its way."""
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    async def _put(self, asked: Asked, whole: JsonObject) -> str | None:
         """Keep an answer, and have it compared with that of a similar question; the entry's id, None where it is not kept."""
         request, key, now = asked.request, asked.key, self._clock()
         if not request.api.keeps(whole, request.body):
@@ -91,10 +119,14 @@ class Shelf:
             backend=self._backend,
             request_id=request.request_id,
         )
+        near, observer = asked.near, self._observer
+        if near is not None and near.skipped:
+            told = partial(observer.compare, request, entry, late=True) if observer is not None else None
+            return entry.id if await self._cache.insert_soon(entry, told) else None
         if not await self._cache.insert(entry):
             return None
-        if self._observer is not None and asked.near is not None:
-            self._observer.compare(request, asked.near, entry)
+        if observer is not None and near is not None:
+            observer.compare(request, entry, near)
         return entry.id
 
 

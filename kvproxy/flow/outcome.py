@@ -39,6 +39,7 @@ class Outcome:
         age, ttl: seconds since a hit was stored, and for which it may still be served.
         match: of a semantic hit.
         forwarded: why it was forwarded, where it was.
+        skipped: whether there was no time to look for similar questions.
         stored: whether the answer is in the cache now; a stream is stored only at its end.
         collapsed: whether it was shared with an identical request under way.
         status: the backend's HTTP status.
@@ -51,6 +52,7 @@ class Outcome:
     ttl: float = 0.0
     match: Match | None = None
     forwarded: Forwarded | None = None
+    skipped: bool = False
     stored: bool = False
     collapsed: bool = False
     status: int = 200

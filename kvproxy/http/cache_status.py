@@ -35,8 +35,10 @@ def _forwarded(outcome: Outcome) -> str:
         parts.append("stored")
     if outcome.collapsed:
         parts.append("collapsed")
-    if outcome.prefix is not None:
-        parts.append(f'detail="{_prefix(outcome.prefix)}"')
+    details = [_prefix(outcome.prefix)] if outcome.prefix is not None else []
+    details += ["skipped"] if outcome.skipped else []
+    if details:
+        parts.append(f'detail="{" ".join(details)}"')
     return "; ".join(parts)
 
 

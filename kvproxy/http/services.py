@@ -63,7 +63,7 @@ class Services:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        await self.answerer.flights.close()
+        await self.answerer.close()
         if self.answerer.observer is not None:
             await self.answerer.observer.close()
         await self.answerer.backend.close()

@@ -43,6 +43,12 @@ class CacheSettings(BaseModel):
         lt=1.0,
         description="Largest share of wrong answers among those served for similar questions, for the policy learned.",
     )
+    budget: float = Field(
+        0.03,
+        ge=0.0,
+        description="Seconds that a request waits at most for a similar question to be found, and an answer to be stored. What"
+        " takes longer goes on behind the answer: the lookup counts as skipped, and the answer is not called stored.",
+    )
     shadow: bool = Field(
         False, description="Serve no similar question's answer, but count what would have been served."
     )

@@ -22,6 +22,7 @@ from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 from kvproxy.traffic.reading import LoggedRequest
 
+_PATIENCE = 60.0
 _NO_USAGE = Usage(0, 0, 0)
 
 
@@ -73,10 +74,12 @@ async def replay(
 async def _open(settings: Settings, answers: bool) -> AsyncIterator["_Player"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend, clock = LoggedBackend(), _Clock()
+        # Nobody waits for an answer here, so every question is looked up.
+        caching = settings.cache.model_copy(update={"budget": _PATIENCE})
         opened = asyncio.to_thread(
             open_response_cache,
             Path(folder) / "responses.db",
-            settings.cache,
+            caching,
             embedder=settings.embedder,
             data=settings.data,
             clock=clock,
@@ -86,11 +89,11 @@ async def _open(settings: Settings, answers: bool) -> AsyncIterator["_Player"]:
         if answers and cache.semantic is not None:
             judge = make_judge(cache.semantic, backend, settings.cache)
             observer = None if judge is None else Observer(cache.semantic, judge)
-        answerer = Answerer(backend, cache, settings.cache, clock, observer)
+        answerer = Answerer(backend, cache, caching, clock, observer)
         try:
             yield _Player(settings, answerer, backend, clock, judge)
         finally:
-            await answerer.flights.close()
+            await answerer.close()
             if observer is not None:
                 await observer.close()
             await asyncio.to_thread(cache.close)

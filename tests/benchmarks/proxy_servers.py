@@ -79,11 +79,14 @@ def upstream() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def kvproxy(target: str, data: Path, checkout: Path | None = None) -> Iterator[tuple[str, int]]:
-    """kvproxy in front of a server, exact keys only: its URL and its process id.
+def kvproxy(
+    target: str, data: Path, checkout: Path | None = None, *, semantic: bool = False
+) -> Iterator[tuple[str, int]]:
+    """kvproxy in front of a server: its URL and its process id.
 
     Args:
         checkout: another checkout, to run its code in place of ours.
+        semantic: look for similar questions too, as it does by default.
     """
     port = free_port()
     module = "kvproxy.commands"
@@ -91,8 +94,8 @@ def kvproxy(target: str, data: Path, checkout: Path | None = None) -> Iterator[t
     if checkout is not None and not (checkout / "kvproxy" / "commands").exists():
         module = "commands"
     command = [sys.executable, "-m", module, "serve", "--upstream", target, "--port", str(port)]
-    arguments = [*command, "--no-semantic", "--data", str(data)]
-    with _running(arguments, f"http://127.0.0.1:{port}/health", **environment) as process:
+    arguments = [*command, *([] if semantic else ["--no-semantic"]), "--data", str(data)]
+    with running(arguments, f"http://127.0.0.1:{port}/health", **environment) as process:
         yield f"http://127.0.0.1:{port}", process.pid
 
 
@@ -114,12 +117,13 @@ def litellm(command: Path, target: str, data: Path, *, cache: bool) -> Iterator[
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
     }
-    with _running(arguments, f"http://127.0.0.1:{port}/health/liveliness", **environment):
+    with running(arguments, f"http://127.0.0.1:{port}/health/liveliness", **environment):
         yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
-def _running(command: list[str], health: str, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
+def running(command: list[str], health: str, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A server in a process of its own, once its health route answers."""
     # From another folder, so that the environment decides whose code runs.
     process = subprocess.Popen(
         command, env=os.environ | environment, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

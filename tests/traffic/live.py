@@ -31,7 +31,7 @@ def layers(lines: Sequence[Line], data: Path, **cache: object) -> Counter[str]:
 
     found = Counter[str]()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
-        settings = load_settings(data=data, upstream=upstream, cache=cache)
+        settings = load_settings(data=data, upstream=upstream, cache={"budget": 60.0} | cache)
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
             observer = services.answerer.observer
             for each in lines:

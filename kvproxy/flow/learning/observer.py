@@ -6,6 +6,7 @@ All of it happens off the request path, one comparison after the other; when too
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.settings import CacheSettings
 
 _WAITING = 64
+_REST = 3.0  # Seconds of rest for each second of work, while requests wait to be looked up.
 _log = logging.getLogger("kvproxy")
 
 
@@ -28,6 +30,7 @@ class _Comparison:
     request: ApiRequest
     lookup: Lookup
     fresh: Entry
+    late: bool
 
 
 class Observer:
@@ -49,12 +52,16 @@ class Observer:
         self.counts: Counter[str] = Counter()
         """Comparisons by result: right, wrong, undecided, dropped."""
 
-    def compare(self, request: ApiRequest, lookup: Lookup, fresh: Entry) -> None:
-        """Have a fresh answer compared with those of its question's neighbours, later."""
+    def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup, *, late: bool = False) -> None:
+        """Have a fresh answer compared with those of its question's neighbours, later.
+
+        Args:
+            late: the question was looked up only after its request had been forwarded.
+        """
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
-            self._queue.put_nowait(_Comparison(request, lookup, fresh))
+            self._queue.put_nowait(_Comparison(request, lookup, fresh, late))
             self._unfinished += 1
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
@@ -78,6 +85,7 @@ class Observer:
     async def _work(self) -> None:
         while True:
             comparison = await self._queue.get()
+            began = time.monotonic()
             try:
                 result = await self._observe(comparison)
                 if comparison.lookup.judged is not None:
@@ -90,6 +98,9 @@ class Observer:
             finally:
                 self._queue.task_done()
                 self._unfinished -= 1
+            if self._semantic.busy:
+                # Requests wait for the same cores: learning takes a part of their time, and no more.
+                await asyncio.sleep(_REST * (time.monotonic() - began))
 
     async def _observe(self, comparison: _Comparison) -> str:
         fresh, learning = comparison.fresh, self._semantic.learning
@@ -104,7 +115,8 @@ class Observer:
                 return None
             return await self._judge.same(comparison.request, fresh.prompt, Cached(id, cached), said)
 
-        learned = await learning.learned(comparison.lookup, fresh, said, same, served=self._shadow)
+        # A request that was not looked up in time was forwarded whatever would have been decided.
+        learned = await learning.learned(comparison.lookup, fresh, said, same, served=self._shadow or comparison.late)
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"

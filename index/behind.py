@@ -1,0 +1,95 @@
+"""What was stored without a vector gets one in the background, while no lookup waits."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvproxy.index.entry import Entry
+from kvproxy.index.lookup import Lookup
+
+_MOST = 64  # Entries that are held here, with their answers; what is beyond waits in the store.
+_AT_ONCE = 4  # So that no lookup waits long for them.
+_LOOK_SECONDS = 0.01
+_log = logging.getLogger("kvproxy")
+
+Told = Callable[[Lookup], None]
+"""Is told what a lookup of an entry's question would have found before it was there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An entry without a vector, and who wants to know what is near it."""
+
+    entry: Entry
+    told: Told | None = None
+
+
+class Behind:
+    """Entries that wait for their vectors. Their number is bounded: further ones stay in the store until there is time.
+
+    Args:
+        give: embeds entries, stores their vectors and makes them findable; on a thread.
+        missing: entries in the store that have no vector; on a thread.
+        busy: whether lookups wait.
+    """
+
+    def __init__(
+        self,
+        give: Callable[[Sequence[Late]], Sequence[Callable[[], None]]],
+        missing: Callable[[], Sequence[Entry]],
+        busy: Callable[[], bool],
+    ) -> None:
+        self._give = give
+        self._missing = missing
+        self._busy = busy
+        self._waiting: deque[Late] = deque()
+        self._left = False
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.dropped = 0
+        """Entries that nobody is told of, because too many waited."""
+
+    def __len__(self) -> int:
+        """Entries that wait here; those that wait in the store are not counted."""
+        return len(self._waiting)
+
+    def add(self, late: Late) -> None:
+        """Give an entry its vector when there is time."""
+        if len(self._waiting) < _MOST:
+            self._waiting.append(late)
+        else:
+            self._left = True
+            self.dropped += late.told is not None
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._work())
+
+    async def idle(self) -> None:
+        """Wait until nothing waits any more."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    def close(self) -> None:
+        """Stop; what still waits gets its vector at the next start."""
+        self._closed = True
+
+    async def _work(self) -> None:
+        try:
+            while (self._waiting or self._left) and not self._closed:
+                if self._busy():
+                    await asyncio.sleep(_LOOK_SECONDS)
+                elif self._waiting:
+                    batch = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+                    for tell in await asyncio.to_thread(self._give, batch):
+                        tell()
+                else:
+                    found = await asyncio.to_thread(self._missing)
+                    self._left = len(found) > 0
+                    self._waiting.extend(Late(entry) for entry in found)
+        except Exception:
+            # They get their vectors with the next entry that comes here, or at the next start.
+            self._left = True
+            _log.exception("entries were not embedded, and are served for equal requests only for now")
+        finally:
+            self._task = None

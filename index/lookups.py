@@ -1,0 +1,81 @@
+"""Lookups of many callers, done together on one thread: each is answered within its time, or not at all.
+
+One job embeds the questions of all who wait, searches and decides. Whoever would wait too long behind the others is told so
+at once, and is not worked on.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvproxy.index.batching import Batcher
+from kvproxy.index.lookup import Lookup
+from kvproxy.index.policies.policy import Limits
+
+_MOST = 32
+_RECENT = 0.2  # How much the last batch counts in what a lookup is expected to take.
+_SHARE = 0.5  # Of the time that a caller has, what a batch may take: a caller that comes just too late waits for two.
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question to look up; see `SemanticCache.lookup`."""
+
+    namespace: str
+    question: str
+    limits: Limits
+    reach: int
+    explore: bool
+
+    def skipped(self) -> Lookup:
+        """What is told where it was not decided in time."""
+        return Lookup(None, (), namespace=self.namespace, question=self.question, skipped=True)
+
+
+class Lookups:
+    """Lookups that share runs of the embedder.
+
+    Args:
+        work: looks up several questions; called on one thread at a time.
+    """
+
+    def __init__(self, work: Callable[[Sequence[Ask]], Sequence[Lookup]]) -> None:
+        self._work = work
+        self._seconds = 0.0
+        self._batches: Batcher[Ask, Lookup] = Batcher(self._timed, _MOST)
+
+    @property
+    def busy(self) -> bool:
+        """Whether callers wait."""
+        return len(self._batches) > 0
+
+    def _timed(self, asks: Sequence[Ask]) -> Sequence[Lookup]:
+        began = time.perf_counter()
+        try:
+            return self._work(asks)
+        finally:
+            took = (time.perf_counter() - began) / len(asks)
+            self._seconds += _RECENT * (took - self._seconds)
+
+    async def find(self, ask: Ask, seconds: float | None) -> Lookup:
+        """What a lookup finds.
+
+        Args:
+            seconds: time for it; what is not decided by then is skipped. None: as long as it takes.
+        """
+        if seconds is None:
+            return await asyncio.shield(self._batches.submit(ask))
+        ahead = len(self._batches)
+        # Where nobody waits it is tried, so that what was slow once does not stay so.
+        if ahead and (ahead + 1) * self._seconds > seconds:
+            return ask.skipped()
+        self._batches.most = max(1, min(_MOST, int(_SHARE * seconds / max(self._seconds, 1e-6))))
+        future = self._batches.submit(ask)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            # What has not begun by now need not begin any more.
+            future.cancel()
+            return ask.skipped()

@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvproxy.backends.protocol import Taker
+from kvproxy.backends.upstreams.reuse import ReuseFigures
 from kvproxy.backends.upstreams.upstream import Upstream
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
@@ -17,6 +19,9 @@ from kvproxy.settings.limits import LimitSettings
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
+
+_MOST_MODELS = 64
+_OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class EngineStatus:
         error: what went wrong last; None after a success.
         cached_blocks: blocks that its mirror knows; None without a mirror, like the fields below.
         complete: whether the mirror knows everything.
+        reuse: what it said that it reused, by model.
     """
 
     url: str
@@ -46,6 +52,7 @@ class EngineStatus:
     cached_blocks: int | None
     complete: bool | None
     streams: tuple[StreamStatus, ...]
+    reuse: dict[str, ReuseFigures]
 
 
 class FleetEngine:
@@ -76,6 +83,7 @@ class FleetEngine:
         self.load = Load()
         self.sent = 0
         self.mirror = _mirror(server)
+        self.reuse: dict[str, ReuseFigures] = {}
 
     async def start(self) -> None:
         """Open connections and follow the engine's events."""
@@ -125,7 +133,18 @@ class FleetEngine:
             cached_blocks=None if mirror is None else mirror.figures().cached,
             complete=None if mirror is None else mirror.complete,
             streams=() if mirror is None else tuple(mirror.streams()),
+            reuse=self.reuse,
         )
+
+    def taker(self, predicted: int | None) -> Taker:
+        """Goes with an answer, so that what it reports comes back here."""
+
+        def reported(model: str, prompt_tokens: int, cached_tokens: int) -> None:
+            # A client that makes names up must not fill the memory.
+            name = model if model in self.reuse or len(self.reuse) < _MOST_MODELS else _OTHERS
+            self.reuse.setdefault(name, ReuseFigures()).add(prompt_tokens, cached_tokens, predicted)
+
+        return Taker(self.url, predicted, reported)
 
 
 def _mirror(server: UpstreamServer) -> "Mirror | None":

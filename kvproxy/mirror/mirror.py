@@ -63,11 +63,13 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """All pools, whichever socket told of them."""
-        if len(self.subscribers) == 1:
-            return self.subscribers[0].state
+        """All pools, whichever socket told of them; none of an engine that is gone, or may have been replaced."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
+            if not subscriber.is_believed:
+                continue
+            if len(self.subscribers) == 1:
+                return subscriber.state
             for key, pool in subscriber.state.pools.items():
                 rank = index if key.rank is None else key.rank
                 merged.pools[PoolKey(rank, key.medium, key.group)] = pool

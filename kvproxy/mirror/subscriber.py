@@ -41,6 +41,7 @@ class Subscriber:
         self._troubles = Troubles(endpoint)
         self.sequencer = Sequencer(self.state, replayable=replay is not None, on_trouble=self._troubles.tell)
         self.is_connected = False
+        self._is_gone = False
         self._replay = replay
         self._topic = topic.encode()
         self._idle = idle
@@ -79,6 +80,11 @@ class Subscriber:
         if self._context is not None:
             self._context.destroy(linger=0)
 
+    @property
+    def is_believed(self) -> bool:
+        """Whether what is known is of a process that runs: one that is gone took its blocks with it."""
+        return not self._is_gone and not self.sequencer.doubted
+
     def status(self) -> StreamStatus:
         """How the stream fares."""
         return StreamStatus(
@@ -113,6 +119,7 @@ class Subscriber:
         while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._is_gone = not self.is_connected
             if self.is_connected:
                 self.sequencer.connected()
                 self._doubt.set()

@@ -77,6 +77,10 @@ class Teller:
         self._model = model
         self._client = httpx.Client(base_url=url, timeout=300)
 
+    def close(self) -> None:
+        """End its connections."""
+        self._client.close()
+
     def explain(self, chat: Chat) -> dict[str, Any]:
         """What the proxy says of a chat."""
         told: dict[str, Any] = self._client.post("/admin/explain", json=self._body(chat)).raise_for_status().json()

@@ -1,5 +1,6 @@
 """What is told before a request equals what vLLM reports after it: under eviction, after resets, kills and late joins."""
 
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -25,15 +26,13 @@ def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_
     vllm = Vllm(engines, model, tmp_path / "vllm.log")
     source, tally, part = Chats(7, 1200 if model is PLAIN else 1000), Tally(), chats // 5
     with running(vllm):
-        with run_proxy(settings(tmp_path / "first", vllm)) as (url, _):
-            teller = Teller(url, model.name)
+        with run_proxy(settings(tmp_path / "first", vllm)) as (url, _), closing(Teller(url, model.name)) as teller:
             teller.run(source, part, tally)
             evicted = httpx.get(f"{url}/admin/blocks/stats").json()["evictions"]
             assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
             teller.run(source, part, tally)
         # Nobody listens meanwhile: what this mirror knows, it must ask for.
-        with run_proxy(settings(tmp_path / "second", vllm)) as (url, _):
-            teller = Teller(url, model.name)
+        with run_proxy(settings(tmp_path / "second", vllm)) as (url, _), closing(Teller(url, model.name)) as teller:
             teller.run(source, part, tally)
             last = source.next()
             teller.ask(last)
@@ -59,8 +58,11 @@ def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_
 def test_predictions_with_two_engines(engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
     pair = [Vllm(engines, PLAIN, tmp_path / f"{number}.log") for number in range(2)]
     source, tally = Chats(11, 1200), Tally()
-    with running(*pair), run_proxy(settings(tmp_path / "proxy", *pair)) as (url, _):
-        teller = Teller(url, PLAIN.name)
+    with (
+        running(*pair),
+        run_proxy(settings(tmp_path / "proxy", *pair)) as (url, _),
+        closing(Teller(url, PLAIN.name)) as teller,
+    ):
         before = {engine.url: 0 for engine in pair}
         for _ in range(chats // 2):
             teller.settled()

@@ -42,6 +42,7 @@ class Subscriber:
         self.sequencer = Sequencer(self.state, replayable=replay is not None, on_trouble=self._troubles.tell)
         self.is_connected = False
         self._is_gone = False
+        self._replay_fails = False
         self._replay = replay
         self._topic = topic.encode()
         self._idle = idle
@@ -95,6 +96,7 @@ class Subscriber:
             silent_seconds=None if self._heard is None else round(time.monotonic() - self._heard, 1),
             unknown_removals=self.state.unknown,
             error=self._troubles.last,
+            replay_fails=self._replay_fails,
             **asdict(self.sequencer.counts),
         )
 
@@ -170,6 +172,7 @@ class Subscriber:
             while await dealer.poll(REPLAY_TIMEOUT * 1000):
                 # vLLM has answered with a topic and without.
                 number, payload = ([b"", b""] + await dealer.recv_multipart())[-2:]
+                self._replay_fails = False
                 if number == END:
                     self.sequencer.end_replay()
                     return
@@ -177,6 +180,7 @@ class Subscriber:
                     self.sequencer.replayed(int.from_bytes(number, "big"), payload)
                 else:
                     self._misread("a message of a replay is no number and batch")
+        self._replay_fails = True
         self._troubles.tell(
             f"{self._replay} gave no answer to a request for missed ones: is the replay endpoint right?"
         )

@@ -37,8 +37,8 @@ class Model:
         return model_path() if self.folder is None else engines / self.folder
 
 
-PLAIN = Model("demo", None, ("--dtype", "float32", "--max-model-len", "2048", "--num-gpu-blocks-override", "200"))
-HYBRID = Model("gemma", "gemma", ("--max-model-len", "2048", "--num-gpu-blocks-override", "800"))
+PLAIN = Model("demo", None, ("--dtype", "float32", "--max-model-len", "2048", "--num-gpu-blocks-override", "96"))
+HYBRID = Model("gemma", "gemma", ("--max-model-len", "2048", "--num-gpu-blocks-override", "420"))
 
 
 class Vllm:

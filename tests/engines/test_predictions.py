@@ -21,6 +21,11 @@ def settings(data: Path, *engines: Vllm, **routing: object) -> object:
     return load_settings(data=data, upstreams=upstreams, cache={"enabled": False}, routing=told)
 
 
+def evictions(url: str) -> int:
+    found: int = httpx.get(f"{url}/admin/blocks/stats").raise_for_status().json()["evictions"]
+    return found
+
+
 @pytest.mark.parametrize("model", [PLAIN, HYBRID], ids=lambda model: model.name)
 def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
     vllm = Vllm(engines, model, tmp_path / "vllm.log")
@@ -28,7 +33,7 @@ def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_
     with running(vllm):
         with run_proxy(settings(tmp_path / "first", vllm)) as (url, _), closing(Teller(url, model.name)) as teller:
             teller.run(source, part, tally)
-            evicted = httpx.get(f"{url}/admin/blocks/stats").json()["evictions"]
+            evicted = evictions(url)
             assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
             teller.run(source, part, tally)
         # Nobody listens meanwhile: what this mirror knows, it must ask for.
@@ -46,13 +51,14 @@ def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_
             teller.run(source, part, tally)
             assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
             teller.run(source, chats - 4 * part, tally)
+            evicted += evictions(url)
             # The proxy counts the same itself.
             (reuse,) = teller.upstreams()[0]["reuse"].values()
-    table(f"predictions, {model.name}", f"{tally}, {evicted} evictions in the first fifth")
+    table(f"predictions, {model.name}", f"{tally}, {evicted} evictions seen")
     assert tally.wrong == []
     assert (reuse["too_high"], reuse["too_low"]) == (0, 0)
     assert reuse["predictions"] == reuse["exact"] > 0
-    assert evicted > 0 or chats < 200
+    assert evicted > 0 or chats < 100
 
 
 def test_predictions_with_two_engines(engines: Path, chats: int, tmp_path: Path, table: Table) -> None:

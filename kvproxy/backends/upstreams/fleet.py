@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -76,28 +76,32 @@ class Fleet:
         self._ring = Ring({engine.url: engine.weight for engine in engines})
         self._interval = settings.health_interval
         self._check = Checks(settings.predicted_share)
-        self._probing: asyncio.Task[None] | None = None
+        self._look_interval = settings.figures_interval
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         for engine in self.engines.values():
             await engine.start()
-        self._probing = asyncio.create_task(self._probe())
+        self._tasks = [
+            asyncio.create_task(self._each(FleetEngine.probe, self._interval)),
+            asyncio.create_task(self._each(FleetEngine.look, self._look_interval)),
+        ]
 
     async def close(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines.values():
             await engine.close()
 
-    async def _probe(self) -> None:
+    async def _each(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
+        """Do something with all engines at once, again and again."""
         while True:
-            for failed in await asyncio.gather(
-                *(engine.probe() for engine in self.engines.values()), return_exceptions=True
-            ):
+            done = await asyncio.gather(*map(work, self.engines.values()), return_exceptions=True)
+            for failed in done:
                 if isinstance(failed, Exception):
                     _log.error("a probe failed, and is tried again", exc_info=failed)
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(interval)
 
     def failure(self) -> str | None:
         engines = list(self.engines.values())
@@ -192,7 +196,7 @@ class Fleet:
             engine.health.succeeded()
         reply.when_begun.append(ticket.begun)
         reply.when_over.append(ticket.ended)
-        reply.taker = engine.taker(route.predicted.get(engine.url))
+        reply.taker = engine.taker(route.predicted.get(engine.url), route.work[engine.url])
         return reply
 
     def _first(self) -> FleetEngine:

@@ -50,6 +50,12 @@ class Metrics:
             "upstream",
             "of",
         )
+        self._engines = self._gauge(
+            "engine",
+            "What upstreams say of themselves: num_blocks, usage, running, waiting, queries, hits, age in seconds.",
+            "upstream",
+            "of",
+        )
         self._reuse = self._gauge(
             "reported_reuse",
             "What upstreams say that they reused: answers that tell (reports), prompt_tokens, cached_tokens; and how many"
@@ -126,6 +132,9 @@ class Metrics:
         for name, value in figures.items():
             if value is not None:
                 self._upstreams.labels(status.url, name).set(value)
+        for name, value in (asdict(status.figures) if status.figures is not None else {}).items():
+            if isinstance(value, int | float):
+                self._engines.labels(status.url, name).set(value)
         for model, reuse in status.reuse.items():
             for name, value in asdict(reuse).items():
                 self._reuse.labels(status.url, model, name).set(value)

@@ -7,6 +7,7 @@ import typer
 from kvproxy.commands.blocks_picture import draw_pool
 from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.client import ProxyClient, part
+from kvproxy.commands.engines import engine_line
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.table import Column, digest, print_table, text
@@ -29,7 +30,7 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     if as_json:
         print_json({"stats": stats, "states": [block["state"] for block in blocks]})
         return
-    if stats["num_blocks"] is None:
+    if stats["engines"]:
         _mirrored(stats)
     else:
         draw_pool([block["state"] for block in blocks], stats)
@@ -38,11 +39,14 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
 
 
 def _mirrored(stats: dict[str, Any]) -> None:
-    """Print what is known of an upstream's pool: it publishes neither its size nor what is in use."""
-    typer.echo(
-        f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
-        f" {stats['evictions']:,} evictions, as the upstream published them"
-    )
+    """Print what is known of upstreams' pools: from their events, and from their own figures."""
+    if stats["cached"] is not None:
+        typer.echo(
+            f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
+            f" {stats['evictions']:,} evictions, as the upstream published them"
+        )
+    for engine in stats["told"]:
+        typer.echo(f"  {engine_line(engine)}")
     for stream in stats["streams"]:
         known = "complete" if stream["complete"] else "incomplete: events from before were lost"
         state = "following" if stream["connected"] else "not connected to"
@@ -157,6 +161,8 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
             found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
         plain = {name: value for name, value in found.items() if value is not None and not isinstance(value, list)}
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in plain.items())
+        for engine in found["told"]:
+            typer.echo(engine_line(engine))
 
 
 @app.command("reset")

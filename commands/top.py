@@ -11,6 +11,7 @@ import typer
 
 from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.engines import engine_line
 from kvproxy.commands.learned import answered
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import percent
@@ -182,8 +183,8 @@ def _learned(learned: dict[str, float]) -> list[tuple[str, str]]:
 def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
     if blocks is None:
         return [("prefix cache", "unknown: the upstream keeps its own")]
-    if blocks["num_blocks"] is None:
-        return [("prefix cache", f"{blocks['cached']:,} blocks mirrored"), ("evictions", f"{blocks['evictions']:,}")]
+    if blocks["engines"]:
+        return _upstream_pools(blocks)
     total = blocks["num_blocks"] - 1
     used, cached = round(_BAR * blocks["used"] / total), round(_BAR * blocks["cached"] / total)
     bar = "█" * used + "▒" * cached
@@ -192,4 +193,15 @@ def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
         ("prefix hits", percent(blocks["hit_rate"])),
         ("used, cached", f"{blocks['used']:,}, {blocks['cached']:,} of {total:,}"),
         ("evictions", f"{blocks['evictions']:,}"),
+    ]
+
+
+def _upstream_pools(blocks: dict[str, Any]) -> list[tuple[str, str]]:
+    told = [("engine", engine_line(engine)) for engine in blocks["told"]]
+    if blocks["cached"] is None:
+        return told
+    return [
+        ("prefix cache", f"{blocks['cached']:,} blocks mirrored"),
+        ("evictions", f"{blocks['evictions']:,}"),
+        *told,
     ]

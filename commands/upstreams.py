@@ -6,7 +6,7 @@ import typer
 
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_json
+from kvproxy.commands.output import percent, print_json
 from kvproxy.commands.table import print_table
 
 app = typer.Typer(help="The upstreams that requests are routed between.")
@@ -61,10 +61,16 @@ def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
     if any(each["streams"] for each in upstreams):
         columns["blocks#"] = [each["cached_blocks"] for each in upstreams]
         columns["mirror"] = [_mirror(each) for each in upstreams]
+    figures = [each["figures"] or {} for each in upstreams]
+    if any(figures):
+        columns["pool used#"] = [_share(each.get("usage")) for each in figures]
+        columns["waiting#"] = [each.get("waiting") for each in figures]
+        columns["reused#"] = [_share(_hit_rate(each)) for each in figures]
     print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream")
     for each in upstreams:
-        if each["error"]:
-            typer.echo(f"{each['url']}: {each['error']}")
+        for note in [each["error"], *each["notes"], *_predictions(each)]:
+            if note:
+                typer.echo(f"{each['url']}: {note}")
 
 
 def _mirror(upstream: dict[str, Any]) -> str:
@@ -73,3 +79,30 @@ def _mirror(upstream: dict[str, Any]) -> str:
     if not all(stream["connected"] for stream in upstream["streams"]):
         return "not connected"
     return "complete" if upstream["complete"] else "incomplete"
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else percent(value)
+
+
+def _hit_rate(figures: dict[str, Any]) -> float | None:
+    """Share of the prompt tokens that an engine found in its prefix cache, by its own figures."""
+    queries, hits = figures.get("queries"), figures.get("hits")
+    return hits / queries if queries and hits is not None else None
+
+
+def _predictions(upstream: dict[str, Any]) -> list[str]:
+    """For each model, what the upstream reported of its reuse, and how far predictions were from it."""
+    lines = []
+    for model, reuse in upstream["reuse"].items():
+        line = f"{model}: {reuse['cached_tokens']:,} of {reuse['prompt_tokens']:,} prompt tokens reused, as it reported"
+        if reuse["predictions"]:
+            wrong = reuse["too_high"] + reuse["too_low"]
+            line += f"; {reuse['exact']:,} of {reuse['predictions']:,} predictions exact"
+            if wrong:
+                line += (
+                    f", {reuse['too_high']:,} too high ({reuse['tokens_too_high']:,} tokens),"
+                    f" {reuse['too_low']:,} too low ({reuse['tokens_too_low']:,} tokens)"
+                )
+        lines.append(line)
+    return lines

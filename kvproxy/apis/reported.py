@@ -22,6 +22,9 @@ def reported_reuse(whole: JsonMap) -> tuple[int, int] | None:
         field(timings, "cache_n"),
     ]
     cached = next((count for each in told if (count := _count(each)) is not None), None)
+    if prompt is None and cached is not None and (computed := _count(field(timings, "prompt_n"))) is not None:
+        # A stream of llama.cpp has its timings, and its usage only where the client asks for it.
+        prompt = cached + computed
     return None if prompt is None or cached is None else (prompt, min(cached, prompt))
 
 

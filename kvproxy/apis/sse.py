@@ -37,6 +37,10 @@ class EventReader:
     def __init__(self) -> None:
         self._rest = bytearray()
 
+    def __len__(self) -> int:
+        """Bytes of an event that is not complete yet."""
+        return len(self._rest)
+
     def push(self, chunk: bytes) -> list[Event]:
         """The events that are complete with this chunk; those without data are left out."""
         # A boundary may have begun in the chunk before; anything further back was searched already.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvproxy.backends.admission import Admission
-from kvproxy.backends.prefix import NoPrefix, PrefixCache
+from kvproxy.backends.prefix import PrefixCache
 from kvproxy.backends.protocol import Backend
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
@@ -59,6 +59,7 @@ def _upstreams(settings: Settings) -> Built:
     from kvproxy.backends.upstreams.fleet import Fleet
     from kvproxy.backends.upstreams.mirrored_prefix import MirroredPrefix
     from kvproxy.backends.upstreams.tokenize import load_tokenizer
+    from kvproxy.backends.upstreams.told.prefix import ToldPrefix
 
     engines = [FleetEngine(server, settings.forward, settings.routing, settings.limits) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
@@ -67,4 +68,4 @@ def _upstreams(settings: Settings) -> Built:
         )
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
     mirrored = any(engine.mirror is not None for engine in engines)
-    return Built(fleet, MirroredPrefix(fleet) if mirrored else NoPrefix(), fleet=fleet)
+    return Built(fleet, MirroredPrefix(fleet) if mirrored else ToldPrefix(fleet), fleet=fleet)

@@ -11,20 +11,43 @@ from kvproxy.tiers.figures import TierFigures
 
 
 @dataclass(frozen=True, slots=True)
+class EnginePool:
+    """What an upstream says of its own pool. A field is None where it does not tell.
+
+    Attributes:
+        usage: share of the pool that requests hold.
+        running, waiting: its requests.
+        queries, hits: prompt tokens looked up in its prefix cache, and found.
+        age: seconds since it said so.
+    """
+
+    engine: str
+    num_blocks: int | None
+    usage: float | None
+    running: int | None
+    waiting: int | None
+    queries: int | None
+    hits: int | None
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixFigures:
     """Figures of a prefix cache.
 
     Attributes:
-        pool: the pool, or all mirrored pools together.
-        complete: whether the mirrors know everything; None for the embedded engine.
+        pool: the pool, or those of all upstreams together.
+        complete: whether the mirrors know everything; None for the embedded engine, and without mirrors.
         streams: how the mirrors' event streams fare.
-        engines: URLs of the mirrored engines.
+        engines: URLs of the upstreams; none for the embedded engine.
+        told: what each upstream says of itself, where it does.
     """
 
     pool: PoolFigures
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()
+    told: tuple[EnginePool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

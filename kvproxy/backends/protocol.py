@@ -36,6 +36,21 @@ class Generated:
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
 
 
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """The upstream that took a request.
+
+    Attributes:
+        upstream: its URL.
+        predicted: prompt tokens that its mirror said it would reuse; None where nothing was predicted.
+        reported: called once with the model, the prompt's tokens and those that were reused, where the upstream tells.
+    """
+
+    upstream: str
+    predicted: int | None
+    reported: Callable[[str, int, int], None]
+
+
 @dataclass(slots=True)
 class Relayed:
     """An upstream's answer that is on its way.
@@ -47,6 +62,7 @@ class Relayed:
         close: ends the work; safe to call at any time.
         when_begun: called once, when the body's first part comes.
         when_over: called once, when the body was read to its end, broke off or was closed, whatever comes first.
+        taker: the upstream that took the request; None where that was not decided here.
     """
 
     status: int
@@ -55,6 +71,7 @@ class Relayed:
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
     when_begun: list[Callable[[], None]] = field(default_factory=list)
     when_over: list[Callable[[], None]] = field(default_factory=list)
+    taker: Taker | None = None
 
     @property
     def streams(self) -> bool:

@@ -68,11 +68,24 @@ class BlockContent:
 
 @dataclass(frozen=True, slots=True)
 class PinRow:
-    """A pin: its name, the ids of the blocks that it holds, and the seconds that it has left; None for a pin without end."""
+    """A pin.
+
+    Attributes:
+        blocks: ids of the blocks that it holds, in the embedded engine's pool.
+        seconds_left: None for a pin without end.
+        tokens: tokens that are to be held, in front of an upstream.
+        held: how many of them it holds now.
+        computed: prompt tokens that were computed again for it, since it was made.
+        error: what stands in the way.
+    """
 
     name: str
     blocks: tuple[int, ...]
     seconds_left: float | None
+    tokens: int | None = None
+    held: int | None = None
+    computed: int | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,7 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """Figures of a pool; see `PoolStats` for what each counts.
+    """Figures of a pool; see `PoolStats` for what each counts. None is what nobody tells.
 
     Attributes:
         distinct: cached blocks, copies counted once.
@@ -114,13 +127,13 @@ class PoolFigures:
     num_blocks: int | None
     block_size: int | None
     free: int | None
-    cached: int
+    cached: int | None
     used: int | None
     usage: float | None
     queries: int | None
     hits: int | None
     hit_rate: float | None
-    evictions: int
+    evictions: int | None
     pinned: int | None
     distinct: int | None = None
     residency: ResidencyStats | None = None

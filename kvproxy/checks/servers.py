@@ -41,7 +41,7 @@ def check_proxy(url: str, token: str | None) -> str:
         token: its admin token; without it, a proxy beyond loopback does not tell why it is not ready.
 
     Raises:
-        KvproxyError: something else answers there, or the proxy is not ready.
+        KvproxyError: something else answers there, the proxy is not ready, or something is wrong between it and an upstream.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN: token} if token else {}
@@ -55,6 +55,9 @@ def check_proxy(url: str, token: str | None) -> str:
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:
         raise KvproxyError(f"{version} answers at {url}, but is not ready: {_reason(ready)}")
+    wrong = _notes(_get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers))
+    if wrong:
+        raise KvproxyError(f"{version} answers at {url}; {'; '.join(wrong)}")
     return f"{version} answers at {url}"
 
 
@@ -87,3 +90,13 @@ def _reason(response: "Response") -> str:
         return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         return "it tells the cause to its operator only, so give --token"
+
+
+def _notes(response: "Response | None") -> list[str]:
+    """What is wrong between a proxy and its upstreams; nothing where it has none, or does not tell us."""
+    if response is None or response.status_code != 200:
+        return []
+    try:
+        return [f"{each['url']}: {note}" for each in response.json() for note in each["notes"]]
+    except (ValueError, KeyError, TypeError):
+        return []

@@ -140,10 +140,17 @@ class FlightKeeper:
         self._keep = keep
 
     def push(self, source: Source, chunk: bytes) -> bool:
-        return self._reads(source) and source.said.push(chunk)
+        if self._reads(source):
+            complete = source.said.push(chunk)
+        else:
+            complete = False
+            if source.streams and source.status == 200:
+                source.said.listen(chunk)
+        source.prefix = source.said.reused or source.prefix
+        return complete
 
     def _reads(self, source: Source) -> bool:
-        """Whether what it says matters: to keep it, or to tell in the header what was reused."""
+        """Whether all that it says matters: to keep it, or to tell in the header what was reused."""
         told = source.streams or source.prefix is not None
         return self._keeps(source) or (source.status == 200 and not told)
 
@@ -151,15 +158,10 @@ class FlightKeeper:
         return self._keep and source.status == 200 and not source.private
 
     async def finish(self, source: Source) -> str | None:
-        if not self._reads(source):
-            return None
         try:
-            whole = await source.said.whole()
-            if whole is None:
-                return None
-            if source.prefix is None and (told := reported_reuse(whole)) is not None:
-                source.prefix = PrefixUse(*told)
-            return await self._shelf.put(self._asked, whole) if self._keeps(source) else None
+            whole = await source.said.whole() if self._reads(source) else None
+            self._tell(source, whole)
+            return await self._shelf.put(self._asked, whole) if whole is not None and self._keeps(source) else None
         except CacheStoreError:
             # The store has said so, once for all answers.
             return None
@@ -167,3 +169,10 @@ class FlightKeeper:
             # Whatever keeps an answer out of the cache must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)
             return None
+
+    def _tell(self, source: Source, whole: JsonObject | None) -> None:
+        """Take down what the upstream says that it reused."""
+        if source.prefix is None and whole is not None and (told := reported_reuse(whole)) is not None:
+            source.prefix = PrefixUse(*told)
+        if source.prefix is not None and source.taker is not None:
+            source.taker.reported(self._asked.request.model, source.prefix.prompt_tokens, source.prefix.cached_tokens)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvproxy.apis.api import Api
+from kvproxy.apis.assemblers.reuse import ReuseReader
 from kvproxy.apis.embedded import SPEAKERS
 from kvproxy.apis.embedded.speaker import Writer
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.request import ApiRequest
-from kvproxy.apis.sse import EventReader
-from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply
+from kvproxy.apis.sse import Event, EventReader
+from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, Taker
 from kvproxy.flow.outcome import PrefixUse
 
 JSON = ("content-type", "application/json")
@@ -31,6 +32,13 @@ class Said(Protocol):
     def push(self, chunk: bytes) -> bool:
         """Take a part that passes; whether the answer is complete with it."""
 
+    def listen(self, chunk: bytes) -> None:
+        """Take a part of a stream that is not kept: only what it says of reuse matters."""
+
+    @property
+    def reused(self) -> PrefixUse | None:
+        """What the upstream says that it reused, as far as a stream has told."""
+
     async def whole(self) -> JsonObject | None:
         """The answer as one object; None where it is broken, partial or too large."""
 
@@ -44,7 +52,8 @@ class Source:
         said: what it says.
         at_once: the body comes as one part when all is done.
         private: whether who sent it forbids to keep it for others.
-        prefix: what was reused of the prompt, where the backend tells; an upstream tells at the end.
+        prefix: what was reused of the prompt, where the backend tells; an upstream tells while its answer passes.
+        taker: the upstream that took the request; None for the embedded engine.
     """
 
     status: int
@@ -56,6 +65,17 @@ class Source:
     streams: bool = False
     private: bool = False
     prefix: PrefixUse | None = None
+    taker: Taker | None = None
+
+    @property
+    def upstream(self) -> str | None:
+        """URL of the upstream that took the request."""
+        return None if self.taker is None else self.taker.upstream
+
+    @property
+    def predicted(self) -> int | None:
+        """Prompt tokens that this upstream's mirror said it would reuse."""
+        return None if self.taker is None else self.taker.predicted
 
 
 def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
@@ -70,9 +90,9 @@ def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
         case Relayed():
             said = Recording(request.api, reply.streams, limit)
             private = forbids_keeping(reply.headers, request)
-            return Source(
-                reply.status, reply.headers, reply.chunks, said, reply.close, streams=reply.streams, private=private
-            )
+            source = Source(reply.status, reply.headers, reply.chunks, said, reply.close, private=private)
+            source.streams, source.taker = reply.streams, reply.taker
+            return source
 
 
 def forbids_keeping(headers: Headers, request: ApiRequest) -> bool:
@@ -119,6 +139,9 @@ def _generated(request: ApiRequest, reply: Generated, limit: int) -> Source:
 class _Written:
     """An embedded answer: it is known in typed form, so nothing is parsed."""
 
+    reused = None
+    """The engine tells it before the first part."""
+
     def __init__(self, writer: Writer, limit: int) -> None:
         self._writer = writer
         self._limit = limit
@@ -143,6 +166,9 @@ class _Written:
         self._size += len(chunk)
         return self._ended
 
+    def listen(self, chunk: bytes) -> None:
+        """There is nothing to learn."""
+
     async def whole(self) -> JsonObject | None:
         return self._writer.whole() if self._ended and self._size <= self._limit else None
 
@@ -161,11 +187,27 @@ class Recording:
         self._size = 0
         self._body: list[bytes] = []
         self._reader = EventReader()
+        self._reuse = ReuseReader()
         self._assembler = api.assembler() if stream else None
         self._lost = False
 
+    def listen(self, chunk: bytes) -> None:
+        self._events(chunk)
+
+    @property
+    def reused(self) -> PrefixUse | None:
+        return None if self._reuse.told is None else PrefixUse(*self._reuse.told)
+
+    def _events(self, chunk: bytes) -> list[Event]:
+        # What never ends an event is no stream; it must not pile up here.
+        events = self._reader.push(chunk) if len(self._reader) <= self._limit else []
+        for event in events:
+            self._reuse.take(event)
+        return events
+
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
+        events = self._events(chunk) if self._assembler is not None else []
         if self._lost or self._size > self._limit:
             self._lose()
             return False
@@ -173,7 +215,7 @@ class Recording:
             self._body.append(chunk)
             return False
         try:
-            for event in self._reader.push(chunk):
+            for event in events:
                 self._assembler.push(event)
         except Exception:
             # Whatever a server sends is the client's to judge; here it only means that nothing is kept.

@@ -50,6 +50,20 @@ class Metrics:
             "upstream",
             "of",
         )
+        self._engines = self._gauge(
+            "engine",
+            "What upstreams say of themselves: num_blocks, usage, running, waiting, queries, hits, age in seconds.",
+            "upstream",
+            "of",
+        )
+        self._reuse = self._gauge(
+            "reported_reuse",
+            "What upstreams say that they reused: answers that tell (reports), prompt_tokens, cached_tokens; and how many"
+            " predictions there were, exact, too_high and too_low.",
+            "upstream",
+            "model",
+            "of",
+        )
         self._entries = self._gauge("cache_entries", "Stored responses.")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -118,6 +132,12 @@ class Metrics:
         for name, value in figures.items():
             if value is not None:
                 self._upstreams.labels(status.url, name).set(value)
+        for name, value in (asdict(status.figures) if status.figures is not None else {}).items():
+            if isinstance(value, int | float):
+                self._engines.labels(status.url, name).set(value)
+        for model, reuse in status.reuse.items():
+            for name, value in asdict(reuse).items():
+                self._reuse.labels(status.url, model, name).set(value)
 
     def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int]) -> None:
         """Take over the counts of semantic decisions."""

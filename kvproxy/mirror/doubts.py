@@ -66,13 +66,17 @@ class Doubts:
         else:
             del self._copies[digest]
 
+    def grown(self, num_copies: int) -> None:
+        """The pool holds so many copies now, doubtful ones included: the most that are certain tell how much it can hold."""
+        self._most = max(self._most, num_copies - self._num_copies)
+
     def settle(self, num_copies: int) -> list[tuple[Hash, int]]:
         """The copies that were reports, once that is certain: names, and how many of each.
 
         Args:
             num_copies: how many copies the pool holds, these included.
         """
-        self._most = max(self._most, num_copies - self._num_copies)
+        self.grown(num_copies)
         oldest = next(iter(self._alone.values()), self._removals)
         if self._removals - oldest <= TURNS * self._most:
             return []

@@ -7,6 +7,7 @@ from kvproxy.mirror.endpoints import expand
 from kvproxy.mirror.groups import hash_size
 from kvproxy.mirror.match import MirrorMatch, Recipe, match, matched_tokens
 from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.recipe import named_alike
 from kvproxy.mirror.state import MirrorState, PoolKey
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.mirror.subscriber import Subscriber
@@ -63,11 +64,13 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """All pools, whichever socket told of them."""
-        if len(self.subscribers) == 1:
-            return self.subscribers[0].state
+        """All pools, whichever socket told of them; none of an engine that is gone, or may have been replaced."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
+            if not subscriber.is_believed:
+                continue
+            if len(self.subscribers) == 1:
+                return subscriber.state
             for key, pool in subscriber.state.pools.items():
                 rank = index if key.rank is None else key.rank
                 merged.pools[PoolKey(rank, key.medium, key.group)] = pool
@@ -103,6 +106,10 @@ class Mirror:
     def figures(self) -> PoolFigures:
         """Figures of all pools."""
         return view.stats(self.state())
+
+    def named_alike(self) -> bool | None:
+        """Whether the engine names blocks by the recipe that we were told; None while nothing tells."""
+        return named_alike(self.state(), self.hasher)
 
     def recipes(self) -> list[Recipe]:
         """How the engine names blocks: what `prepare` needs. Cheap; on the event loop."""

@@ -69,6 +69,7 @@ class MirroredPool:
                 self._doubts.add(block.hash, block.copies)
             else:
                 self._doubts.certain(block.hash)
+        self._doubts.grown(self.num_copies)
 
     def _blocks_of(self, event: Stored) -> Iterator[MirroredBlock]:
         """The blocks of a run; those that are new have no copy yet."""

@@ -32,6 +32,7 @@ class Sequencer:
         next: number of the batch that is due.
         wanted: number from which a replay should be asked for, None when nothing is missing.
         complete: whether everything since the publisher's start was applied.
+        doubted: whether what is known may be another process's: a connection was made, and no replay has shown yet who is there.
         resets: resets of the cache, told and confirmed.
     """
 
@@ -42,6 +43,7 @@ class Sequencer:
         self.next = 0
         self.wanted: int | None = None
         self.complete = True
+        self.doubted = False
         self.resets = Resets()
         self.counts = Counts()
         self.timestamp = float("-inf")
@@ -51,11 +53,18 @@ class Sequencer:
         self._replay: Replay | None = None
         self._failures = 0
         self._top = -1
+        # Whether the next batch is the first one of a publisher that nothing is known of.
+        self._joining = True
 
     def connected(self) -> None:
         """A connection was made: the publisher may be another one, or have said much before."""
         if self._replayable:
+            self.doubted = self.next > 0
             self._want(0)
+        elif self.next:
+            # Nobody can tell whether it is the same process. Its first batch, or a reset, makes the view complete again.
+            self._forget()
+            self._joining, self.complete = True, False
 
     def idle(self) -> None:
         """Nothing came for a while: the last batch may have been lost."""
@@ -94,7 +103,7 @@ class Sequencer:
         self._held[number] = payload
         if self._replayable:
             self._want(self._overlap())
-        elif len(self._held) > PATIENCE or not self.counts.batches:
+        elif len(self._held) > PATIENCE or self._joining:
             self._lose(min(self._held))
             self._drain()
 
@@ -167,6 +176,7 @@ class Sequencer:
             # It has no more than that: to ask for all of it once more would not help.
             self._asked_all = True
         self._failures = 0
+        self.doubted = self.doubted and self.wanted is not None
         self._resume()
 
     def fail_replay(self) -> None:
@@ -209,12 +219,13 @@ class Sequencer:
         else:
             self._state.apply(batch)
             self.timestamp = batch.timestamp
-            # After a reset of the cache nothing that was lost before matters.
-            self.complete = self.complete or batch.clears
+            # After a reset of the cache, and at the start of a run, nothing that was lost before matters.
+            self.complete = self.complete or batch.clears or number == 0
             if self.resets.voids(number, batch):
                 self._state.clear()
         self._seen.add(number, payload)
         self.next = number + 1
+        self._joining = False
         self.counts.batches += 1
 
     def cleared(self, mark: int) -> None:
@@ -248,4 +259,5 @@ class Sequencer:
         self._state.reset()
         self._seen.clear()
         self.next = 0
+        self.doubted = False
         self.timestamp = float("-inf")

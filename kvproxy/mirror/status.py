@@ -37,6 +37,7 @@ class StreamStatus:
         unknown_removals: removals of copies that were never seen.
         batches, duplicates, gaps, restarts, replays, losses, malformed: see `Counts`.
         error: the last thing that went wrong; None where nothing has.
+        replay_fails: whether the last request for missed batches was not answered.
     """
 
     endpoint: str
@@ -53,3 +54,4 @@ class StreamStatus:
     losses: int
     malformed: int
     error: str | None
+    replay_fails: bool = False

@@ -41,6 +41,8 @@ class Subscriber:
         self._troubles = Troubles(endpoint)
         self.sequencer = Sequencer(self.state, replayable=replay is not None, on_trouble=self._troubles.tell)
         self.is_connected = False
+        self._is_gone = False
+        self._replay_fails = False
         self._replay = replay
         self._topic = topic.encode()
         self._idle = idle
@@ -79,6 +81,11 @@ class Subscriber:
         if self._context is not None:
             self._context.destroy(linger=0)
 
+    @property
+    def is_believed(self) -> bool:
+        """Whether what is known is of a process that runs: one that is gone took its blocks with it."""
+        return not self._is_gone and not self.sequencer.doubted
+
     def status(self) -> StreamStatus:
         """How the stream fares."""
         return StreamStatus(
@@ -89,6 +96,7 @@ class Subscriber:
             silent_seconds=None if self._heard is None else round(time.monotonic() - self._heard, 1),
             unknown_removals=self.state.unknown,
             error=self._troubles.last,
+            replay_fails=self._replay_fails,
             **asdict(self.sequencer.counts),
         )
 
@@ -113,6 +121,7 @@ class Subscriber:
         while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._is_gone = not self.is_connected
             if self.is_connected:
                 self.sequencer.connected()
                 self._doubt.set()
@@ -163,6 +172,7 @@ class Subscriber:
             while await dealer.poll(REPLAY_TIMEOUT * 1000):
                 # vLLM has answered with a topic and without.
                 number, payload = ([b"", b""] + await dealer.recv_multipart())[-2:]
+                self._replay_fails = False
                 if number == END:
                     self.sequencer.end_replay()
                     return
@@ -170,6 +180,7 @@ class Subscriber:
                     self.sequencer.replayed(int.from_bytes(number, "big"), payload)
                 else:
                     self._misread("a message of a replay is no number and batch")
+        self._replay_fails = True
         self._troubles.tell(
             f"{self._replay} gave no answer to a request for missed ones: is the replay endpoint right?"
         )

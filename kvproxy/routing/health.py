@@ -31,6 +31,11 @@ class Health:
         return not self.ejected and not self.draining
 
     @property
+    def sound(self) -> bool:
+        """Whether it gets new requests, and answered when it was asked last."""
+        return self.failures == 0 and not self.draining
+
+    @property
     def state(self) -> str:
         """`draining`, `ejected` or `up`."""
         if self.draining:

@@ -73,7 +73,17 @@ class RoutingSettings(BaseModel):
 
     health_interval: float = Field(5.0, gt=0, description="Seconds between two probes of an upstream.")
     health_timeout: float = Field(5.0, gt=0, description="Seconds to wait for the answer to a probe.")
+    figures_interval: float = Field(
+        5.0, gt=0, description="Seconds between two looks at the figures that an upstream publishes at /metrics."
+    )
     eject_after: int = Field(3, ge=1, description="Failures in a row after which an upstream gets no requests.")
+    predicted_share: float = Field(
+        0.0625,
+        ge=0,
+        le=1,
+        description="Share of the requests to a single mirrored upstream whose reuse is predicted, to check its mirror. With"
+        " several, all are.",
+    )
     name: str | None = Field(
         None,
         description="Name of all upstreams together in cache keys; by default their URLs, so that others share no answers.",

@@ -159,3 +159,12 @@ def test_tokens_that_do_not_fit_the_names_are_not_believed() -> None:
     pool.store(Stored([8, 9], 7, [1, 2, 3, 4, 5, 6], SIZE))
     assert [block.tokens for block in pool.blocks.values()] == [(), ()]
     assert pool.follow(7, (1, 2), None) is None
+
+
+def test_what_the_pool_held_before_a_removal_counts_too() -> None:
+    """A pool that holds little gives up what it holds at once: that is no sign that the other copies were reports."""
+    pool = MirroredPool()
+    pool.store(Stored([2], None, [2], 1))
+    pool.store(Stored([1, 2], None, [1, 2], 1))
+    assert pool.remove(2)
+    assert {digest: block.copies for digest, block in pool.blocks.items()} == {1: 1, 2: 1}

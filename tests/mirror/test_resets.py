@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror import resets
@@ -157,6 +157,7 @@ actions = st.lists(
 
 
 @given(actions)
+@settings(deadline=None)
 def test_no_block_from_before_a_confirmed_reset_is_ever_shown(actions: list[str]) -> None:
     engine = Engine()
     mark: tuple[int, ...] | None = None

@@ -287,3 +287,21 @@ def test_what_breaks_while_a_batch_is_taken_over_costs_what_was_known_and_no_mor
     follower.settle()
     assert follower.held() == model.held
     assert follower.sequencer.complete
+
+
+def test_without_replay_a_new_connection_begins_anew() -> None:
+    model = Model()
+    follower = Follower(model, replayable=False)
+    follower.sequencer.connected()
+    for number in range(3):
+        follower.sequencer.live(*model.publish(model.store([number])))
+    assert follower.sequencer.complete
+    follower.sequencer.connected()
+    assert (follower.held(), follower.sequencer.complete) == (Counter(), False)
+    # The same process goes on, or another one begins; a joiner takes either.
+    follower.sequencer.live(*model.publish(model.store([7])))
+    assert (follower.held(), follower.sequencer.complete) == (Counter([7]), False)
+    follower.sequencer.connected()
+    model.restart()
+    follower.sequencer.live(*model.publish(model.store([9])))
+    assert (follower.held(), follower.sequencer.complete) == (Counter([9]), True)

@@ -226,3 +226,63 @@ async def test_when_one_endpoint_cannot_be_had_none_is_followed() -> None:
         assert [task for task in mirror.subscribers[0]._tasks if not task.done()] == []
     finally:
         taken.close()
+
+
+def shown(mirror: Mirror) -> set[Any]:
+    return {name for pool in mirror.state().pools.values() for name in pool.blocks}
+
+
+@pytest.mark.parametrize("replays", [True, False], ids=["replay", "no replay"])
+async def test_blocks_of_an_engine_that_is_gone_are_not_shown(replays: bool) -> None:
+    first = Sockets(Model())
+    ports = tuple(int(address.rsplit(":", 1)[1]) for address in (first.events, first.replay))
+    mirror = Mirror(first.events, first.replay if replays else None)
+    (subscriber,) = mirror.subscribers
+    await mirror.start()
+    try:
+        await until(lambda: subscriber.is_connected)
+
+        def told() -> bool:
+            # What is published before the subscription has reached the publisher is lost.
+            first.send(first.model.store([first.model.sequence]))
+            return bool(shown(mirror))
+
+        await until(told)
+        first.close()
+        await until(lambda: not subscriber.is_connected)
+        assert (shown(mirror), mirror.figures().cached, mirror.complete) == (set(), 0, False)
+        second = Sockets(Model(), ports=(ports[0], ports[1]))
+        seen: set[Any] = set()
+
+        def follows() -> bool:
+            seen.update(shown(mirror))
+            second.send(second.model.store([1000 + second.model.sequence]))
+            return bool(shown(mirror))
+
+        try:
+            await until(follows)
+            # At no moment was anything of the first one shown.
+            assert all(name >= 1000 for name in seen | shown(mirror))
+        finally:
+            second.close()
+    finally:
+        await mirror.close()
+
+
+async def test_a_connection_that_broke_costs_a_replay_and_nothing_else() -> None:
+    """The same process: a new connection shows what it showed before, once the replay has told that it is the same."""
+    sockets = Sockets(Model())
+    mirror = Mirror(sockets.events, sockets.replay)
+    (subscriber,) = mirror.subscribers
+    await mirror.start()
+    try:
+        sockets.send(sockets.model.store([1, 2]))
+        await until(lambda: shown(mirror) == {1, 2})
+        subscriber.sequencer.connected()
+        assert shown(mirror) == set()
+        subscriber._doubt.set()
+        await until(lambda: shown(mirror) == {1, 2})
+        assert (subscriber.status().restarts, subscriber.status().losses, mirror.complete) == (0, 0, True)
+    finally:
+        await mirror.close()
+        sockets.close()

@@ -1,9 +1,14 @@
 """One upstream with its mirror, load and health."""
 
 import asyncio
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kvproxy.backends.protocol import Taker
+from kvproxy.backends.upstreams.told.figures import EngineFigures, read_figures
+from kvproxy.backends.upstreams.told.reuse import ReuseFigures
+from kvproxy.backends.upstreams.told.watch import Watch
 from kvproxy.backends.upstreams.upstream import Upstream
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
@@ -17,6 +22,12 @@ from kvproxy.settings.limits import LimitSettings
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
+
+_MOST_MODELS = 64
+_OTHERS = "others"
+_LONGEST_PAGE = 4 * 2**20
+_SELDOM = 300.0
+"""Seconds until a server that has no figures is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,9 @@ class EngineStatus:
         error: what went wrong last; None after a success.
         cached_blocks: blocks that its mirror knows; None without a mirror, like the fields below.
         complete: whether the mirror knows everything.
+        reuse: what it said that it reused, by model.
+        figures: what it says of itself; None where it does not tell.
+        notes: what is wrong between it and us, a sentence each, with its fix.
     """
 
     url: str
@@ -46,6 +60,9 @@ class EngineStatus:
     cached_blocks: int | None
     complete: bool | None
     streams: tuple[StreamStatus, ...]
+    reuse: dict[str, ReuseFigures]
+    figures: EngineFigures | None
+    notes: tuple[str, ...]
 
 
 class FleetEngine:
@@ -76,6 +93,11 @@ class FleetEngine:
         self.load = Load()
         self.sent = 0
         self.mirror = _mirror(server)
+        self.reuse: dict[str, ReuseFigures] = {}
+        self._watch = Watch(server, self.mirror)
+        self._notes: list[str] = []
+        self._figures: tuple[float, EngineFigures] | None = None
+        self._ask_again = 0.0
 
     async def start(self) -> None:
         """Open connections and follow the engine's events."""
@@ -104,6 +126,29 @@ class FleetEngine:
             else:
                 self.health.failed(f"/health answered {status}")
 
+    async def look(self) -> None:
+        """Read what it says of itself, and see whether anything is wrong between it and us."""
+        if time.monotonic() >= self._ask_again:
+            try:
+                async with asyncio.timeout(self._probe_timeout):
+                    page = await self.upstream.page("/metrics", _LONGEST_PAGE)
+                found = None if page is None else await asyncio.to_thread(read_figures, page.decode("utf-8", "replace"))
+            except (TimeoutError, KvproxyError):
+                pass  # What it said last grows old, which its age tells.
+            except ValueError:
+                self._ask_again = time.monotonic() + _SELDOM
+            else:
+                self._figures = None if found is None else (time.monotonic(), found)
+                self._ask_again = 0.0 if found is not None else time.monotonic() + _SELDOM
+        self._notes = self._watch.look(up=not self.health.failures, figures=self.figures(), reuse=self.reuse)
+
+    def figures(self) -> EngineFigures | None:
+        """What it said last of itself, with its age."""
+        if self._figures is None:
+            return None
+        at, figures = self._figures
+        return replace(figures, age=round(time.monotonic() - at, 1))
+
     def candidate(self, prompt: Prompt | None) -> Candidate:
         """How it would fare with a prompt whose digests are there already; see `mirror.match.prepare`."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
@@ -125,7 +170,27 @@ class FleetEngine:
             cached_blocks=None if mirror is None else mirror.figures().cached,
             complete=None if mirror is None else mirror.complete,
             streams=() if mirror is None else tuple(mirror.streams()),
+            reuse=self.reuse,
+            figures=self.figures(),
+            notes=tuple(self._notes),
         )
+
+    def taker(self, predicted: int | None, work: int) -> Taker:
+        """Goes with an answer, so that what it reports comes back here.
+
+        Args:
+            predicted: tokens that it was expected to reuse; None where nobody knows.
+            work: tokens that it was expected to compute.
+        """
+        self._watch.computed(work, reported=False)
+
+        def reported(model: str, prompt_tokens: int, cached_tokens: int) -> None:
+            # A client that makes names up must not fill the memory.
+            name = model if model in self.reuse or len(self.reuse) < _MOST_MODELS else _OTHERS
+            self.reuse.setdefault(name, ReuseFigures()).add(prompt_tokens, cached_tokens, predicted)
+            self._watch.computed(prompt_tokens - cached_tokens, reported=True)
+
+        return Taker(self.url, predicted, reported)
 
 
 def _mirror(server: UpstreamServer) -> "Mirror | None":

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -31,10 +31,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Engines in the order in which to try them, and how many tokens each would have to compute."""
+    """Engines in the order in which to try them; how many tokens each would have to compute, and is known to reuse."""
 
     engines: list[FleetEngine]
     work: dict[str, int]
+    predicted: dict[str, int | None]
+
+
+class Checks:
+    """Which requests to a single upstream are predicted all the same, so that its mirror is checked.
+
+    Args:
+        share: of the requests, from 0 to 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._owed = 0.0
+
+    def due(self, engine: FleetEngine, request: ApiRequest) -> bool:
+        """Whether this request is one of them."""
+        if engine.mirror is None or not predictable(request):
+            return False
+        self._owed += self._share
+        due = self._owed >= 1.0
+        self._owed -= due
+        return due
 
 
 class Fleet:
@@ -53,28 +75,33 @@ class Fleet:
         self.forwarder: Forwarder | None = self
         self._ring = Ring({engine.url: engine.weight for engine in engines})
         self._interval = settings.health_interval
-        self._probing: asyncio.Task[None] | None = None
+        self._check = Checks(settings.predicted_share)
+        self._look_interval = settings.figures_interval
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         for engine in self.engines.values():
             await engine.start()
-        self._probing = asyncio.create_task(self._probe())
+        self._tasks = [
+            asyncio.create_task(self._each(FleetEngine.probe, self._interval)),
+            asyncio.create_task(self._each(FleetEngine.look, self._look_interval)),
+        ]
 
     async def close(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines.values():
             await engine.close()
 
-    async def _probe(self) -> None:
+    async def _each(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
+        """Do something with all engines at once, again and again."""
         while True:
-            for failed in await asyncio.gather(
-                *(engine.probe() for engine in self.engines.values()), return_exceptions=True
-            ):
+            done = await asyncio.gather(*map(work, self.engines.values()), return_exceptions=True)
+            for failed in done:
                 if isinstance(failed, Exception):
                     _log.error("a probe failed, and is tried again", exc_info=failed)
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(interval)
 
     def failure(self) -> str | None:
         engines = list(self.engines.values())
@@ -99,7 +126,7 @@ class Fleet:
         route = await self._route(request)
         for engine in route.engines[:-1]:
             try:
-                reply = await self._send(engine, request, route.work[engine.url])
+                reply = await self._send(engine, request, route)
             except UpstreamError as error:
                 if not (error.unsent or _repeatable(request)):
                     raise
@@ -108,8 +135,7 @@ class Fleet:
             if reply.status != 503:
                 return reply
             await reply.close()
-        last = route.engines[-1]
-        return await self._send(last, request, route.work[last.url])
+        return await self._send(route.engines[-1], request, route)
 
     def available(self) -> list[FleetEngine]:
         """Engines that may be asked; rather one that failed a moment ago than none.
@@ -131,15 +157,16 @@ class Fleet:
     async def _route(self, request: ApiRequest) -> _Route:
         available = self.available()
         length = len(request.raw) // _BYTES_PER_TOKEN
-        if len(available) == 1:
-            return _Route(available, {available[0].url: length})
+        if len(available) == 1 and not self._check.due(available[0], request):
+            return _Route(available, {available[0].url: length}, {available[0].url: None})
         order = self._ring.order(beginning(request))
         place = {name: index for index, name in enumerate(order)}
         prompt = await self._prompt(request, sorted(available, key=lambda engine: place[engine.url]))
         length = len(prompt.tokens) if prompt else length
         candidates = [engine.candidate(prompt) for engine in available]
         work = {candidate.name: length - (candidate.matched or 0) for candidate in candidates}
-        return _Route([self.engines[name] for name in choose(candidates, length, order)], work)
+        predicted = {candidate.name: candidate.matched for candidate in candidates if predictable(request)}
+        return _Route([self.engines[name] for name in choose(candidates, length, order)], work, predicted)
 
     async def _prompt(self, request: ApiRequest, available: Sequence[FleetEngine]) -> Prompt | None:
         """The request's tokens with their digests, where a mirror could know them."""
@@ -155,8 +182,8 @@ class Fleet:
         await asyncio.to_thread(prepare, prompt, [recipe for mirror in mirrors for recipe in mirror.recipes()])
         return prompt
 
-    async def _send(self, engine: FleetEngine, request: ApiRequest, work: int) -> Relayed:
-        ticket = engine.load.add(work)
+    async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> Relayed:
+        ticket = engine.load.add(route.work[engine.url])
         engine.sent += 1
         try:
             reply = await engine.upstream.send(request)
@@ -169,6 +196,7 @@ class Fleet:
             engine.health.succeeded()
         reply.when_begun.append(ticket.begun)
         reply.when_over.append(ticket.ended)
+        reply.taker = engine.taker(route.predicted.get(engine.url), route.work[engine.url])
         return reply
 
     def _first(self) -> FleetEngine:
@@ -196,6 +224,11 @@ def beginning(request: ApiRequest) -> bytes:
     prompt = [body.get(name) for name in ("system", "instructions", "tools", "messages", "prompt", "input")]
     text = orjson.dumps([part for part in prompt if part is not None])
     return hashlib.sha256(request.model.encode("utf-8", "replace") + text[:_BEGINNING]).digest()
+
+
+def predictable(request: ApiRequest) -> bool:
+    """Whether an engine looks its prefix cache up for a request: log-probabilities of the prompt need all of it computed."""
+    return request.body.get("prompt_logprobs") is None and not request.body.get("echo")
 
 
 def _repeatable(request: ApiRequest) -> bool:

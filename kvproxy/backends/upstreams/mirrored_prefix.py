@@ -3,29 +3,23 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kvproxy.apis.json import field, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix import (
     EngineReset,
-    NoPrefix,
-    PrefixFigures,
     PrefixReport,
     ResetReport,
     SpelledDivergence,
 )
 from kvproxy.backends.protocol import Relayed
 from kvproxy.backends.upstreams.engine import FleetEngine
-from kvproxy.backends.upstreams.fleet import Fleet
+from kvproxy.backends.upstreams.told.prefix import ToldPrefix
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache
 from kvproxy.mirror import view
 from kvproxy.mirror.match import MirrorMatch, prepare
 from kvproxy.mirror.prompt import Prompt
-
-if TYPE_CHECKING:
-    from kvproxy.mirror.mirror import Mirror
 
 _SPELLED = 50
 """Chains whose beginning is turned into text, which may cost a request each."""
@@ -35,14 +29,8 @@ _RESETS = ("/reset_prefix_cache", "/flush_cache")
 """vLLM's route (in its development mode), and SGLang's."""
 
 
-class MirroredPrefix(NoPrefix):
+class MirroredPrefix(ToldPrefix):
     """All engines' mirrors; see `PrefixCache`. What an engine does not publish is refused, as where there is no mirror."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def _mirrors(self) -> "list[tuple[FleetEngine, Mirror]]":
-        return [(engine, engine.mirror) for engine in self._fleet.engines.values() if engine.mirror is not None]
 
     async def blocks(self) -> list[BlockRow]:
         return [row for engine, mirror in self._mirrors() for row in view.list_blocks(mirror.state(), engine.url)]
@@ -67,22 +55,6 @@ class MirroredPrefix(NoPrefix):
         if len({content.block.hash for content in found}) > 1:
             raise InvalidRequest(f"{len(found)} blocks' hashes begin with {name[:80]!r}: give more of the hash")
         return replace(found[0], text=await self._text(found[0].tokens)) if found else None
-
-    async def figures(self) -> PrefixFigures:
-        mirrors = self._mirrors()
-        pools = [mirror.figures() for _, mirror in mirrors]
-        total = replace(
-            pools[0],
-            cached=sum(pool.cached for pool in pools),
-            distinct=sum(pool.distinct or 0 for pool in pools),
-            evictions=sum(pool.evictions for pool in pools),
-        )
-        return PrefixFigures(
-            total,
-            complete=all(mirror.complete for _, mirror in mirrors),
-            streams=tuple(stream for _, mirror in mirrors for stream in mirror.streams()),
-            engines=tuple(engine.url for engine, _ in mirrors),
-        )
 
     async def reset(self) -> ResetReport:
         """Ask every engine. The mirror of one that confirms it is emptied at once: vLLM publishes it only with its next step.
@@ -116,7 +88,9 @@ class MirroredPrefix(NoPrefix):
             return PrefixReport(reason=error.message)
         mirrors = self._mirrors()
         await asyncio.to_thread(prepare, prompt, [recipe for _, mirror in mirrors for recipe in mirror.recipes()])
-        found = [(engine, mirror, *best) for engine, mirror in mirrors if (best := mirror.match(prompt)) is not None]
+        # What an engine holds that gets no request, or failed a moment ago, is of no use to this one.
+        sound = [(engine, mirror) for engine, mirror in mirrors if engine.health.sound]
+        found = [(engine, mirror, *best) for engine, mirror in sound if (best := mirror.match(prompt)) is not None]
         if not found:
             return _nothing_known(prompt)
         engine, mirror, rank, match = max(found, key=lambda item: item[3].matched_tokens)

@@ -96,6 +96,23 @@ class Upstream:
         await reply.close()
         return reply.status
 
+    async def page(self, path: str, most: int) -> bytes | None:
+        """A page of its own, which waits for no other request; None where it answers otherwise than with 200.
+
+        Args:
+            most: bytes that are read of it.
+        """
+        reply = await self._request("GET", path, {"accept-encoding": "identity"}, b"")
+        read = bytearray()
+        try:
+            async for chunk in reply.chunks:
+                read += chunk
+                if len(read) > most:
+                    break
+        finally:
+            await reply.close()
+        return bytes(read[:most]) if reply.status == 200 else None
+
     async def _request(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
         sent = self._headers(headers, path, whole=isinstance(body, bytes))
         # A body that comes in parts is used up by the first try.

@@ -1,0 +1,46 @@
+"""Tests with real engines: collected only where KVPROXY_ENGINES names the folder that holds them (`make test-engines`)."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+FOLDER = os.environ.get("KVPROXY_ENGINES")
+if FOLDER is None:
+    collect_ignore_glob = ["test_*.py"]
+
+_ROWS = pytest.StashKey[list[tuple[str, str]]]()
+Table = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="session")
+def engines() -> Path:
+    """The folder of the engines."""
+    assert FOLDER is not None
+    return Path(FOLDER).resolve()
+
+
+@pytest.fixture(scope="session")
+def chats() -> int:
+    """How many random chats a test sends."""
+    return int(os.environ.get("KVPROXY_CHATS", "1000"))
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Table:
+    """Takes a figure for the table that is printed at the end."""
+
+    def add(name: str, figure: object) -> None:
+        request.config.stash.setdefault(_ROWS, []).append((name, str(figure)))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    rows = config.stash.get(_ROWS, [])
+    if rows:
+        terminalreporter.section("what was seen with real engines")
+        width = max(len(name) for name, _ in rows)
+        for name, figure in rows:
+            terminalreporter.line(f"{name:<{width}}  {figure}")

@@ -1,0 +1,90 @@
+"""What is told before a request equals what vLLM reports after it: under eviction, after resets, kills and late joins."""
+
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.settings import load_settings
+from tests.engines.chats import Chats, Tally, Teller
+from tests.engines.conftest import Table
+from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running, until
+from tests.servers import run_proxy
+
+pytestmark = pytest.mark.engines
+
+
+def settings(data: Path, *engines: Vllm, **routing: object) -> object:
+    told = {"health_interval": 0.5, "predicted_share": 1.0} | routing
+    upstreams = [engine.upstream() for engine in engines]
+    return load_settings(data=data, upstreams=upstreams, cache={"enabled": False}, routing=told)
+
+
+def evictions(url: str) -> int:
+    found: int = httpx.get(f"{url}/admin/blocks/stats").raise_for_status().json()["evictions"]
+    return found
+
+
+@pytest.mark.parametrize("model", [PLAIN, HYBRID], ids=lambda model: model.name)
+def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
+    vllm = Vllm(engines, model, tmp_path / "vllm.log")
+    source, tally, part = Chats(7, 1200 if model is PLAIN else 1000), Tally(), chats // 5
+    with running(vllm):
+        with run_proxy(settings(tmp_path / "first", vllm)) as (url, _), closing(Teller(url, model.name)) as teller:
+            teller.run(source, part, tally)
+            evicted = evictions(url)
+            assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
+            teller.run(source, part, tally)
+        # Nobody listens meanwhile: what this mirror knows, it must ask for.
+        with run_proxy(settings(tmp_path / "second", vllm)) as (url, _), closing(Teller(url, model.name)) as teller:
+            teller.run(source, part, tally)
+            last = source.next()
+            teller.ask(last)
+            teller.settled()
+            assert teller.explain(last)["matched_tokens"] > 0
+            vllm.kill()
+            until(lambda: teller.upstreams()[0]["cached_blocks"] == 0)
+            vllm.start()
+            vllm.wait()
+            until(lambda: teller.upstreams()[0]["state"] == "up")
+            teller.run(source, part, tally)
+            assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
+            teller.run(source, chats - 4 * part, tally)
+            evicted += evictions(url)
+            # The proxy counts the same itself.
+            (reuse,) = teller.upstreams()[0]["reuse"].values()
+    table(f"predictions, {model.name}", f"{tally}, {evicted} evictions seen")
+    assert tally.wrong == []
+    assert (reuse["too_high"], reuse["too_low"]) == (0, 0)
+    assert reuse["predictions"] == reuse["exact"] > 0
+    assert evicted > 0 or chats < 100
+
+
+def test_predictions_with_two_engines(engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
+    pair = [Vllm(engines, PLAIN, tmp_path / f"{number}.log") for number in range(2)]
+    source, tally = Chats(11, 1200), Tally()
+    with (
+        running(*pair),
+        run_proxy(settings(tmp_path / "proxy", *pair)) as (url, _),
+        closing(Teller(url, PLAIN.name)) as teller,
+    ):
+        before = {engine.url: 0 for engine in pair}
+        for _ in range(chats // 2):
+            teller.settled()
+            chat = source.next()
+            told = teller.explain(chat)["engines"]
+            usage = teller.ask(chat)
+            now = {each["url"]: each["sent"] for each in teller.upstreams()}
+            (took,) = (name for name in now if now[name] > before[name])
+            before, reported = now, usage["prompt_tokens_details"]["cached_tokens"]
+            if told[took] != reported:
+                tally.wrong.append((tally.chats, told[took], reported))
+            tally.chats, tally.reused = tally.chats + 1, tally.reused + reported
+            tally.prompt_tokens += usage["prompt_tokens"]
+        figures = [reuse for each in teller.upstreams() for reuse in each["reuse"].values()]
+    table("predictions, two engines", f"{tally}; sent to each: {', '.join(map(str, before.values()))}")
+    assert tally.wrong == []
+    assert all(each["too_high"] == each["too_low"] == 0 for each in figures)
+    assert sum(each["exact"] for each in figures) == tally.chats
+    assert min(before.values()) > 0

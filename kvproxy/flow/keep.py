@@ -14,6 +14,7 @@ from kvproxy.flow.source import Source
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.journal.draft import Draft
 from kvproxy.settings import CacheSettings
 
 _log = logging.getLogger("kvproxy")
@@ -25,12 +26,14 @@ class Asked:
 
     Attributes:
         cacheable: whether an equal request may be given the same answer.
+        draft: its record, as far as it goes.
         near: what was found of similar questions, whose answers the fresh one may be compared with.
     """
 
     request: ApiRequest
     key: CacheKey
     cacheable: bool
+    draft: Draft
     near: Lookup | None = None
 
 
@@ -124,6 +127,7 @@ class FlightKeeper:
             whole = await source.said.whole()
             if whole is None:
                 return None
+            source.usage = self._asked.request.api.usage(whole)
             if source.prefix is None and (told := reported_reuse(whole)) is not None:
                 source.prefix = PrefixUse(*told)
             return await self._shelf.put(self._asked, whole) if self._keeps(source) else None

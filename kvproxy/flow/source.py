@@ -1,8 +1,9 @@
 """A backend's answer as bytes for the client, and what it says: typed pieces written once, or bytes read as they pass."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
@@ -45,6 +46,10 @@ class Source:
         at_once: the body comes as one part when all is done.
         private: whether who sent it forbids to keep it for others.
         prefix: what was reused of the prompt, where the backend tells; an upstream tells at the end.
+        usage: tokens of the prompt and of the answer, known at the end where the answer is read.
+        opened: when it began, by `time.perf_counter`.
+        upstream: URL of the server that answers; None for the embedded engine.
+        predicted: tokens of the prompt that a mirror said it would reuse.
     """
 
     status: int
@@ -56,6 +61,10 @@ class Source:
     streams: bool = False
     private: bool = False
     prefix: PrefixUse | None = None
+    usage: tuple[int, int] | None = None
+    opened: float = field(default_factory=time.perf_counter)
+    upstream: str | None = None
+    predicted: int | None = None
 
 
 def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:

@@ -14,6 +14,7 @@ from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.rules import Access
 from kvproxy.http.metrics import Metrics
+from kvproxy.journal.opening import open_journal
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 
@@ -65,13 +66,14 @@ class Services:
             await self.answerer.observer.close()
         await self.answerer.backend.close()
         await asyncio.to_thread(self.answerer.cache.close)
+        await asyncio.to_thread(self.answerer.journal.close)
 
 
 def build(settings: Settings) -> Services:
     """Open the store, load embedder and model.
 
     Raises:
-        SettingsError: the store, the embedder or a tier cannot be used.
+        SettingsError: the store, the embedder, the journal or a tier cannot be used.
         ModelUnsupported: the model cannot.
     """
     metrics = Metrics()
@@ -81,7 +83,9 @@ def build(settings: Settings) -> Services:
         built.worker.observe = metrics.generated
     cache = open_response_cache(settings.store_where, settings.cache, embedder=settings.embedder, data=settings.data)
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    return Services(settings, Answerer(built.backend, cache, settings.cache, observer=observer), metrics, built)
+    journal = open_journal(settings.data, settings.journal, cache.store)
+    answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
+    return Services(settings, answerer, metrics, built)
 
 
 def services(request: Request) -> Services:

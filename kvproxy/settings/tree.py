@@ -25,6 +25,7 @@ from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.tiers import TierSettings
@@ -79,6 +80,7 @@ class Settings(BaseSettings):
         " requests_per_minute. With any, nobody else may.",
     )
     limits: LimitSettings = LimitSettings()
+    journal: JournalSettings = JournalSettings()
 
     @field_validator("store", mode="before")
     @classmethod

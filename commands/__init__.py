@@ -19,6 +19,8 @@ from kvproxy.commands import (
     explain,
     feedback,
     keys,
+    log,
+    log_sums,
     serve,
     simulate,
     top,
@@ -55,6 +57,9 @@ blocks.app.command("tiers")(blocks_tiers.tiers)
 blocks.app.command("clear-tier")(blocks_tiers.clear_tier)
 app.add_typer(upstreams.app, name="upstreams")
 app.add_typer(keys.app, name="keys")
+app.add_typer(log.app, name="log")
+log.app.command("top")(log_sums.top)
+log.app.command("hist")(log_sums.hist)
 app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)

@@ -1,8 +1,6 @@
 """A record under way: references to what the flow has at hand. Nothing is computed of them on the event loop."""
 
-from dataclasses import dataclass, field
 from time import perf_counter
-from time import time as now
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
@@ -11,11 +9,11 @@ from kvproxy.index.lookup import Lookup
 from kvproxy.journal.record import Layer
 
 
-@dataclass(slots=True)
 class Draft:
     """What is known of a request so far. The flow fills it in; the journal makes a `Record` of it, in its own thread.
 
-    Times of steps are those of `time.perf_counter`; 0 where the step was not taken.
+    Times of steps are those of `time.perf_counter`; 0 where the step was not taken. What most requests lack stands in the class,
+    so that a hit has little to set.
 
     Attributes:
         time: when it came, in seconds since the epoch.
@@ -37,11 +35,6 @@ class Draft:
             and the proxy began to answer, and the answer ended.
     """
 
-    api: str
-    request_id: str
-    tenant: str
-    request: ApiRequest | None = None
-    time: float = field(default_factory=now)
     key: str | None = None
     parts: JsonObject | None = None
     layer: Layer = "error"
@@ -60,9 +53,16 @@ class Draft:
     completion_tokens: int | None = None
     reused_tokens: int | None = None
     predicted_tokens: int | None = None
-    began: float = field(default_factory=perf_counter)
     looked: float = 0.0
     judged: float = 0.0
     opened: float = 0.0
     first: float = 0.0
     ended: float = 0.0
+
+    def __init__(self, api: str, request_id: str, tenant: str, request: ApiRequest | None, time: float) -> None:
+        self.api = api
+        self.request_id = request_id
+        self.tenant = tenant
+        self.request = request
+        self.time = time
+        self.began = perf_counter()

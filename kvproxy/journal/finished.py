@@ -7,7 +7,7 @@ from kvproxy.journal.reasons import reason_of, telling
 from kvproxy.journal.record import Layer, Record
 
 _CLIENT = "client:"
-_LONGEST_ID = 128
+LONGEST_ID = 128
 
 
 def finished(draft: Draft) -> Record:
@@ -18,9 +18,9 @@ def finished(draft: Draft) -> Record:
     return Record(
         number=0,
         time=draft.time,
-        request_id=draft.request_id[:_LONGEST_ID],
+        request_id=draft.request_id[:LONGEST_ID],
         tenant=draft.tenant,
-        client=draft.tenant.removeprefix(_CLIENT) if draft.tenant.startswith(_CLIENT) else None,
+        client=client_of(draft.tenant),
         api=draft.api,
         model=request.model if request is not None else "",
         upstream=draft.upstream,
@@ -28,6 +28,7 @@ def finished(draft: Draft) -> Record:
         layer=_layer(draft, reason),
         reason=reason,
         changed=None,
+        gone=None,
         entry=draft.entry if hit is None else hit.id,
         near=None if near is None else near.id,
         similarity=None if near is None else near.similarity,
@@ -45,8 +46,15 @@ def finished(draft: Draft) -> Record:
         total_ms=_between(draft.began, [draft.ended, draft.first]),
         tags=",".join(request.control.tags) if request is not None and request.control.tags else "",
         key=draft.key,
+        prompt=None,
+        against=None,
         text=None,
     )
+
+
+def client_of(tenant: str) -> str | None:
+    """The name of a client with a key of this proxy."""
+    return tenant[len(_CLIENT) :] if tenant.startswith(_CLIENT) else None
 
 
 def _layer(draft: Draft, reason: str) -> Layer:

@@ -1,5 +1,6 @@
 """The journal: takes what becomes of requests, and writes it down in a thread of its own."""
 
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from kvproxy.errors import SettingsError
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Gone, Writer
@@ -23,7 +25,6 @@ _MOST_WAITING = 20_000
 _MOST_BYTES = 64 * 2**20
 """Bytes of requests that may wait to be written; of what comes then, no regions and no text are kept."""
 _PRUNE_EVERY = 10.0
-_LATEST = 1_000
 _log = logging.getLogger("kvproxy")
 
 
@@ -37,7 +38,7 @@ class Journal(Protocol):
         """Take note of entries that are no longer stored."""
 
     def latest(self, limit: int) -> list[Record]:
-        """The last records, the newest first."""
+        """The last records, the newest first. Reads the file."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -85,7 +86,6 @@ class FileJournal:
         self._waiting: deque[Draft] = deque()
         self._went: deque[Gone] = deque()
         self._bytes = 0
-        self._latest: deque[Record] = deque(maxlen=_LATEST)
         self._wake = threading.Event()
         self._writing = threading.Lock()
         self._closing = False
@@ -107,7 +107,9 @@ class FileJournal:
         self._went.extend(entries)
 
     def latest(self, limit: int) -> list[Record]:
-        return list(self._latest)[: -limit - 1 : -1]
+        self.flush()
+        with contextlib.closing(Reader(self.path)) as reader:
+            return reader.records(Query(limit=limit))
 
     def flush(self) -> None:
         """Write what has come until now."""
@@ -129,14 +131,14 @@ class FileJournal:
         if not self._waiting:
             self._bytes = 0
         try:
-            self._latest.extend(self._writer.write(drafts, gone))
+            self._writer.write(drafts, gone)
         except sqlite3.Error as error:
             self._lose(drafts, error)
         except Exception:
             # One of them is of a kind that none of this foresaw; it goes alone.
             for draft in drafts:
                 try:
-                    self._latest.extend(self._writer.write([draft], gone))
+                    self._writer.write([draft], gone)
                 except Exception as error:
                     self._lose([draft], error)
 

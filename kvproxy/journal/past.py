@@ -73,20 +73,26 @@ class Past:
         # It may have gone since.
         self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, now])
 
+    def asked(self, prompts: Iterable[tuple[int, int]]) -> None:
+        """Numbers of the last records in which prompts were asked, and of these prompts."""
+        self._connection.executemany("update prompts set last = ? where number = ?", prompts)
+
     def bury(self, gone: Iterable[tuple[bytes, Why, float]]) -> None:
         """Entries are no longer stored: their keys, why, and when."""
         self._connection.executemany("insert or replace into tombstones (key, why, time) values (?, ?, ?)", gone)
 
-    def why_gone(self, key: bytes, known: Prompt | None, now: float) -> str | None:
-        """Why the answer to an equal request is no longer there; None where none was stored."""
-        sql = "select why from tombstones where key = ? and time <= ?"
+    def why_gone(self, key: bytes, known: Prompt | None, now: float) -> tuple[str, float | None] | None:
+        """Why the answer to an equal request is no longer there, and since when; None where none was stored."""
+        sql = "select why, time from tombstones where key = ? and time <= ?"
         row = self._connection.execute(sql, [key, now + _SLACK]).fetchone()
         if row is not None:
-            return str(row[0])
+            expired = row[0] == "expired" and known is not None and known.expires is not None
+            return str(row[0]), known.expires if known is not None and expired else float(row[1])
         if known is None or known.entry is None:
             return None
         # Housekeeping may not have come by yet; and what another process removed is not told here.
-        return "expired" if known.expires is not None and known.expires <= now + _SLACK else "removed"
+        over = known.expires is not None and known.expires <= now + _SLACK
+        return ("expired", known.expires) if over else ("removed", None)
 
     def change(self, key: bytes, regions: Regions) -> Change | None:
         """How a request differs from the one most like it among those with the same question."""

@@ -148,3 +148,10 @@ def reason_of_neighbour(near: Candidate) -> str | None:
     if near.verdict == "vetoed":
         return f"veto-{near.guard}"
     return _VERDICTS.get(near.verdict)
+
+
+def meaning(token: str) -> str:
+    """The sentence of a token."""
+    if token.startswith("prefix-"):
+        return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
+    return REASONS.get(token, "")

@@ -24,6 +24,7 @@ class Record:
         status: HTTP status.
         layer, reason: who answered, and why; see `reasons.py`.
         changed: the regions that differ from an earlier request with the same question, where the reason is `miss-changed`.
+        gone: when the stored answer to an equal request went, where the reason is that it has.
         entry: id of the stored response that answered, or that was made.
         near: id of the similar question's entry that was judged.
         similarity, score, error: of that neighbour: cosine, the verifier's score, the expected share of wrong answers.
@@ -36,7 +37,9 @@ class Record:
         first_ms, total_ms: time until the answer to the client began and ended.
         tags: names that the request gave its answer.
         key: the first 32 digits of the exact key.
-        text: what was kept of the request's text.
+        prompt: number of what was asked: equal requests have the same.
+        against: number of the prompt that `changed` compares it with.
+        text: the beginning of the question, where text is kept.
     """
 
     number: int
@@ -51,6 +54,7 @@ class Record:
     layer: Layer
     reason: str
     changed: str | None
+    gone: float | None
     entry: str | None
     near: str | None
     similarity: float | None
@@ -68,4 +72,6 @@ class Record:
     total_ms: float | None
     tags: str
     key: str | None
+    prompt: int | None
+    against: int | None
     text: str | None

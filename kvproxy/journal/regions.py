@@ -12,7 +12,7 @@ SIZE = 8
 """Bytes of a digest."""
 _LISTS = ("messages", "input")
 """Fields whose items are regions of their own."""
-_QUESTIONS = ("messages", "input", "prompt")
+QUESTIONS = ("messages", "input", "prompt")
 _LONGEST_NAME = 80
 
 
@@ -59,7 +59,7 @@ def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
 
 def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
     """The settings by their names, then tools and system prompt, then what is asked: as a template puts them together."""
-    last = ("tools", "system", "instructions", *_QUESTIONS)
+    last = ("tools", "system", "instructions", *QUESTIONS)
     for name in sorted(body.keys() - set(last)):
         yield name[:_LONGEST_NAME], body[name]
     for name in last:
@@ -78,7 +78,7 @@ def regions_of(whole: JsonObject) -> Regions:
     for place, (name, value) in enumerate(parts_of(whole)):
         names.append(name)
         digests.append(_digest(value))
-        if name.partition("[")[0] in _QUESTIONS:
+        if name.partition("[")[0] in QUESTIONS:
             question = place
     return Regions(tuple(names), tuple(digests), question)
 

@@ -1,11 +1,10 @@
 """What requests cost and saved in sum, by day, tenant, model, layer and tag. No removal of records shrinks it."""
 
 import sqlite3
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvproxy.journal.record import Record
+from kvproxy.journal.record import Layer
 
 _COLUMNS = (
     "requests",
@@ -48,17 +47,6 @@ class Total:
     first_seconds: float = 0.0
     seconds: float = 0.0
 
-    def add(self, record: Record, saved_seconds: float) -> None:
-        """Count one request."""
-        self.requests += 1
-        self.prompt_tokens += record.prompt_tokens or 0
-        self.completion_tokens += record.completion_tokens or 0
-        self.reused_tokens += record.reused_tokens or 0
-        self.saved_seconds += saved_seconds
-        self.expected_wrong += (record.error or 0.0) if record.layer == "semantic" else 0.0
-        self.first_seconds += (record.first_ms or 0.0) / 1000
-        self.seconds += (record.total_ms or 0.0) / 1000
-
 
 class Totals:
     """Sums that are not written yet."""
@@ -67,15 +55,13 @@ class Totals:
         self._sums: dict[Place, Total] = {}
         self._day = (0.0, "")
 
-    def count(self, record: Record, tags: Iterable[str], saved_seconds: float) -> None:
-        """Count one request, under each of its tags too."""
-        day = self._date(record.time)
-        for tag in (ALL, *tags):
-            place = (day, record.tenant, record.model, record.layer, tag)
-            total = self._sums.get(place)
-            if total is None:
-                total = self._sums[place] = Total()
-            total.add(record, saved_seconds)
+    def of(self, time: float, tenant: str, model: str, layer: Layer, tag: str = ALL) -> Total:
+        """The sum that a request of a moment counts for."""
+        place = (self._date(time), tenant, model, layer, tag)
+        total = self._sums.get(place)
+        if total is None:
+            total = self._sums[place] = Total()
+        return total
 
     def _date(self, time: float) -> str:
         if not self._day[0] <= time < self._day[0] + 86_400:

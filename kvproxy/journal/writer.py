@@ -2,18 +2,18 @@
 
 import sqlite3
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from kvproxy.apis.json import field
+from kvproxy.index.entry import Entry
 from kvproxy.index.store import Why
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.finished import finished
+from kvproxy.journal.finished import LONGEST_ID, client_of, finished
 from kvproxy.journal.past import Past, Prompt
 from kvproxy.journal.reasons import reason_of_neighbour, telling
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import regions_of, written
-from kvproxy.journal.totals import Totals
+from kvproxy.journal.totals import ALL, Totals
 from kvproxy.journal.words import Words
 from kvproxy.settings.journal import JournalSettings
 
@@ -22,12 +22,18 @@ _KNOWN = 20_000
 """Keys whose prompts are held in memory, so that a hit costs no look into the file."""
 _BEGINNING = 200
 _COLUMNS = (
-    "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, against, prompt, entry, near,"
-    " similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
+    "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, gone, against, prompt,"
+    " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
     " semantic_us, backend_us, first_us, total_us, tags"
 )
 _INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
+_HIT_COLUMNS = (
+    "number, time, request, tenant, client, api, model, status, layer, reason, prompt, entry, prompt_tokens,"
+    " completion_tokens, exact_us, first_us, total_us, tags"
+)
+_INSERT_HIT = f"insert into records ({_HIT_COLUMNS}) values ({', '.join('?' * (_HIT_COLUMNS.count(',') + 1))})"
 _PRUNED_AT_ONCE = 5_000
+_BEYOND = 2**62
 Gone = tuple[str, Why, float]
 """The key of an entry that went, why, and when."""
 
@@ -47,53 +53,101 @@ class Writer:
         self._clock = clock
         self._words = Words(connection)
         self._past = Past(connection, self._words)
-        self._known: OrderedDict[str, Prompt] = OrderedDict()
+        self._known: dict[str, Prompt] = {}
         self._totals = Totals()
 
-    def write(self, drafts: Sequence[Draft], gone: Sequence[Gone]) -> list[Record]:
-        """Keep what happened, in one transaction; the records."""
+    def write(self, drafts: Sequence[Draft], gone: Sequence[Gone]) -> None:
+        """Keep what happened, in one transaction."""
         try:
             with self._connection:
                 self._connection.execute("begin immediate")
                 self._past.bury((_short(key), why, time) for key, why, time in gone)
                 row = self._connection.execute("select max(number) from records").fetchone()
-                first = (row[0] or 0) + 1
-                made = [self._record(draft, first + place) for place, draft in enumerate(drafts)]
-                self._connection.executemany(_INSERT, [row for _, row in made])
+                self._write(drafts, (row[0] or 0) + 1)
                 self._totals.write(self._connection)
         except BaseException:
             self._words.forget()
             self._known.clear()
             self._totals = Totals()
             raise
-        return [record for record, _ in made]
 
-    def _record(self, draft: Draft, number: int) -> tuple[Record, tuple[object, ...]]:
-        record = finished(draft)
-        record.number = number
-        prompt = against = None
-        if draft.key is not None and draft.parts is not None:
-            prompt, against = self._asked(draft, record, draft.key)
-        self._totals.count(record, draft.request.control.tags if draft.request else (), self._saved(draft, record))
-        return record, self._row(record, prompt, against)
+    def _write(self, drafts: Sequence[Draft], first: int) -> None:
+        hits: list[tuple[object, ...]] = []
+        others: list[tuple[object, ...]] = []
+        last: dict[int, int] = {}
+        for number, draft in enumerate(drafts, first):
+            hit = draft.hit
+            known = self._known.get(draft.key) if hit is not None and draft.layer == "exact" and draft.key else None
+            if known is not None and hit is not None:
+                prompt: int | None = known.number
+                hits.append(self._hit_row(draft, hit, known, number))
+            else:
+                record = finished(draft)
+                record.number = number
+                if draft.key is not None and draft.parts is not None:
+                    self._asked(draft, record, draft.key)
+                self._count(draft, record)
+                others.append(self._row(record))
+                prompt = record.prompt
+            if prompt is not None:
+                last[prompt] = number
+        self._connection.executemany(_INSERT_HIT, hits)
+        self._connection.executemany(_INSERT, others)
+        self._past.asked((number, prompt) for prompt, number in last.items())
 
-    def _asked(self, draft: Draft, record: Record, key: str) -> tuple[int, int | None]:
-        """Numbers of a request's own prompt and of the one that it differs from; the record gets its reason."""
+    def _hit_row(self, draft: Draft, hit: Entry, known: Prompt, number: int) -> tuple[object, ...]:
+        """The row of an exact hit, by the shortest way: there are thousands of them a second."""
+        word, began = self._words.number, draft.began
+        seconds = draft.first - began
+        micro = round(seconds * 1e6)
+        tags = draft.request.control.tags if draft.request is not None else ()
+        for tag in (ALL, *tags):
+            total = self._totals.of(draft.time, draft.tenant, hit.model, "exact", tag)
+            total.requests += 1
+            total.prompt_tokens += hit.prompt_tokens
+            total.completion_tokens += hit.completion_tokens
+            total.first_seconds += seconds
+            total.seconds += seconds
+            if known.seconds is not None and known.seconds > seconds:
+                total.saved_seconds += known.seconds - seconds
+        return (
+            number,
+            draft.time,
+            draft.request_id[:LONGEST_ID],
+            word(draft.tenant),
+            word(client_of(draft.tenant)),
+            word(draft.api),
+            word(hit.model),
+            draft.status,
+            word("exact"),
+            word("hit-exact"),
+            known.number,
+            bytes.fromhex(hit.id),
+            hit.prompt_tokens,
+            hit.completion_tokens,
+            round((draft.looked - began) * 1e6),
+            micro,
+            micro,
+            word(",".join(tags)) if tags else None,
+        )
+
+    def _asked(self, draft: Draft, record: Record, key: str) -> None:
+        """Give a record its prompt, and a miss its reason, by what was asked before."""
         assert draft.parts is not None
         known = self._known.get(key)
         if known is not None and draft.hit is not None:
-            self._known.move_to_end(key)
-            return known.number, None
-        short, against = _short(key), None
+            record.prompt = known.number
+            return
+        short = _short(key)
         known = self._past.prompt(short)
         regions = regions_of(draft.parts) if known is None or record.reason == "miss-new" else None
         if record.reason == "miss-new":
-            why = self._past.why_gone(short, known, record.time)
-            change = self._past.change(short, regions) if why is None and regions is not None else None
-            if why is not None:
-                record.reason = f"miss-{why}"
+            went = self._past.why_gone(short, known, record.time)
+            change = self._past.change(short, regions) if went is None and regions is not None else None
+            if went is not None:
+                record.reason, record.gone = f"miss-{went[0]}", went[1]
             elif change is not None:
-                record.reason, record.changed, against = "miss-changed", ",".join(change.regions), change.against
+                record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
             else:
                 record.reason = _without_past(draft, record, asked_before=known is not None)
         if known is None:
@@ -103,10 +157,10 @@ class Writer:
             seconds = (record.total_ms or 0.0) / 1000
             self._past.stored(known.number, short, draft.entry, draft.expires, seconds, record.time + seconds)
             known = Prompt(known.number, draft.entry, draft.expires, seconds)
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
         self._known[key] = known
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
-        return known.number, against
+        record.prompt = known.number
 
     def _text(self, draft: Draft) -> tuple[str | None, bytes | None]:
         """What is kept of a request's text."""
@@ -114,6 +168,20 @@ class Writer:
             return None, None
         shown = draft.request.api.shown(draft.request.body)[:_BEGINNING].encode("utf-8", "replace").decode()
         return shown, zlib.compress(written(draft.parts)) if self._settings.text == "all" else None
+
+    def _count(self, draft: Draft, record: Record) -> None:
+        """Add a request to the totals, under each of its tags too."""
+        saved = self._saved(draft, record)
+        for tag in (ALL, *(draft.request.control.tags if draft.request is not None else ())):
+            total = self._totals.of(record.time, record.tenant, record.model, record.layer, tag)
+            total.requests += 1
+            total.prompt_tokens += record.prompt_tokens or 0
+            total.completion_tokens += record.completion_tokens or 0
+            total.reused_tokens += record.reused_tokens or 0
+            total.saved_seconds += saved
+            total.expected_wrong += (record.error or 0.0) if record.layer == "semantic" else 0.0
+            total.first_seconds += (record.first_ms or 0.0) / 1000
+            total.seconds += (record.total_ms or 0.0) / 1000
 
     def _saved(self, draft: Draft, record: Record) -> float:
         """Seconds that a hit saved: those that its answer took when it was computed, less its own."""
@@ -123,7 +191,7 @@ class Writer:
         took = known.seconds if known is not None else None
         return 0.0 if took is None else max(0.0, took - (record.total_ms or 0.0) / 1000)
 
-    def _row(self, record: Record, prompt: int | None, against: int | None) -> tuple[object, ...]:
+    def _row(self, record: Record) -> tuple[object, ...]:
         number = self._words.number
         return (
             record.number,
@@ -138,8 +206,9 @@ class Writer:
             number(record.layer),
             number(record.reason),
             number(record.changed),
-            against,
-            prompt,
+            record.gone,
+            record.against,
+            record.prompt,
             _blob(record.entry),
             _blob(record.near),
             record.similarity,
@@ -169,8 +238,9 @@ class Writer:
             self._connection.execute("begin immediate")
             rows = self._connection.execute(sql, [self._settings.rows, oldest, _PRUNED_AT_ONCE]).fetchall()
             prompts = {prompt for (prompt,) in rows if prompt is not None}
-            unused = "delete from prompts where number = ? and not exists (select 1 from records where prompt = number)"
-            self._connection.executemany(unused.replace("= number", "= prompts.number"), [(each,) for each in prompts])
+            row = self._connection.execute("select min(number) from records").fetchone()
+            unused = "delete from prompts where number = ? and last < ?"
+            self._connection.executemany(unused, [(each, row[0] or _BEYOND) for each in prompts])
             self._past.forget()
         if rows:
             self._known.clear()
@@ -179,6 +249,8 @@ class Writer:
 
 def _without_past(draft: Draft, record: Record, *, asked_before: bool) -> str:
     """Why a request missed, where nothing that is known of earlier ones says it."""
+    if draft.lookup is not None and draft.lookup.outcome == "skipped":
+        return "skipped"
     near = telling(draft.lookup)
     told = None if near is None else reason_of_neighbour(near)
     if told is not None:

@@ -23,6 +23,8 @@ from kvproxy.commands import (
     feedback,
     keys,
     lint,
+    log,
+    log_sums,
     serve,
     simulate,
     top,
@@ -60,6 +62,9 @@ blocks.app.command("tiers")(blocks_tiers.tiers)
 blocks.app.command("clear-tier")(blocks_tiers.clear_tier)
 app.add_typer(upstreams.app, name="upstreams")
 app.add_typer(keys.app, name="keys")
+app.add_typer(log.app, name="log")
+log.app.command("top")(log_sums.top)
+log.app.command("hist")(log_sums.hist)
 app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)

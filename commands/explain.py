@@ -8,8 +8,9 @@ import typer
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.bodies import credentials, read_body
 from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.explain_request import explain_request
 from kvproxy.commands.learned import answered
-from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
+from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.table import digest, print_table, text
 from kvproxy.traffic.telling import api_of
@@ -28,19 +29,31 @@ def explain(
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Temperature of the request.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the proxy's first")] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(help="Id of a request that came: why was it not answered from the cache?", show_default=False),
+    ] = None,
     api_key: ApiKey = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
+    data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Tell which layer would answer a request, and why the layers before it would not. Nothing is computed or stored.
+
+    With --request it looks back: why was that request not answered from the cache? Its id is in the answer's header x-request-id.
 
     Each client sees only the responses that its own key has stored: give the same key here.
 
     Example: kvproxy explain "What is a block?"
 
     Example: kvproxy explain --file request.json --api messages --api-key "$KEY"
+
+    Example: kvproxy explain --request 3f2a
     """
+    if request is not None:
+        explain_request(request, url, token, data, as_json)
+        return
     client = ProxyClient(url, token)
     body = read_body(prompt, system, file)
     # What holds only an input is most likely one for Responses; --api tells otherwise.

@@ -1,7 +1,7 @@
 """Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
 
 from kvproxy.index.store.opening import open_store
-from kvproxy.index.store.protocol import EVERYTHING, Answer, Capacity, Filter, Gone, Head, Put, Store, Written
+from kvproxy.index.store.protocol import EVERYTHING, Answer, Capacity, Filter, Gone, Head, Put, Store, Why, Written
 from kvproxy.index.store.sqlite import ResponseStore
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Put",
     "ResponseStore",
     "Store",
+    "Why",
     "Written",
     "open_store",
 ]

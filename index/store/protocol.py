@@ -1,8 +1,8 @@
 """What a store of responses does, wherever it keeps them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -54,13 +54,24 @@ class Answer:
     embedder: str = ""
 
 
+Why = Literal["expired", "evicted", "removed", "replaced"]
+
+
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """An entry that is no longer there, and the numbers of its vectors."""
+    """An entry that is no longer there.
+
+    Attributes:
+        numbers: of its vectors.
+        key: its exact key.
+        why: what took it away.
+    """
 
     id: str
     namespace: str
     numbers: tuple[int, ...] = ()
+    key: str = ""
+    why: Why | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,9 @@ class Store(Protocol):
     """Where it is, without secrets."""
     remote: bool
     """Whether calls cross a network, so that none belongs on an event loop."""
+
+    when_gone: list[Callable[[Sequence[Gone]], None]]
+    """Called with what went, once that is durable, by whichever thread removed it."""
 
     def failure(self) -> str | None:
         """Why nothing can be stored or found at the moment; None where it can."""

@@ -15,7 +15,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
 from kvproxy.index.store.condition import Condition
-from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Written
+from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
 from kvproxy.index.store.sealing import Row, Texts
 
 COLUMNS = (
@@ -72,6 +72,7 @@ class SqlWriter(abc.ABC):
         self._texts = texts
         self._hits: dict[str, tuple[int, float]] = {}
         self._hits_lock = threading.Lock()
+        self.when_gone: list[Callable[[Sequence[Gone]], None]] = []
 
     @abc.abstractmethod
     def _writing(self, *, lasting: bool = True) -> contextlib.AbstractContextManager[Run]:
@@ -104,7 +105,13 @@ class SqlWriter(abc.ABC):
                 made, went = self._put(run, part)
                 numbers += made
                 gone += went
+        self._tell(gone)
         return Written(tuple(numbers), tuple(gone))
+
+    def _tell(self, gone: Sequence[Gone]) -> None:
+        """What went is gone for good now."""
+        for listener in self.when_gone if gone else ():
+            listener(gone)
 
     def _together(self, run: Run, puts: Sequence[Put]) -> bool:
         """Whether it makes no difference that several are put at once: none stands in another's way, and nothing is evicted."""
@@ -123,7 +130,7 @@ class SqlWriter(abc.ABC):
             "keys": self._list([self._text(put.entry.key) for put in puts]),
         }
         sql = f"select id from responses where {self._members} union select id from responses where {self._same_keys}"
-        gone = self._remove(run, [row["id"] for row in run(sql, values)])
+        gone = self._remove(run, [row["id"] for row in run(sql, values)], "replaced")
         sizes = [_size(put) for put in puts]
         if not eviction.room_for(self._capacity, sum(sizes)):
             return [None] * len(puts), [*gone, *(Gone(put.entry.id, put.entry.namespace) for put in puts)]
@@ -163,13 +170,14 @@ class SqlWriter(abc.ABC):
             entries, total = totals["entries"] + 1, totals["bytes"] + size
             if not eviction.excess(self._capacity, entries, total):
                 return gone, totals["age"]
-            expired = self._expired(run)
-            if not expired:
+            ids = self._expired(run)
+            why: Why = "expired"
+            if not ids:
                 rows = run("select id, bytes, priority from responses order by priority, id limit 100", {})
                 chosen = eviction.victims(self._capacity, entries, total, rows)
                 run("update totals set age = :age", {"age": chosen[-1]["priority"]})
-                expired = [row["id"] for row in chosen]
-            gone += self._remove(run, expired)
+                ids, why = [row["id"] for row in chosen], "evicted"
+            gone += self._remove(run, ids, why)
 
     def _expired(self, run: Run) -> list[str]:
         sql = f"select id from responses where expires <= :now limit {_MOST_AT_ONCE}"
@@ -177,7 +185,9 @@ class SqlWriter(abc.ABC):
 
     def delete(self, ids: Sequence[str]) -> list[Gone]:
         with self._writing() as run:
-            return self._remove(run, ids)
+            gone = self._remove(run, ids, "removed")
+        self._tell(gone)
+        return gone
 
     def unindex(self, ids: Sequence[str]) -> list[Gone]:
         with self._writing() as run:
@@ -217,9 +227,11 @@ class SqlWriter(abc.ABC):
 
     def expire(self) -> list[Gone]:
         with self._writing() as run:
-            return self._remove(run, self._expired(run))
+            gone = self._remove(run, self._expired(run), "expired")
+        self._tell(gone)
+        return gone
 
-    def _remove(self, run: Run, ids: Sequence[str]) -> list[Gone]:
+    def _remove(self, run: Run, ids: Sequence[str], why: Why) -> list[Gone]:
         if not ids:
             return []
         values = {"ids": self._list(ids)}
@@ -227,8 +239,8 @@ class SqlWriter(abc.ABC):
         for row in run(f"delete from vectors where {self._members} returning id, number", values):
             numbers.setdefault(row["id"], []).append(row["number"])
         run(f"delete from tags where {self._members}", values)
-        rows = run(f"delete from responses where {self._members} returning id, namespace", values)
-        return [Gone(row["id"], row["namespace"], tuple(numbers.get(row["id"], ()))) for row in rows]
+        rows = run(f"delete from responses where {self._members} returning id, namespace, key", values)
+        return [Gone(row["id"], row["namespace"], tuple(numbers.get(row["id"], ())), row["key"], why) for row in rows]
 
     def touch(self, id: str) -> None:
         with self._hits_lock:

@@ -10,17 +10,20 @@ from dataclasses import replace
 from kvproxy.apis.json import as_object, dumps, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
-from kvproxy.errors import NotCached, UpstreamBroken
+from kvproxy.errors import NotCached, Unkeyable, UpstreamBroken
 from kvproxy.flow.flights import Flight, Flights
 from kvproxy.flow.keep import Asked, FlightKeeper, Shelf
 from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import Answer, Forwarded, Match, Outcome
+from kvproxy.flow.recording import trail
 from kvproxy.flow.source import EVENTS, JSON, Source, open_source
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.journal import Journal, NoJournal
 from kvproxy.settings import CacheSettings
 
 HOLD_SECONDS = 1.0
@@ -39,6 +42,7 @@ class Answerer:
         settings: what may be cached and for how long.
         clock: seconds since the epoch.
         observer: compares fresh answers with cached ones, None to learn nothing.
+        journal: takes what becomes of each request.
     """
 
     def __init__(
@@ -48,12 +52,14 @@ class Answerer:
         settings: CacheSettings,
         clock: Callable[[], float] = time.time,
         observer: Observer | None = None,
+        journal: Journal = NoJournal(),
     ) -> None:
         self.backend = backend
         self.cache = cache
         self.store = cache.store
         self.semantic = cache.semantic
         self.observer = observer
+        self.journal = journal
         self.outcomes: Counter[str] = Counter()
         """Semantic lookups by what came of them."""
         self.flights = Flights()
@@ -62,16 +68,35 @@ class Answerer:
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer)
 
     async def answer(self, request: ApiRequest) -> Answer:
-        """The answer to a request.
+        """The answer to a request. It leaves one record, when its answer is over.
 
         Raises:
             NotCached: the request accepts only a cached answer and there is none.
-            Unkeyable: the request cannot be compared with others.
+            Unkeyable: the request cannot be compared with others; of this, there is no record.
             KvproxyError: what the backend raised.
         """
+        draft = Draft(request.api.name, request.request_id, request.tenant, request, self._clock())
+        try:
+            answer = await self._answer(request, draft)
+        except Unkeyable:
+            raise
+        except BaseException as error:
+            trail.failed(draft, error)
+            self.journal.add(draft)
+            raise
+        # A stream's record is written when it is closed.
+        if isinstance(answer.body, bytes):
+            self.journal.add(draft)
+        return answer
+
+    async def _answer(self, request: ApiRequest, draft: Draft) -> Answer:
         control = request.control
         cacheable = self.settings.enabled and request.api.cacheable(request.body)
-        asked = Asked(request, await self.key(request), cacheable)
+        key = await self.key(request)
+        draft.key, draft.parts = key.exact, key.parts
+        asked = Asked(request, key, cacheable, draft)
+        if not cacheable or control.no_cache:
+            draft.passed = "asked-fresh" if cacheable else "uncacheable"
         if cacheable and not control.no_cache:
             hit, near = await self._cached(asked)
             if hit is not None:
@@ -100,19 +125,22 @@ class Answerer:
         request, key = asked.request, asked.key
         try:
             entry = await self.cache.find(key.exact)
+            asked.draft.looked = time.perf_counter()
             if entry is not None and self._young(entry, request):
-                return await self._hit(request, entry, None), None
+                return await self._hit(asked, entry, None), None
+            asked.draft.late = entry is not None
             if self.semantic is None or key.text is None or not await self.cache.compares(key.text):
                 return None, None
             # Who takes no other answer than a cached one has nothing else to wait for.
             seconds = None if request.control.only_if_cached else self.settings.budget
             lookup = await self.semantic.lookup(key.namespace, key.text, limits=request.control.limits, seconds=seconds)
+            asked.draft.judged, asked.draft.lookup = time.perf_counter(), lookup
             self.outcomes[lookup.outcome] += 1
             if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, request):
                 return None, lookup
             if self.semantic.learning is not None:
                 self.semantic.learning.served(lookup)
-            return await self._hit(request, lookup.entry, _match(lookup)), None
+            return await self._hit(asked, lookup.entry, _match(lookup)), None
         except CacheStoreError:
             # Without its cache a proxy is slower, not broken. The store has said so, once for all requests.
             pass
@@ -121,14 +149,15 @@ class Answerer:
         except Exception:
             # An imported answer that is none, a user's verifier that fails.
             _log.exception("lookup failed, the request is forwarded")
+        asked.draft.lost = True
         return None, None
 
     def _young(self, entry: Entry, request: ApiRequest) -> bool:
         oldest = request.control.max_age
         return oldest is None or self._clock() - entry.created <= oldest
 
-    async def _hit(self, request: ApiRequest, entry: Entry, match: Match | None) -> Answer:
-        headers, body = [JSON], entry.response
+    async def _hit(self, asked: Asked, entry: Entry, match: Match | None) -> Answer:
+        request, headers, body = asked.request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]
             if len(body) > _SLOW_BYTES:
@@ -144,6 +173,7 @@ class Answerer:
             ttl=max(0.0, entry.expires - now),
             match=match,
         )
+        trail.hit(asked.draft, outcome, entry)
         return Answer(200, headers, body, outcome)
 
     async def _forward(self, asked: Asked) -> Answer:
@@ -172,14 +202,27 @@ class Answerer:
                 status=source.status,
                 prefix=source.prefix,
             )
+            trail.forwarded(asked.draft, outcome, flight)
             if not whole:
-                return Answer(source.status, source.headers, flight.chunks(), outcome, flight.leave)
+                return Answer(
+                    source.status, source.headers, flight.chunks(), outcome, lambda: self._close(asked, flight)
+                )
             body = await flight.body()
         except BaseException:
             flight.leave()
             raise
         flight.leave()
+        self._ended(asked, flight)
         return Answer(source.status, source.headers, body, outcome)
+
+    def _close(self, asked: Asked, flight: Flight) -> None:
+        """A stream was read to its end, or its client left."""
+        self._ended(asked, flight)
+        flight.leave()
+        self.journal.add(asked.draft)
+
+    def _ended(self, asked: Asked, flight: Flight) -> None:
+        trail.ended(asked.draft, flight, self._clock() + self._shelf.lifetime(asked.request))
 
     async def _open(self, request: ApiRequest) -> Source:
         return open_source(request, await self.backend.send(request), self.settings.max_response_bytes)

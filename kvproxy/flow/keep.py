@@ -17,6 +17,7 @@ from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.journal.draft import Draft
 from kvproxy.settings import CacheSettings
 
 _MOST_BEHIND = 256
@@ -30,12 +31,14 @@ class Asked:
 
     Attributes:
         cacheable: whether an equal request may be given the same answer.
+        draft: its record, as far as it goes.
         near: what was found of similar questions, whose answers the fresh one may be compared with.
     """
 
     request: ApiRequest
     key: CacheKey
     cacheable: bool
+    draft: Draft
     near: Lookup | None = None
 
 
@@ -160,6 +163,8 @@ class FlightKeeper:
     async def finish(self, source: Source) -> str | None:
         try:
             whole = await source.said.whole() if self._reads(source) else None
+            if whole is not None:
+                source.usage = self._asked.request.api.usage(whole)
             self._tell(source, whole)
             return await self._shelf.put(self._asked, whole) if whole is not None and self._keeps(source) else None
         except CacheStoreError:

@@ -30,12 +30,14 @@ class CacheKey:
         namespace: the same without the text of the last user turn.
         text: that text, where similar questions may be answered alike; else None.
         prompt: what a listing shows for the request.
+        parts: what the exact key is a digest of.
     """
 
     exact: str
     namespace: str
     text: str | None
     prompt: str
+    parts: JsonObject
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS) -> str:
@@ -69,10 +71,10 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     exact = _digest(whole)
     question = api.question(body)
     if question is None:
-        return CacheKey(exact, exact, None, api.shown(body))
+        return CacheKey(exact, exact, None, api.shown(body), whole)
     similar = question.similar and len(question.text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES
     space = _digest({**whole, "body": question.rest})
-    return CacheKey(exact, space, question.text if similar else None, question.text)
+    return CacheKey(exact, space, question.text if similar else None, question.text, whole)
 
 
 def _relevant(request: ApiRequest) -> JsonObject:

@@ -1,8 +1,9 @@
 """A backend's answer as bytes for the client, and what it says: typed pieces written once, or bytes read as they pass."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
@@ -54,6 +55,8 @@ class Source:
         private: whether who sent it forbids to keep it for others.
         prefix: what was reused of the prompt, where the backend tells; an upstream tells while its answer passes.
         taker: the upstream that took the request; None for the embedded engine.
+        usage: tokens of the prompt and of the answer, known at the end where the answer is read.
+        opened: when it began, by `time.perf_counter`.
     """
 
     status: int
@@ -66,6 +69,8 @@ class Source:
     private: bool = False
     prefix: PrefixUse | None = None
     taker: Taker | None = None
+    usage: tuple[int, int] | None = None
+    opened: float = field(default_factory=time.perf_counter)
 
     @property
     def upstream(self) -> str | None:

@@ -41,7 +41,7 @@ def create_app(services: Services) -> Starlette:
         routes=[*routes.ROUTES, guarded, routes.OTHER],
         lifespan=lifespan,
         middleware=[
-            Middleware(Labels),
+            Middleware(Labels, journal=services.answerer.journal, tenants=services.settings.access.tenant_headers),
             Middleware(PageGuard, access=services.access),
             Middleware(ClientGuard, clients=services.clients),
         ],

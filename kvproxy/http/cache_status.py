@@ -15,7 +15,12 @@ def cache_headers(outcome: Outcome) -> list[tuple[str, str]]:
 
 def _hit(outcome: Outcome) -> str:
     detail = "exact" if outcome.match is None else _semantic(outcome.match)
-    return f'{CACHE}; hit; ttl={int(outcome.ttl)}; detail="{detail}"'
+    return f'{CACHE}; hit; ttl={int(outcome.ttl)}; detail="{detail}"{_key(outcome)}'
+
+
+def _key(outcome: Outcome) -> str:
+    """The entry: the one that answered, or that was made."""
+    return "" if outcome.entry is None else f'; key="{outcome.entry}"'
 
 
 def _semantic(match: Match) -> str:
@@ -39,7 +44,7 @@ def _forwarded(outcome: Outcome) -> str:
     details += ["skipped"] if outcome.skipped else []
     if details:
         parts.append(f'detail="{" ".join(details)}"')
-    return "; ".join(parts)
+    return "; ".join(parts) + _key(outcome)
 
 
 def _prefix(prefix: PrefixUse) -> str:

@@ -1,20 +1,41 @@
-"""What every response carries, whoever made it: Cache-Status, X-Request-Id and Date."""
+"""What every response carries, whoever made it: Cache-Status, X-Request-Id and Date; and the record of what no route read."""
 
+import time
 import uuid
+from collections.abc import Sequence
 from email.utils import formatdate
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvproxy.apis import APIS
+from kvproxy.flow.keys import tenant_of
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.journal import Journal
+from kvproxy.settings.clients import ClientSettings
+
+SEEN = "seen"
+"""In a request's state: the flow has seen it, and writes its record."""
+PASSED = "passed"
+"""In a request's state: it was passed on unread."""
+_APIS = {api.path: name for name, api in APIS.items()}
+_OWN_ID = b"x-kvproxy-request-id"
 
 
 class Labels:
     """ASGI middleware that adds the three headers where a response has none of its own.
 
     The request id is the client's, or a new one; it is at `scope["state"]["request_id"]`. A response that an upstream
-    gave an id keeps that one.
+    gave an id keeps that one, and ours stands in `x-kvproxy-request-id`.
+
+    Args:
+        journal: gets a record of each request to a cached API that the flow has not seen.
+        tenants: headers that tell clients apart.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, journal: Journal, tenants: Sequence[str]) -> None:
         self._app = app
+        self._journal = journal
+        self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -22,18 +43,39 @@ class Labels:
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given or uuid.uuid4().hex.encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id.decode("latin-1")
+        status, began, arrived = 0, time.perf_counter(), time.time()
 
         async def labelled(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                names = {name for name, _ in message["headers"]}
+                status = message["status"]
+                names = dict(message["headers"])
                 missing = {
                     b"cache-status": b"kvproxy; fwd=bypass",
                     b"x-request-id": request_id,
                     b"date": formatdate(usegmt=True).encode(),
                 }
+                if names.get(b"x-request-id", request_id) != request_id:
+                    missing[_OWN_ID] = request_id
                 added = [header for header in missing.items() if header[0] not in names]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
-        await self._app(scope, receive, labelled)
+        try:
+            await self._app(scope, receive, labelled)
+        finally:
+            if scope["path"] in _APIS and scope["method"] == "POST" and not state.get(SEEN):
+                draft = Draft(_APIS[scope["path"]], state["request_id"], self._tenant(scope), None, arrived)
+                draft.began, draft.ended, draft.status = began, time.perf_counter(), status
+                draft.layer = "bypass" if state.get(PASSED) else "refused"
+                self._journal.add(draft)
+
+    def _tenant(self, scope: Scope) -> str:
+        client: ClientSettings | None = scope["state"].get("client")
+        if client is not None:
+            return f"client:{client.name}"
+        return tenant_of(
+            {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}, self._tenants
+        )

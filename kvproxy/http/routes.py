@@ -18,6 +18,7 @@ from kvproxy.flow.outcome import Outcome
 from kvproxy.http.bodies import api_request, query_of, upload, whole_body
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.failures import failed
+from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
@@ -55,8 +56,10 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     raw = await whole_body(request, limits.body, limits.body_seconds)
     try:
         asked = await api_request(request, api, raw, app.settings.access.tenant_headers, check=forwarder is None)
+        request.scope["state"][SEEN] = True
         given = await unless_gone(request, app.answerer.answer(asked))
     except Unkeyable:
+        request.scope["state"][SEEN] = False
         if forwarder is None:
             raise
         return await _pass_on(request, raw), Outcome("bypass")
@@ -159,6 +162,7 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
         uploaded.set()
     # Only the upload reads from the client until it is done; it notices by itself when the client goes.
     sent = upload(request, uploaded) if body is None else body
+    request.scope["state"][PASSED] = True
     reply = await unless_gone(request, forwarder.forward(request.method, path, request.headers, sent), uploaded)
     return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, uploaded=uploaded)
 

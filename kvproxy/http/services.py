@@ -15,6 +15,7 @@ from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.rules import Access
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.opening import open_journal
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 
@@ -68,13 +69,14 @@ class Services:
             await self.answerer.observer.close()
         await self.answerer.backend.close()
         await asyncio.to_thread(self.answerer.cache.close)
+        await asyncio.to_thread(self.answerer.journal.close)
 
 
 def build(settings: Settings) -> Services:
     """Open the store, load embedder and model.
 
     Raises:
-        SettingsError: the store, the embedder or a tier cannot be used.
+        SettingsError: the store, the embedder, the journal or a tier cannot be used.
         ModelUnsupported: the model cannot.
     """
     metrics = Metrics()
@@ -91,7 +93,9 @@ def build(settings: Settings) -> Services:
         redaction=settings.redaction,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    return Services(settings, Answerer(built.backend, cache, settings.cache, observer=observer), metrics, built)
+    journal = open_journal(settings.data, settings.journal, cache.store)
+    answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
+    return Services(settings, answerer, metrics, built)
 
 
 def services(request: Request) -> Services:

@@ -25,6 +25,7 @@ from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
@@ -82,6 +83,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()
+    journal: JournalSettings = JournalSettings()
 
     @field_validator("store", mode="before")
     @classmethod

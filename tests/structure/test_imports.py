@@ -50,8 +50,9 @@ ALLOWED: dict[str, set[str]] = {
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
     "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
     "kvproxy.backends.prefix": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
+    "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis"))},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(
-        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses")
+        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses", "journal")
     )},
     "kvproxy.backends": {"kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "routing", "apis",
@@ -62,11 +63,12 @@ ALLOWED: dict[str, set[str]] = {
         f"kvproxy.{room}" for room in ("errors", "settings", "blocks", "mirror", "apis", "flow", "responses", "simulate")
     )},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients"
+        "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients", "journal"
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
         "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption", "redaction", "traffic",
+        "journal",
     ))},
 }  # fmt: skip
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}

@@ -1,0 +1,143 @@
+"""kvproxy log: what became of requests."""
+
+import json
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvproxy.commands.journal_file import Layer, Model, Reason, Since, Tenant, Where, open_journal, query
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
+from kvproxy.commands.output import print_facts, print_json, print_table
+from kvproxy.commands.table import digest, text
+from kvproxy.commands.units import moment
+
+if TYPE_CHECKING:
+    from kvproxy.journal.reader import Query, Reader
+    from kvproxy.journal.record import Record
+
+_LOOK = 0.3  # Seconds between two looks for new records.
+app = typer.Typer(help="What became of requests.", no_args_is_help=False)
+
+
+@app.callback(invoke_without_command=True)
+def log(
+    context: typer.Context,
+    since: Since = None,
+    layer: Layer = None,
+    reason: Reason = None,
+    tenant: Tenant = None,
+    model: Model = None,
+    where: Where = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The last so many; 0 for all.", min=0)] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones as they come.")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+) -> None:
+    """List what became of requests, the last one at the end. It reads the journal's file, whether the proxy runs or not.
+
+    Example: kvproxy log --since 5m --reason miss
+
+    Example: kvproxy log -f --where "total_ms > 1000"
+    """
+    if context.invoked_subcommand is not None:
+        return
+    asked = query(since, layer, reason, tenant, model, where, limit or None)
+    reader = open_journal(url, token, data)
+    rows = reader.records(asked)[::-1]
+    if as_json:
+        _lines(rows)
+    else:
+        _table(rows)
+    if follow:
+        _follow(reader, asked, rows, as_json)
+
+
+def _follow(reader: "Reader", asked: "Query", rows: list["Record"], as_json: bool) -> None:
+    last = rows[-1].number if rows else max((row.number for row in reader.records(replace(asked, limit=1))), default=0)
+    while True:
+        time.sleep(_LOOK)
+        rows = reader.records(replace(asked, after=last, limit=None))[::-1]
+        if not rows:
+            continue
+        last = rows[-1].number
+        if as_json:
+            _lines(rows)
+        else:
+            for row in rows:
+                typer.echo("\t".join(str(value) for value in _row(row)))
+
+
+def _lines(rows: list["Record"]) -> None:
+    for row in rows:
+        typer.echo(json.dumps(asdict(row)))
+
+
+def _table(rows: list["Record"]) -> None:
+    print_table(
+        (
+            digest("time", 19),
+            "layer",
+            "reason",
+            "status#",
+            "model",
+            digest("tenant", 16),
+            "tokens#",
+            "reused#",
+            "ms#",
+            digest("request"),
+            text("question"),
+        ),
+        map(_row, rows),
+        empty="no requests: none came, or none fits",
+    )
+
+
+def _row(row: "Record") -> tuple[object, ...]:
+    tokens = None if row.prompt_tokens is None else row.prompt_tokens + (row.completion_tokens or 0)
+    milliseconds = "-" if row.total_ms is None else f"{row.total_ms:,.1f}"
+    who = row.client or row.tenant
+    question = row.text if row.text is not None else "-"
+    return (
+        moment(row.time),
+        row.layer,
+        row.reason,
+        row.status,
+        row.model,
+        who,
+        tokens,
+        row.reused_tokens,
+        milliseconds,
+        row.request_id,
+        question,
+    )
+
+
+@app.command("show")
+def show(
+    request: Annotated[str, typer.Argument(help="Id of a request, or what it begins with; or its number.")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Show everything that is kept of one request.
+
+    Example: kvproxy log show 3f2a
+    """
+    record = open_journal(url, token, data).find(request)
+    if as_json:
+        print_json(asdict(record))
+        return
+    from kvproxy.journal.reasons import meaning
+
+    print_facts(
+        [
+            ("time", moment(record.time)),
+            *((name, value) for name, value in asdict(record).items() if name != "time" and value not in (None, "")),
+            ("meaning", meaning(record.reason)),
+        ]
+    )

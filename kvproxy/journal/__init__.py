@@ -1,0 +1,1 @@
+"""The journal: what became of each request, and why. Read `record.py` first."""

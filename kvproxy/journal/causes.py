@@ -1,0 +1,184 @@
+"""Why a request was not answered from the cache: from its record, and from the earlier request most like it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvproxy.apis.json import Json, dumps, field
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.record import Record
+from kvproxy.journal.regions import QUESTIONS, Regions
+
+_LOOKED_THROUGH = 3_000
+"""Earlier records among which the one most like a request is sought."""
+_MOST_SHOWN = 60
+_PROMPT = ("tools", "system", "instructions", *QUESTIONS)
+"""What a prompt is put together from, in this order."""
+Texts = Callable[[int], Mapping[str, Json] | None]
+"""What the regions of a prompt held, by their names, as far as that was kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A region that differs.
+
+    Attributes:
+        region: its name; see `regions.Regions`.
+        place: the first character that differs; None where the text was not kept, or where only one request has the region.
+        before, after: what stood there in the earlier request, and what stands there now.
+    """
+
+    region: str
+    place: int | None = None
+    before: str | None = None
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Where a prompt leaves the earlier prompt that it follows furthest.
+
+    Attributes:
+        earlier: the request id of that one.
+        shared: how many regions of the prompt both begin with.
+        region: the first one that differs; None where all of them are shared.
+    """
+
+    earlier: str
+    shared: int
+    region: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why a request was not answered from the cache.
+
+    Attributes:
+        record: of the request.
+        cause: one word: the reason without `miss-`; of what changed, the first region that did.
+        earlier: the earlier request that was most like it.
+        differences: what differs from that one.
+        left: where its prompt leaves the one that it follows furthest.
+    """
+
+    record: Record
+    cause: str
+    earlier: Record | None
+    differences: tuple[Difference, ...]
+    left: Left | None
+
+
+def explain_record(reader: Reader, record: Record, texts: Texts) -> Explained:
+    """Why a request was not answered from the cache.
+
+    Args:
+        texts: finds what was kept of a prompt's text.
+    """
+    own = None if record.prompt is None else reader.regions(record.prompt)
+    if own is None or record.prompt is None:
+        return Explained(record, _cause(record, ()), None, (), None)
+    earlier = _before(reader, record)
+    against = record.against if record.against is not None else _closest(own, earlier)
+    differences: tuple[Difference, ...] = ()
+    known = None if against is None else reader.regions(against)
+    if against is not None and known is not None:
+        names = own.differing(known)
+        differences = _differences(names, texts(against), texts(record.prompt))
+    closest = None if against is None else reader.last_before(record.number, against)
+    return Explained(record, _cause(record, differences), closest, differences, _left(reader, record, own, earlier))
+
+
+def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
+    if record.changed is not None:
+        return record.changed.split(",")[0]
+    if record.reason == "miss-new" or record.reason.startswith("prefix-"):
+        return differences[0].region if differences else "new"
+    return record.reason.removeprefix("miss-")
+
+
+def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
+    """The prompts that were asked before a request, the last one first."""
+    found = []
+    for _, prompt in reader.before(record.number, _LOOKED_THROUGH):
+        regions = reader.regions(prompt) if prompt != record.prompt else None
+        if regions is not None:
+            found.append((prompt, regions))
+    return found
+
+
+def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
+    """The one with the fewest differences, the last of these; None where none has anything of the prompt in common."""
+    best: tuple[int, int] | None = None
+    prompt = {digest for name, digest in zip(own.names, own.digests, strict=True) if _in_prompt(name)}
+    for number, regions in earlier:
+        differing = len(own.differing(regions))
+        if (best is None or differing < best[0]) and (differing <= 1 or prompt & set(regions.digests)):
+            best = differing, number
+    return None if best is None else best[1]
+
+
+def _in_prompt(name: str) -> bool:
+    return name.partition("[")[0] in _PROMPT
+
+
+def _left(reader: Reader, record: Record, own: Regions, earlier: list[tuple[int, Regions]]) -> Left | None:
+    chain = [each for each in zip(own.names, own.digests, strict=True) if _in_prompt(each[0])]
+    best: tuple[int, int] | None = None
+    for number, regions in earlier:
+        other = [each for each in zip(regions.names, regions.digests, strict=True) if _in_prompt(each[0])]
+        shared = 0
+        while shared < min(len(chain), len(other)) and chain[shared] == other[shared]:
+            shared += 1
+        if shared and (best is None or shared > best[0]):
+            best = shared, number
+    if best is None:
+        return None
+    found = reader.last_before(record.number, best[1])
+    if found is None:
+        return None
+    return Left(found.request_id, best[0], chain[best[0]][0] if best[0] < len(chain) else None)
+
+
+def _differences(
+    names: list[str], before: Mapping[str, Json] | None, after: Mapping[str, Json] | None
+) -> tuple[Difference, ...]:
+    if before is None or after is None:
+        return tuple(Difference(name) for name in names)
+    return tuple(_difference(name, before, after) for name in names)
+
+
+def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> Difference:
+    if name not in before or name not in after:
+        return Difference(name, None, _shown(before.get(name)), _shown(after.get(name)))
+    old, new = _text(before[name], after[name])
+    place = 0
+    while place < min(len(old), len(new)) and old[place] == new[place]:
+        place += 1
+    end = 0
+    while end < min(len(old), len(new)) - place and old[-1 - end] == new[-1 - end]:
+        end += 1
+    start = place
+    # Whole words say more than the characters that differ.
+    while start and not new[start - 1].isspace() and place - start < _MOST_SHOWN // 2:
+        start -= 1
+    while end and not new[len(new) - end].isspace():
+        end -= 1
+    return Difference(name, place, _cut(old[start : len(old) - end]), _cut(new[start : len(new) - end]))
+
+
+def _text(before: Json, after: Json) -> tuple[str, str]:
+    """Two values as texts: of messages, what they say where nothing else differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        old, new = field(before, "content"), field(after, "content")
+        if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:
+            return old, new
+    if isinstance(before, str) and isinstance(after, str):
+        return before, after
+    return dumps(before).decode("utf-8", "replace"), dumps(after).decode("utf-8", "replace")
+
+
+def _shown(value: Json) -> str | None:
+    return None if value is None else _cut(value if isinstance(value, str) else dumps(value).decode("utf-8", "replace"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -1,0 +1,163 @@
+"""The journal: takes what becomes of requests, and writes it down in a thread of its own."""
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kvproxy.errors import SettingsError
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.reader import Query, Reader
+from kvproxy.journal.record import Record
+from kvproxy.journal.schema import open_file
+from kvproxy.journal.writer import Gone, Writer
+from kvproxy.settings.journal import JournalSettings
+
+_EVERY = 0.25  # Seconds between two writes; a killed process loses what came since the last.
+_AT_ONCE = 500
+"""Records in one transaction: few enough that other threads need not wait long for their turn."""
+_MOST_WAITING = 20_000
+_MOST_BYTES = 64 * 2**20
+"""Bytes of requests that may wait to be written; of what comes then, no regions and no text are kept."""
+_PRUNE_EVERY = 10.0
+_log = logging.getLogger("kvproxy")
+
+
+class Journal(Protocol):
+    """Where the flow leaves what became of requests."""
+
+    def add(self, draft: Draft) -> None:
+        """Take a request that is over. Costs next to nothing: it is looked at later, elsewhere."""
+
+    def gone(self, entries: Iterable[Gone]) -> None:
+        """Take note of entries that are no longer stored."""
+
+    def latest(self, limit: int) -> list[Record]:
+        """The last records, the newest first. Reads the file."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class NoJournal:
+    """Keeps nothing."""
+
+    def add(self, draft: Draft) -> None:
+        """Forget it."""
+
+    def gone(self, entries: Iterable[Gone]) -> None:
+        """Forget them."""
+
+    def latest(self, limit: int) -> list[Record]:
+        return []
+
+    def close(self) -> None:
+        """There is nothing to write."""
+
+
+class FileJournal:
+    """A journal in an SQLite file. Safe to use from several threads.
+
+    Args:
+        path: the file; it is made if it is missing.
+        settings: how much is kept.
+        clock: seconds since the epoch.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+
+    def __init__(self, path: Path, settings: JournalSettings, clock: Callable[[], float] = time.time) -> None:
+        try:
+            self._connection = open_file(path)
+            self._writer = Writer(self._connection, settings, clock)
+        except (sqlite3.Error, OSError) as error:
+            raise SettingsError(
+                f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
+            ) from None
+        self.path = path
+        self.lost = 0
+        """Records that could not be written."""
+        self._waiting: deque[Draft] = deque()
+        self._went: deque[Gone] = deque()
+        self._bytes = 0
+        self._wake = threading.Event()
+        self._writing = threading.Lock()
+        self._closing = False
+        self._pruned = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def add(self, draft: Draft) -> None:
+        if len(self._waiting) >= _MOST_WAITING:
+            self.lost += 1
+            return
+        if draft.hit is None and draft.request is not None:
+            self._bytes += len(draft.request.raw)
+            if self._bytes > _MOST_BYTES:
+                draft.parts = None
+        self._waiting.append(draft)
+
+    def gone(self, entries: Iterable[Gone]) -> None:
+        self._went.extend(entries)
+
+    def latest(self, limit: int) -> list[Record]:
+        self.flush()
+        with contextlib.closing(Reader(self.path)) as reader:
+            return reader.records(Query(limit=limit))
+
+    def flush(self) -> None:
+        """Write what has come until now."""
+        with self._writing:
+            while self._waiting or self._went:
+                self._write()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait(_EVERY)
+            self.flush()
+            if time.monotonic() - self._pruned > _PRUNE_EVERY:
+                self._prune()
+        self.flush()
+
+    def _write(self) -> None:
+        gone = [self._went.popleft() for _ in range(len(self._went))]
+        drafts = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
+        if not self._waiting:
+            self._bytes = 0
+        try:
+            self._writer.write(drafts, gone)
+        except sqlite3.Error as error:
+            self._lose(drafts, error)
+        except Exception:
+            # One of them is of a kind that none of this foresaw; it goes alone.
+            for draft in drafts:
+                try:
+                    self._writer.write([draft], gone)
+                except Exception as error:
+                    self._lose([draft], error)
+
+    def _lose(self, drafts: Sequence[Draft], error: Exception) -> None:
+        """A full disk, or an odd request: the proxy serves on."""
+        self.lost += len(drafts)
+        _log.error("the journal lost %d records: %s", len(drafts), error or type(error).__name__)
+
+    def _prune(self) -> None:
+        self._pruned = time.monotonic()
+        try:
+            with self._writing:
+                while self._writer.prune() and not self._closing:
+                    pass
+        except Exception as error:
+            _log.error("the journal could not be made smaller, which is tried again: %s", error)
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._connection.close()

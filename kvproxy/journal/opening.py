@@ -1,0 +1,36 @@
+"""Opens the journal that the settings describe, and has the store tell it what goes."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvproxy.index.store import Gone, Store
+from kvproxy.journal.journal import FileJournal, Journal, NoJournal
+from kvproxy.journal.schema import FILE
+from kvproxy.settings.journal import JournalSettings
+
+
+def open_journal(
+    data: Path, settings: JournalSettings, store: Store, clock: Callable[[], float] = time.time
+) -> Journal:
+    """The journal of a data folder; one that keeps nothing where it is off.
+
+    Args:
+        data: the folder.
+        settings: how much is kept.
+        store: the responses; what goes from there is noted.
+        clock: seconds since the epoch.
+
+    Raises:
+        SettingsError: its file cannot be used.
+    """
+    if not settings.enabled:
+        return NoJournal()
+    journal = FileJournal(data / FILE, settings, clock)
+
+    def went(entries: Sequence[Gone]) -> None:
+        now = clock()
+        journal.gone((each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
+
+    store.when_gone.append(went)
+    return journal

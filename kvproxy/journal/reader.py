@@ -1,0 +1,200 @@
+"""Reads the journal's file, whether a proxy runs or not."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.journal.record import Record
+from kvproxy.journal.regions import SIZE, Regions
+from kvproxy.journal.schema import COLUMNS, open_to_read
+from kvproxy.journal.words import Words
+
+Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
+BACKEND = ("prefix", "forward", "bypass")
+"""Layers of which the backend computed the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which records; what is None does not matter.
+
+    Attributes:
+        since: seconds since the epoch.
+        layer, tenant, model: exact; a tenant may be given by its client's name.
+        reason: the token, or what it begins with.
+        where: a condition in SQL over the columns of the view `requests`.
+        after: only records with a greater number.
+        limit: the last so many; None for all.
+    """
+
+    since: float | None = None
+    layer: str | None = None
+    reason: str | None = None
+    tenant: str | None = None
+    model: str | None = None
+    where: str | None = None
+    after: int | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Requests that have something in common.
+
+    Attributes:
+        name: what; of a prompt, the beginning of its text, or its number.
+        entry: id of a stored response to it.
+        requests, cached: how many, and how many of them a cache answered.
+        computed: tokens of prompts and answers that the backend computed.
+        seconds: that the backend took.
+    """
+
+    name: str
+    entry: str | None
+    requests: int
+    cached: int
+    computed: int
+    seconds: float
+
+
+class Reader:
+    """A journal that is only read.
+
+    Raises:
+        NotFound: there is no journal.
+        KvproxyError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = open_to_read(path)
+        self._words = Words(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def records(self, query: Query) -> list[Record]:
+        """Records, the newest first."""
+        condition, values = _where(query)
+        limit = "" if query.limit is None else f" limit {int(query.limit)}"
+        sql = f"select {', '.join(COLUMNS)} from requests{condition} order by number desc{limit}"
+        return [Record(*row) for row in self._rows(sql, values)]
+
+    def find(self, name: str) -> Record:
+        """The last record of a request id, or of one that begins so; or the record with a number.
+
+        Raises:
+            NotFound: there is none.
+        """
+        columns = ", ".join(COLUMNS)
+        tries: list[tuple[str, object]] = [("request_id = ?", name)]
+        if name.isdecimal() and len(name) < 16:
+            tries.append(("number = ?", int(name)))
+        tries.append(("substr(request_id, 1, length(?1)) = ?1", name))
+        for condition, value in tries:
+            rows = self._rows(f"select {columns} from requests where {condition} order by number desc limit 1", [value])
+            if rows:
+                return Record(*rows[0])
+        raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
+
+    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+        """What requests have in common, the most of them first, or those first that cost the backend most."""
+        condition, values = _where(query)
+        backend = f"layer in ({', '.join(repr(layer) for layer in BACKEND)})"
+        spent = f"sum(case when {backend} then total_ms else 0 end)"
+        computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0) + coalesce(completion_tokens, 0)"
+        source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
+        name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
+        group = {"prompt": "prompt", "tag": "value"}.get(by, by)
+        sql = (
+            f"select {name}, max(entry), count(*), sum(layer in ('exact', 'semantic', 'shared')),"
+            f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
+            f" from {source}{condition or ' where true'} and {group} is not null group by {group}"
+            f" order by {'count(*)' if order == 'requests' else spent} desc, 1 limit {int(limit)}"
+        )
+        return [Share(str(row[0]), *row[1:]) for row in self._rows(sql, values)]
+
+    def milliseconds(self, query: Query) -> dict[str, list[float]]:
+        """Time until each answer began, by layer."""
+        condition, values = _where(query)
+        found: dict[str, list[float]] = {}
+        sql = f"select layer, first_ms from requests{condition or ' where true'} and first_ms is not null"
+        for layer, milliseconds in self._rows(sql, values):
+            found.setdefault(layer, []).append(milliseconds)
+        return found
+
+    def regions(self, prompt: int) -> Regions | None:
+        """The regions of a prompt; None where none were kept."""
+        rows = self._rows("select regions, shape from prompts where number = ?", [prompt])
+        if not rows or rows[0][0] is None:
+            return None
+        blob, shape = rows[0]
+        names, question = self._words.names(shape)
+        return Regions(names, tuple(blob[start : start + SIZE] for start in range(0, len(blob), SIZE)), question)
+
+    def before(self, number: int, limit: int) -> list[tuple[int, int]]:
+        """The prompts of the records before one, the newest first: numbers of records and of prompts."""
+        sql = (
+            "select max(number), prompt from (select number, prompt from records where number < ? and prompt is not null"
+            " order by number desc limit ?) group by prompt order by 1 desc"
+        )
+        return [(int(row[0]), int(row[1])) for row in self._rows(sql, [number, limit])]
+
+    def last_before(self, number: int, prompt: int) -> Record | None:
+        """The last record before one that asked a prompt."""
+        sql = f"select {', '.join(COLUMNS)} from requests where number < ? and prompt = ? order by number desc limit 1"
+        rows = self._rows(sql, [number, prompt])
+        return Record(*rows[0]) if rows else None
+
+    def tombstone(self, key: str) -> tuple[str, float] | None:
+        """Why and when the entry with a key went, the last time that one did."""
+        rows = self._rows("select why, time from tombstones where key = ?", [bytes.fromhex(key)])
+        return (str(rows[0][0]), float(rows[0][1])) if rows else None
+
+    def stored(self, prompt: int) -> tuple[str, float] | None:
+        """Id of the entry that was stored last for a prompt, and when it expires."""
+        rows = self._rows("select entry, expires from prompts where number = ? and entry is not null", [prompt])
+        return (str(rows[0][0]), float(rows[0][1])) if rows else None
+
+    def whole(self, prompt: int) -> bytes | None:
+        """The text of all regions of a prompt, compressed; None where it is not kept."""
+        rows = self._rows("select whole from prompts where number = ?", [prompt])
+        return None if not rows else rows[0][0]
+
+    def _rows(self, sql: str, values: list[object]) -> list[tuple[Any, ...]]:
+        with _told(self.path):
+            return self._connection.execute(sql, values).fetchall()
+
+
+def _where(query: Query) -> tuple[str, list[object]]:
+    conditions: list[tuple[str, object]] = [
+        ("time >= ?", query.since),
+        ("layer = ?", query.layer),
+        ("substr(reason, 1, length(?)) = ?", query.reason),
+        ("(tenant = ? or client = ?)", query.tenant),
+        ("model = ?", query.model),
+        ("number > ?", query.after),
+    ]
+    given = [(sql, value) for sql, value in conditions if value is not None]
+    parts = [sql for sql, _ in given]
+    values = [value for sql, value in given for _ in range(sql.count("?"))]
+    if query.where is not None:
+        parts.append(f"({query.where})")
+    return (f" where {' and '.join(parts)}" if parts else ""), values
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
+        raise InvalidRequest(
+            f"the journal cannot be asked this ({error}): --where takes a condition over the columns of the view requests,"
+            " see docs/journal.md"
+        ) from None
+    except sqlite3.Error as error:
+        raise KvproxyError(f"cannot read the journal {path}: {error}") from None

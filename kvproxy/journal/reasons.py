@@ -1,0 +1,157 @@
+"""Why a request ended as it did, in one token; docs/journal.md has a line for each."""
+
+from kvproxy.errors import (
+    InvalidRequest,
+    KvproxyError,
+    NotCached,
+    Overloaded,
+    TooLarge,
+    TooMany,
+    TooSlow,
+    Unauthorized,
+    UpstreamBroken,
+    UpstreamError,
+)
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.lookup import Candidate, Lookup
+from kvproxy.index.policies.policy import Verdict
+from kvproxy.journal.draft import Draft
+
+REASONS: dict[str, str] = {
+    "hit-exact": "An equal request was stored.",
+    "hit-semantic": "A similar question was stored, and its answer serves this one.",
+    "hit-shared": "An identical request was under way, and this one got its answer.",
+    "prefix-N%": "Nothing stored fits, as with `miss-new`; the backend reused N percent of the prompt.",
+    "miss-new": "Nothing like it was asked before, as far as the journal goes.",
+    "miss-expired": "An equal request was stored, and its time was over.",
+    "miss-evicted": "An equal request was stored, and made room for others.",
+    "miss-removed": "An equal request was stored, and was removed.",
+    "miss-changed": "The same question was asked before; the regions in `changed` differ.",
+    "miss-unstored": "An equal request was asked before, and its answer was not kept.",
+    "miss-old": "An equal request is stored, but its answer is older than the request's `max-age`.",
+    "miss-failed": "The store or the embedder failed, so that nothing could be looked up.",
+    "below-threshold": "The nearest question is not similar enough.",
+    "below-level": "The verifier finds that the nearest question does not ask the same.",
+    "uncertain": "The policy knows too little of such questions to serve the neighbour's answer.",
+    "explored": "A neighbour's answer would serve, but the request was forwarded, so that the policy learns.",
+    "rejected": "A person rejected the neighbour's answer.",
+    "shadow": "A neighbour's answer would serve, but shadow mode serves none.",
+    "skipped": "The search for similar questions was left out, to keep within its time.",
+    "asked-fresh": "The request asked for a fresh answer (`Cache-Control: no-cache`).",
+    "uncacheable": "No equal request may be given the same answer, see docs/http.md; the cache is off, or it holds state.",
+    "bypass-unread": "The request could not be read here, and was passed on as it is.",
+    "bypass-tools": "A similar question cannot serve a request with tools, and no equal one is stored.",
+    "not-cached": "The request wanted a stored answer only, and there is none.",
+    "refused-invalid": "The request cannot be served as it is.",
+    "refused-key": "The client's key is missing or wrong.",
+    "refused-access": "Who asks may not do this.",
+    "refused-limit": "The client has used up its limit.",
+    "refused-size": "The body is larger than `limits.body`.",
+    "refused-slow": "The body did not arrive in time.",
+    "refused-busy": "Too many requests wait for the backend.",
+    "error-upstream": "The upstream answered with an error, or could not be reached.",
+    "error-broken": "The answer broke off.",
+    "error-internal": "The proxy failed; its log has the cause.",
+    "gone-waiting": "The client left before the answer began.",
+    "gone-reading": "The client left in the middle of the answer.",
+} | {
+    f"veto-{guard.name}": f"The guard `{guard.name}` found that the nearest question asks for something else."
+    for guard in GUARDS
+}  # fmt: skip
+
+_VERDICTS: dict[Verdict, str] = {
+    "below threshold": "below-threshold",
+    "below level": "below-level",
+    "uncertain": "uncertain",
+    "explored": "explored",
+    "rejected": "rejected",
+    "accepted": "shadow",
+}
+# The first that fits counts.
+_FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
+    (NotCached, "not-cached"),
+    (TooLarge, "refused-size"),
+    (TooSlow, "refused-slow"),
+    (TooMany, "refused-limit"),
+    (Unauthorized, "refused-key"),
+    (Overloaded, "refused-busy"),
+    (InvalidRequest, "refused-invalid"),
+    (UpstreamBroken, "error-broken"),
+    (UpstreamError, "error-upstream"),
+)
+_STATUSES = {
+    401: "refused-key",
+    403: "refused-access",
+    408: "refused-slow",
+    413: "refused-size",
+    429: "refused-limit",
+    502: "error-upstream",
+    503: "refused-busy",
+    504: "error-upstream",
+    499: "gone-waiting",
+}
+
+
+def reason_of_status(status: int) -> str:
+    """Why a request was turned away before anything read it."""
+    return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
+
+
+def reason_of_failure(error: BaseException) -> str:
+    """The token of what was raised."""
+    found = (token for kind, token in _FAILURES if isinstance(error, kind))
+    if not isinstance(error, Exception):
+        return "gone-waiting"
+    token = next(found, None)
+    if token is not None:
+        return token
+    return "refused-limit" if isinstance(error, KvproxyError) and error.status == 429 else "error-internal"
+
+
+def reason_of(draft: Draft) -> str:
+    """The token of a request that the flow has answered, as far as it can be told without what was asked before.
+
+    `miss-new` is what nothing speaks against yet.
+    """
+    if draft.failure is not None:
+        return reason_of_failure(draft.failure)
+    if draft.left:
+        return "gone-reading"
+    if draft.layer in ("exact", "semantic"):
+        return f"hit-{draft.layer}"
+    if draft.layer == "bypass":
+        return "bypass-unread"
+    if draft.layer == "refused":
+        return reason_of_status(draft.status)
+    if draft.status >= 400:
+        return "error-upstream"
+    if draft.layer == "shared":
+        return "hit-shared"
+    if draft.passed is not None:
+        return draft.passed
+    if draft.lost:
+        return "miss-failed"
+    return "miss-old" if draft.late else "miss-new"
+
+
+def telling(lookup: Lookup | None) -> Candidate | None:
+    """The neighbour whose verdict says most: the chosen one, else the one with the highest score, else the nearest."""
+    if lookup is None:
+        return None
+    told = [each for each in lookup.candidates if each.verdict not in ("passed over", "expired")]
+    scored = max((each for each in told if each.score is not None), key=lambda each: each.score or 0.0, default=None)
+    return lookup.chosen or scored or next(iter(told), None)
+
+
+def reason_of_neighbour(near: Candidate) -> str | None:
+    """Why a neighbour's answer was not served."""
+    if near.verdict == "vetoed":
+        return f"veto-{near.guard}"
+    return _VERDICTS.get(near.verdict)
+
+
+def meaning(token: str) -> str:
+    """The sentence of a token."""
+    if token.startswith("prefix-"):
+        return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
+    return REASONS.get(token, "")

@@ -1,0 +1,96 @@
+"""The parts of a request that an answer depends on, each with a digest: what differs between two requests is told by these."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
+
+from kvproxy.apis.json import Json, JsonObject, dumps, field
+
+SIZE = 8
+"""Bytes of a digest."""
+_LISTS = ("messages", "input")
+"""Fields whose items are regions of their own."""
+QUESTIONS = ("messages", "input", "prompt")
+_LONGEST_NAME = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """A request's regions, in the order in which a prompt is put together.
+
+    Attributes:
+        names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
+        digests: one for each.
+        question: place of the one that asks: the last message, the prompt or the input; None where there is none.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    question: int | None
+
+    def differing(self, other: "Regions") -> list[str]:
+        """Names of the regions in which two requests differ, in order; those that only one has are among them."""
+        own, others = self.by_name(), other.by_name()
+        return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
+
+    def by_name(self) -> dict[str, bytes]:
+        return dict(zip(self.names, self.digests, strict=True))
+
+    @property
+    def asks(self) -> bytes | None:
+        """Digest of the question."""
+        return None if self.question is None else self.digests[self.question]
+
+
+def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
+    """The regions of what an exact key is a digest of: their names and what they hold."""
+    for name, value in whole.items():
+        if name == "headers" and isinstance(value, dict):
+            yield from ((f"header {header}", text) for header, text in sorted(value.items()))
+        elif name not in ("body", "endpoint"):
+            yield name, value
+    yield "api", whole.get("endpoint")
+    body = whole.get("body")
+    if isinstance(body, dict):
+        yield from _body(body)
+
+
+def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
+    """The settings by their names, then tools and system prompt, then what is asked: as a template puts them together."""
+    last = ("tools", "system", "instructions", *QUESTIONS)
+    for name in sorted(body.keys() - set(last)):
+        yield name[:_LONGEST_NAME], body[name]
+    for name in last:
+        value = body.get(name)
+        if name in _LISTS and isinstance(value, list):
+            for place, item in enumerate(value):
+                role = field(item, "role") if isinstance(item, dict) else None
+                yield f"{name}[{place}]" + (f" {role[:16]}" if isinstance(role, str) else ""), item
+        elif name in body:
+            yield name, value
+
+
+def regions_of(whole: JsonObject) -> Regions:
+    """The regions of a request; `whole` is what its key is a digest of."""
+    names, digests, question = [], [], None
+    for place, (name, value) in enumerate(parts_of(whole)):
+        names.append(name)
+        digests.append(_digest(value))
+        if name.partition("[")[0] in QUESTIONS:
+            question = place
+    return Regions(tuple(names), tuple(digests), question)
+
+
+def _digest(value: Json) -> bytes:
+    try:
+        written = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:
+        written = dumps(value)
+    return hashlib.blake2b(written, digest_size=SIZE).digest()
+
+
+def written(whole: JsonObject) -> bytes:
+    """The text of every region by its name, as JSON."""
+    return dumps(dict(parts_of(whole)))

@@ -1,0 +1,103 @@
+"""The journal's file: its tables, and the view `requests` that people and programs read. docs/journal.md describes both."""
+
+import sqlite3
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvproxy.errors import KvproxyError, NotFound
+from kvproxy.index.steps import apply_steps, connect
+from kvproxy.journal.record import Record
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+NAME = "kvproxy.journal"
+FILE = "journal.db"
+
+# Words that come again and again are kept once, and times are whole microseconds: a million records must stay small. There are
+# no more indexes than the writer needs: each would cost as much as the record itself.
+_TABLES = (
+    "create table names (number integer primary key, name text not null unique)",
+    "create table prompts (number integer primary key, key blob not null unique, question blob, regions blob,"
+    " shape integer, entry text, expires float, seconds float, last integer, text text, whole blob)",
+    "create index prompts_question on prompts (question) where question is not null",
+    "create table records (number integer primary key, time float not null, request text not null, tenant integer not null,"
+    " client integer, api integer not null, model integer not null, upstream integer, status integer not null,"
+    " layer integer not null, reason integer not null, changed integer, gone float, against integer, prompt integer,"
+    " entry blob, near blob,"
+    " similarity float, score float, error float, guard integer, prompt_tokens integer, predicted_tokens integer,"
+    " reused_tokens integer, completion_tokens integer, exact_us integer, semantic_us integer, backend_us integer,"
+    " first_us integer, total_us integer, tags integer)",
+    "create table tombstones (key blob primary key, why text not null, time float not null) without rowid",
+    "create index tombstones_time on tombstones (time)",
+    "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
+    " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
+    " reused_tokens integer not null, saved_seconds float not null, expected_wrong float not null,"
+    " first_seconds float not null, seconds float not null,"
+    " primary key (day, tenant, model, layer, tag)) without rowid",
+)
+_WORDS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")
+_DIGESTS = {"entry": "r.entry", "near": "r.near", "key": "p.key"}
+_TIMES = ("exact", "semantic", "backend", "first", "total")
+_OTHERS = {"request_id": "r.request", "text": "p.text"}
+
+
+def _column(name: str) -> str:
+    """A field of a record, out of the tables."""
+    if name in _WORDS:
+        return f"(select name from names where number = r.{name}) as {name}"
+    if name in _DIGESTS:
+        # lower(hex(null)) would be an empty text.
+        return f"case when {_DIGESTS[name]} is not null then lower(hex({_DIGESTS[name]})) end as {name}"
+    if name.removesuffix("_ms") in _TIMES:
+        return f"r.{name.removesuffix('_ms')}_us / 1000.0 as {name}"
+    return f"{_OTHERS.get(name, 'r.' + name)} as {name}"
+
+
+COLUMNS = tuple(field.name for field in fields(Record))
+_VIEW = (
+    f"create view requests as select {', '.join(map(_column, COLUMNS))}"
+    " from records r left join prompts p on p.number = r.prompt"
+)
+
+
+def m001_journal(db: "Database") -> None:
+    for sql in (*_TABLES, _VIEW):
+        db.execute(sql)
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection that writes; the file is made if it is missing.
+
+    Raises:
+        sqlite3.Error: it is no journal, or cannot be opened.
+        OSError: its folder cannot be made.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    connection = connect(path)
+    # What a killed process has committed is there; only a machine that loses its power may lose the last commits.
+    connection.execute("pragma synchronous=normal")
+    apply_steps(connection, NAME, [m001_journal])
+    return connection
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, whether a proxy runs or not.
+
+    Raises:
+        NotFound: there is no journal.
+        KvproxyError: it cannot be read.
+    """
+    allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+    if not path.is_file():
+        raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0)
+        connection.execute("pragma query_only=on")
+        connection.execute("select 1 from requests limit 1").fetchone()
+        # What a user writes as a condition may look at everything here, and at nothing else.
+        connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
+    except sqlite3.Error as error:
+        raise KvproxyError(f"cannot read the journal {path}: {error}") from None
+    return connection

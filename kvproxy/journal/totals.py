@@ -1,0 +1,76 @@
+"""What requests cost and saved in sum, by day, tenant, model, layer and tag. No removal of records shrinks it."""
+
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvproxy.journal.record import Layer
+
+_COLUMNS = (
+    "requests",
+    "prompt_tokens",
+    "completion_tokens",
+    "reused_tokens",
+    "saved_seconds",
+    "expected_wrong",
+    "first_seconds",
+    "seconds",
+)
+_UPSERT = (
+    f"insert into totals (day, tenant, model, layer, tag, {', '.join(_COLUMNS)}) values ({', '.join('?' * 13)})"
+    " on conflict (day, tenant, model, layer, tag) do update set "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COLUMNS)
+)
+ALL = ""
+"""The tag under which every request is counted; one with tags is counted under each of these too."""
+Place = tuple[str, str, str, str, str]
+
+
+@dataclass(slots=True)
+class Total:
+    """Sums over requests of one kind.
+
+    Attributes:
+        requests: how many.
+        prompt_tokens, completion_tokens, reused_tokens: of their answers, whoever gave them.
+        saved_seconds: how long the backend took when it computed what hits were answered with, less what the hits took.
+        expected_wrong: the expected number of wrong answers among semantic hits, where the policy tells.
+        first_seconds, seconds: until their answers began, and ended.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reused_tokens: int = 0
+    saved_seconds: float = 0.0
+    expected_wrong: float = 0.0
+    first_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+class Totals:
+    """Sums that are not written yet."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Place, Total] = {}
+        self._day = (0.0, "")
+
+    def of(self, time: float, tenant: str, model: str, layer: Layer, tag: str = ALL) -> Total:
+        """The sum that a request of a moment counts for."""
+        place = (self._date(time), tenant, model, layer, tag)
+        total = self._sums.get(place)
+        if total is None:
+            total = self._sums[place] = Total()
+        return total
+
+    def _date(self, time: float) -> str:
+        if not self._day[0] <= time < self._day[0] + 86_400:
+            start = time // 86_400 * 86_400
+            self._day = (start, datetime.fromtimestamp(start, UTC).date().isoformat())
+        return self._day[1]
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Add them to those in the file."""
+        rows = [(*place, *(getattr(total, name) for name in _COLUMNS)) for place, total in self._sums.items()]
+        connection.executemany(_UPSERT, rows)
+        self._sums.clear()

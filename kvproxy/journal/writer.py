@@ -1,0 +1,275 @@
+"""Writes records into the journal's file, some at a time, in the journal's own thread."""
+
+import sqlite3
+import zlib
+from collections.abc import Callable, Sequence
+
+from kvproxy.apis.json import field
+from kvproxy.index.entry import Entry
+from kvproxy.index.store import Why
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.finished import LONGEST_ID, client_of, finished
+from kvproxy.journal.past import Past, Prompt
+from kvproxy.journal.reasons import reason_of_neighbour, telling
+from kvproxy.journal.record import Record
+from kvproxy.journal.regions import regions_of, written
+from kvproxy.journal.totals import ALL, Totals
+from kvproxy.journal.words import Words
+from kvproxy.settings.journal import JournalSettings
+
+_KEY_BYTES = 16
+_KNOWN = 20_000
+"""Keys whose prompts are held in memory, so that a hit costs no look into the file."""
+_BEGINNING = 200
+_COLUMNS = (
+    "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, gone, against, prompt,"
+    " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
+    " semantic_us, backend_us, first_us, total_us, tags"
+)
+_INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
+_HIT_COLUMNS = (
+    "number, time, request, tenant, client, api, model, status, layer, reason, prompt, entry, prompt_tokens,"
+    " completion_tokens, exact_us, first_us, total_us, tags"
+)
+_INSERT_HIT = f"insert into records ({_HIT_COLUMNS}) values ({', '.join('?' * (_HIT_COLUMNS.count(',') + 1))})"
+_PRUNED_AT_ONCE = 5_000
+_BEYOND = 2**62
+Gone = tuple[str, Why, float]
+"""The key of an entry that went, why, and when."""
+
+
+class Writer:
+    """Writes records. Every method may raise sqlite3.Error; nothing of its call is in the file then.
+
+    Args:
+        connection: to the file, used by nobody else.
+        settings: how much is kept.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, settings: JournalSettings, clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._clock = clock
+        self._words = Words(connection)
+        self._past = Past(connection, self._words)
+        self._known: dict[str, Prompt] = {}
+        self._totals = Totals()
+
+    def write(self, drafts: Sequence[Draft], gone: Sequence[Gone]) -> None:
+        """Keep what happened, in one transaction."""
+        try:
+            with self._connection:
+                self._connection.execute("begin immediate")
+                self._past.bury((_short(key), why, time) for key, why, time in gone)
+                row = self._connection.execute("select max(number) from records").fetchone()
+                self._write(drafts, (row[0] or 0) + 1)
+                self._totals.write(self._connection)
+        except BaseException:
+            self._words.forget()
+            self._known.clear()
+            self._totals = Totals()
+            raise
+
+    def _write(self, drafts: Sequence[Draft], first: int) -> None:
+        hits: list[tuple[object, ...]] = []
+        others: list[tuple[object, ...]] = []
+        last: dict[int, int] = {}
+        for number, draft in enumerate(drafts, first):
+            hit = draft.hit
+            known = self._known.get(draft.key) if hit is not None and draft.layer == "exact" and draft.key else None
+            if known is not None and hit is not None:
+                prompt: int | None = known.number
+                hits.append(self._hit_row(draft, hit, known, number))
+            else:
+                record = finished(draft)
+                record.number = number
+                if draft.key is not None and draft.parts is not None:
+                    self._asked(draft, record, draft.key)
+                self._count(draft, record)
+                others.append(self._row(record))
+                prompt = record.prompt
+            if prompt is not None:
+                last[prompt] = number
+        self._connection.executemany(_INSERT_HIT, hits)
+        self._connection.executemany(_INSERT, others)
+        self._past.asked((number, prompt) for prompt, number in last.items())
+
+    def _hit_row(self, draft: Draft, hit: Entry, known: Prompt, number: int) -> tuple[object, ...]:
+        """The row of an exact hit, by the shortest way: there are thousands of them a second."""
+        word, began = self._words.number, draft.began
+        seconds = draft.first - began
+        micro = round(seconds * 1e6)
+        tags = draft.request.control.tags if draft.request is not None else ()
+        for tag in (ALL, *tags):
+            total = self._totals.of(draft.time, draft.tenant, hit.model, "exact", tag)
+            total.requests += 1
+            total.prompt_tokens += hit.prompt_tokens
+            total.completion_tokens += hit.completion_tokens
+            total.first_seconds += seconds
+            total.seconds += seconds
+            if known.seconds is not None and known.seconds > seconds:
+                total.saved_seconds += known.seconds - seconds
+        return (
+            number,
+            draft.time,
+            draft.request_id[:LONGEST_ID],
+            word(draft.tenant),
+            word(client_of(draft.tenant)),
+            word(draft.api),
+            word(hit.model),
+            draft.status,
+            word("exact"),
+            word("hit-exact"),
+            known.number,
+            bytes.fromhex(hit.id),
+            hit.prompt_tokens,
+            hit.completion_tokens,
+            round((draft.looked - began) * 1e6),
+            micro,
+            micro,
+            word(",".join(tags)) if tags else None,
+        )
+
+    def _asked(self, draft: Draft, record: Record, key: str) -> None:
+        """Give a record its prompt, and a miss its reason, by what was asked before."""
+        assert draft.parts is not None
+        known = self._known.get(key)
+        if known is not None and draft.hit is not None:
+            record.prompt = known.number
+            return
+        short = _short(key)
+        known = self._past.prompt(short)
+        regions = regions_of(draft.parts) if known is None or record.reason == "miss-new" else None
+        if record.reason == "miss-new":
+            went = self._past.why_gone(short, known, record.time)
+            change = self._past.change(short, regions) if went is None and regions is not None else None
+            if went is not None:
+                record.reason, record.gone = f"miss-{went[0]}", went[1]
+            elif change is not None:
+                record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
+            else:
+                record.reason = _without_past(draft, record, asked_before=known is not None)
+        if known is None:
+            text, whole = self._text(draft)
+            known = Prompt(self._past.add(short, regions, text, whole), None, None, None)
+        if draft.entry is not None and draft.expires is not None:
+            seconds = (record.total_ms or 0.0) / 1000
+            self._past.stored(known.number, short, draft.entry, draft.expires, seconds, record.time + seconds)
+            known = Prompt(known.number, draft.entry, draft.expires, seconds)
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[key] = known
+        record.prompt = known.number
+
+    def _text(self, draft: Draft) -> tuple[str | None, bytes | None]:
+        """What is kept of a request's text."""
+        if self._settings.text == "none" or draft.request is None or draft.parts is None:
+            return None, None
+        shown = draft.request.api.shown(draft.request.body)[:_BEGINNING].encode("utf-8", "replace").decode()
+        return shown, zlib.compress(written(draft.parts)) if self._settings.text == "all" else None
+
+    def _count(self, draft: Draft, record: Record) -> None:
+        """Add a request to the totals, under each of its tags too."""
+        saved = self._saved(draft, record)
+        for tag in (ALL, *(draft.request.control.tags if draft.request is not None else ())):
+            total = self._totals.of(record.time, record.tenant, record.model, record.layer, tag)
+            total.requests += 1
+            total.prompt_tokens += record.prompt_tokens or 0
+            total.completion_tokens += record.completion_tokens or 0
+            total.reused_tokens += record.reused_tokens or 0
+            total.saved_seconds += saved
+            total.expected_wrong += (record.error or 0.0) if record.layer == "semantic" else 0.0
+            total.first_seconds += (record.first_ms or 0.0) / 1000
+            total.seconds += (record.total_ms or 0.0) / 1000
+
+    def _saved(self, draft: Draft, record: Record) -> float:
+        """Seconds that a hit saved: those that its answer took when it was computed, less its own."""
+        if draft.hit is None:
+            return 0.0
+        known = self._known.get(draft.hit.key) or self._past.prompt(_short(draft.hit.key))
+        took = known.seconds if known is not None else None
+        return 0.0 if took is None else max(0.0, took - (record.total_ms or 0.0) / 1000)
+
+    def _row(self, record: Record) -> tuple[object, ...]:
+        number = self._words.number
+        return (
+            record.number,
+            record.time,
+            record.request_id,
+            number(record.tenant),
+            number(record.client),
+            number(record.api),
+            number(record.model),
+            number(record.upstream),
+            record.status,
+            number(record.layer),
+            number(record.reason),
+            number(record.changed),
+            record.gone,
+            record.against,
+            record.prompt,
+            _blob(record.entry),
+            _blob(record.near),
+            record.similarity,
+            record.score,
+            record.error,
+            number(record.guard),
+            record.prompt_tokens,
+            record.predicted_tokens,
+            record.reused_tokens,
+            record.completion_tokens,
+            _micro(record.exact_ms),
+            _micro(record.semantic_ms),
+            _micro(record.backend_ms),
+            _micro(record.first_ms),
+            _micro(record.total_ms),
+            number(record.tags or None),
+        )
+
+    def prune(self) -> int:
+        """Remove records beyond the bounds, some thousand at most; how many."""
+        oldest = self._clock() - self._settings.days * 86_400
+        sql = (
+            "delete from records where number in (select number from records where number <="
+            " (select max(number) from records) - ? or time < ? order by number limit ?) returning prompt"
+        )
+        with self._connection:
+            self._connection.execute("begin immediate")
+            rows = self._connection.execute(sql, [self._settings.rows, oldest, _PRUNED_AT_ONCE]).fetchall()
+            prompts = {prompt for (prompt,) in rows if prompt is not None}
+            row = self._connection.execute("select min(number) from records").fetchone()
+            unused = "delete from prompts where number = ? and last < ?"
+            self._connection.executemany(unused, [(each, row[0] or _BEYOND) for each in prompts])
+            self._past.forget()
+        if rows:
+            self._known.clear()
+        return len(rows)
+
+
+def _without_past(draft: Draft, record: Record, *, asked_before: bool) -> str:
+    """Why a request missed, where nothing that is known of earlier ones says it."""
+    if draft.lookup is not None and draft.lookup.outcome == "skipped":
+        return "skipped"
+    near = telling(draft.lookup)
+    told = None if near is None else reason_of_neighbour(near)
+    if told is not None:
+        return told
+    if asked_before:
+        return "miss-unstored"
+    if record.reused_tokens and record.prompt_tokens:
+        return f"prefix-{100 * record.reused_tokens // record.prompt_tokens}%"
+    body = draft.parts and draft.parts.get("body")
+    return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"
+
+
+def _short(key: str) -> bytes:
+    return bytes.fromhex(key[: 2 * _KEY_BYTES])
+
+
+def _blob(id: str | None) -> bytes | None:
+    return None if id is None else bytes.fromhex(id)
+
+
+def _micro(milliseconds: float | None) -> int | None:
+    return None if milliseconds is None else round(milliseconds * 1000)

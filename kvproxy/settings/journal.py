@@ -1,0 +1,34 @@
+"""Settings of the journal."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PriceSettings(BaseModel):
+    """What a model's tokens cost, in money for a million of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: float = Field(0.0, ge=0, description="Tokens of prompts.")
+    cached: float | None = Field(None, ge=0, description="Tokens of prompts that the server reused; as input if unset.")
+    output: float = Field(0.0, ge=0, description="Tokens of answers.")
+
+
+class JournalSettings(BaseModel):
+    """The journal of requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(True, description="Keep a record of each request, in journal.db in the data folder.")
+    rows: int = Field(1_000_000, ge=1, description="Most records; the oldest go first. Totals of savings stay.")
+    days: float = Field(30.0, gt=0, description="Days that a record is kept.")
+    text: Literal["none", "beginning", "all"] = Field(
+        "none",
+        description="Text kept of each request: none, the beginning of its question (200 characters), or all.",
+    )
+    prices: dict[str, PriceSettings] = Field(
+        {},
+        description="Prices by model: tables with input, cached and output, for a million tokens. A name may hold *, and the"
+        " first that fits counts.",
+    )

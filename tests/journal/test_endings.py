@@ -1,0 +1,171 @@
+"""Every way in which a request can end leaves one record, with its reason."""
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvproxy.http.services import Services
+from kvproxy.journal.reasons import REASONS
+from kvproxy.journal.record import Record
+from tests.journal.ends import CHAT, ask, proxy, records, upstream
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
+    limits = {"body": 5_000}
+    with upstream() as url, proxy(tmp_path_factory.mktemp("journal"), url, limits=limits) as found:
+        yield found
+
+
+def last(services: Services, request_id: str) -> Record:
+    """The only record of a request, which may take a moment where a client has left."""
+    end = time.monotonic() + 10
+    while not (found := [each for each in records(services) if each.request_id == request_id]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    (record,) = found
+    return record
+
+
+def post(url: str, id: str, body: dict[str, Any] | bytes, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(url + CHAT, content=content, headers={"x-request-id": id, **headers}, timeout=20)
+
+
+def leave(url: str, id: str, body: dict[str, Any]) -> None:
+    """Ask, and go after the first part of the answer, or after a moment without one."""
+    with contextlib.suppress(httpx.ReadTimeout), httpx.Client(timeout=0.3) as client:
+        sent = client.build_request("POST", url + CHAT, json=body, headers={"x-request-id": id})
+        response = client.send(sent, stream=True)
+        next(response.iter_bytes())
+        response.close()
+
+
+CASES: dict[str, tuple[dict[str, Any] | bytes, dict[str, str], int, str]] = {
+    "reused": (ask("reused"), {}, 200, "prefix-75%"),
+    "new": (ask("cold"), {}, 200, "miss-new"),
+    "tools": (ask("cold tools", tools=[{"type": "function", "function": {"name": "f"}}]), {}, 200, "bypass-tools"),
+    "fresh": (ask("fresh"), {"cache-control": "no-cache"}, 200, "asked-fresh"),
+    "only": (ask("only"), {"cache-control": "only-if-cached"}, 504, "not-cached"),
+    "uncacheable": (ask("u", stream=True, prompt_logprobs=1), {}, 200, "uncacheable"),
+    "failed": (ask("fail"), {}, 500, "error-upstream"),
+    "unread": (b"no JSON", {}, 500, "bypass-unread"),
+    "header": (ask("header"), {"x-kvproxy-ttl": "soon"}, 400, "refused-invalid"),
+    "large": (ask("x" * 6_000), {}, 413, "refused-size"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_ending_is_recorded(running: tuple[str, Services], name: str) -> None:
+    url, services = running
+    body, headers, status, reason = CASES[name]
+    assert post(url, name, body, **headers).status_code == status
+    record = last(services, name)
+    assert (record.reason, record.status, record.api) == (reason, status, "chat")
+    assert record.reason.replace("75", "N") in REASONS
+
+
+def test_a_hit_names_its_entry_in_the_header_and_in_the_record(running: tuple[str, Services]) -> None:
+    url, services = running
+    made = post(url, "made", ask("twice"), **{"x-kvproxy-tags": "a, b"})
+    hit = post(url, "hit", ask("twice"))
+    first, second = last(services, "made"), last(services, "hit")
+    assert f'; key="{second.entry}"' in hit.headers["cache-status"]
+    assert f'; key="{first.entry}"' in made.headers["cache-status"]
+    assert first.entry == second.entry
+    assert (first.layer, second.layer, second.reason) == ("prefix", "exact", "hit-exact")
+    assert (second.prompt_tokens, second.completion_tokens, second.reused_tokens) == (40, 7, None)
+    assert (first.prompt_tokens, first.reused_tokens, first.completion_tokens) == (40, 30, 7)
+    assert (first.tags, first.model, first.tenant) == ("a,b", "m", "public")
+    assert first.backend_ms
+    assert first.total_ms
+    assert first.total_ms >= (first.first_ms or 0) > 0
+    assert second.exact_ms is not None
+    assert second.backend_ms is None
+
+
+def test_a_stream_is_recorded_at_its_end(running: tuple[str, Services]) -> None:
+    url, services = running
+    assert "[DONE]" in post(url, "stream", ask("stream", stream=True)).text
+    record = last(services, "stream")
+    assert (record.layer, record.completion_tokens) == ("prefix", 7)
+    assert record.entry is not None
+    assert "An " in post(url, "replayed", ask("stream", stream=True)).text
+    assert last(services, "replayed").reason == "hit-exact"
+
+
+def test_an_answer_that_breaks_off(running: tuple[str, Services]) -> None:
+    url, services = running
+    with pytest.raises(httpx.RemoteProtocolError):
+        post(url, "broken", ask("break", stream=True))
+    record = last(services, "broken")
+    assert (record.layer, record.reason, record.entry) == ("error", "error-broken", None)
+
+
+@pytest.mark.parametrize(
+    ("id", "question", "stream", "reason"),
+    [("waits", "wait", False, "gone-waiting"), ("reads", "slow", True, "gone-reading")],
+)
+def test_a_client_that_leaves(running: tuple[str, Services], id: str, question: str, stream: bool, reason: str) -> None:
+    url, services = running
+    leave(url, id, ask(question, stream=stream))
+    record = last(services, id)
+    assert (record.layer, record.reason) == ("gone", reason)
+
+
+def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:
+    url, services = running
+    threads = [threading.Thread(target=post, args=(url, f"join{n}", ask("short wait"))) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    both = [last(services, f"join{n}") for n in range(2)]
+    assert sorted(each.layer for each in both) == ["prefix", "shared"]
+    assert {each.completion_tokens for each in both} == {7}
+    assert len({each.entry for each in both}) == 1
+
+
+def test_clients_that_are_turned_away(tmp_path: Path) -> None:
+    from kvproxy.clients import add_client
+    from kvproxy.settings import load_settings
+
+    key = add_client(load_settings(data=tmp_path), "ann", requests_per_minute=1)
+    with upstream() as url, proxy(tmp_path, url) as (address, services):
+        auth = {"authorization": f"Bearer {key}"}
+        assert post(address, "in", ask("cold"), **auth).status_code == 200
+        assert post(address, "out", ask("cold"), **auth).status_code == 429
+        assert post(address, "who", ask("cold")).status_code == 401
+        assert (last(services, "in").client, last(services, "in").tenant) == ("ann", "client:ann")
+        assert last(services, "out").reason == "refused-limit"
+        assert (last(services, "who").reason, last(services, "who").client) == ("refused-key", None)
+
+
+def test_an_upstream_that_cannot_be_reached(tmp_path: Path) -> None:
+    with proxy(tmp_path, "http://127.0.0.1:9") as (address, services):
+        assert post(address, "away", ask("cold")).status_code == 502
+        record = last(services, "away")
+        assert (record.layer, record.reason, record.status) == ("error", "error-upstream", 502)
+
+
+def test_the_file_says_what_the_records_say(running: tuple[str, Services]) -> None:
+    _, services = running
+    found = {each.number: each for each in records(services)}
+    connection = sqlite3.connect(services.settings.data / "journal.db")
+    connection.row_factory = sqlite3.Row
+    rows = connection.execute("select * from requests").fetchall()
+    connection.close()
+    assert len(rows) == len(found) > 10
+    for row in rows:
+        record = found[row["number"]]
+        for name in ("request_id", "tenant", "model", "layer", "reason", "entry", "status", "completion_tokens"):
+            assert (row[name] or None) == (getattr(record, name) or None), name
+        assert row["total_ms"] == pytest.approx(record.total_ms, abs=0.001)

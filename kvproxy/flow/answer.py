@@ -11,13 +11,13 @@ from kvproxy.apis.json import as_object, dumps, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import NotCached, Unkeyable, UpstreamBroken
-from kvproxy.flow.flights import Flight, Flights
-from kvproxy.flow.keep import Asked, FlightKeeper, Shelf
+from kvproxy.flow.flight.flights import Flight, Flights
+from kvproxy.flow.flight.keep import Asked, FlightKeeper, Shelf
+from kvproxy.flow.flight.source import EVENTS, JSON, Source, open_source
 from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import Answer, Forwarded, Match, Outcome
 from kvproxy.flow.recording import trail
-from kvproxy.flow.source import EVENTS, JSON, Source, open_source
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.lookup import Lookup

@@ -8,7 +8,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.sse import event
-from kvproxy.flow.source import Recording
+from kvproxy.flow.flight.source import Recording
 
 
 def chat(reason: str | None, content: str | None = "Hello", **fields: object) -> JsonObject:

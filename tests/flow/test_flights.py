@@ -7,8 +7,8 @@ import pytest
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.errors import UpstreamUnreachable
-from kvproxy.flow.flights import Flight, Flights
-from kvproxy.flow.source import Source as Answer
+from kvproxy.flow.flight.flights import Flight, Flights
+from kvproxy.flow.flight.source import Source as Answer
 
 PARTS = [b"a", b"b", b"c"]
 

@@ -10,7 +10,7 @@ from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.source import ask
+from kvproxy.flow.flight.source import ask
 
 _NOISE = re.compile(r"[\W_]+")
 _INSTRUCTION = (

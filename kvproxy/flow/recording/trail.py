@@ -3,7 +3,7 @@
 import time
 
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.flights import Flight
+from kvproxy.flow.flight.flights import Flight
 from kvproxy.flow.outcome import Outcome
 from kvproxy.index.entry import Entry
 from kvproxy.journal.draft import Draft

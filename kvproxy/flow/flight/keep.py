@@ -9,10 +9,10 @@ from functools import partial
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.reported import reported_reuse
 from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.flight.source import Source
 from kvproxy.flow.keys import CacheKey
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import PrefixUse
-from kvproxy.flow.source import Source
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.lookup import Lookup

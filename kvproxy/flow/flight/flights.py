@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Protocol
 
-from kvproxy.flow.source import Source
+from kvproxy.flow.flight.source import Source
 
 WINDOW = 256 * 1024
 """Bytes that may wait for a client before the source has to."""

@@ -60,6 +60,8 @@ def create_app(services: Services) -> Starlette:
 
 async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
+    services: Services = request.app.state.services
+    services.metrics.refused(error)
     return failed(error)
 
 

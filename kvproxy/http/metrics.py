@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kvproxy.backends.upstreams.engine import EngineStatus
 from kvproxy.blocks.stats import PoolStats
+from kvproxy.errors import KvproxyError
 from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import Overall
@@ -65,6 +66,7 @@ class Metrics:
             "of",
         )
         self._entries = self._gauge("cache_entries", "Stored responses.")
+        self._limited = self._counter("limited", "What met a limit, by the name of its setting.", "limit")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
@@ -79,6 +81,15 @@ class Metrics:
         """Count one answer."""
         self._requests.labels(endpoint, outcome.layer, str(status)).inc()
         self._seconds.labels(outcome.layer).observe(seconds)
+
+    def limited(self, limit: str) -> None:
+        """Count what met a limit."""
+        self._limited.labels(limit).inc()
+
+    def refused(self, error: KvproxyError) -> None:
+        """Count an error that a limit is the cause of; others are none of this."""
+        if error.limit is not None:
+            self.limited(error.limit)
 
     def generated(self, last: Delta) -> None:
         """Count one answer of the embedded engine by its last piece."""

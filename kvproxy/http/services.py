@@ -13,6 +13,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.rules import Access
+from kvproxy.http.lifetimes import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.opening import open_journal
@@ -40,6 +41,10 @@ class Services:
     @cached_property
     def access(self) -> Access:
         return Access(self.settings)
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
 
     @property
     def prefix(self) -> PrefixCache:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonMap, JsonObject
-from kvproxy.apis.request import ApiRequest, read_body
+from kvproxy.apis.request import Account, ApiRequest, read_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
 from kvproxy.settings.clients import ClientSettings
@@ -73,8 +73,9 @@ async def api_request(request: Request, api: Api, raw: bytes, tenants: Sequence[
     headers = joined_headers(request)
     request_id: str = request.scope["state"]["request_id"]
     client: ClientSettings | None = request.scope["state"].get("client")
-    tenant = tenant_of(headers, tenants) if client is None else f"client:{client.name}"
-    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), read_control(headers))
+    account: Account | None = request.scope["state"].get("account")
+    tenant = tenant_of(headers, tenants) if client is None else client.tenant
+    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), read_control(headers), account)
 
 
 def joined_headers(request: Request) -> dict[str, str]:

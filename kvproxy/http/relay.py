@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.sse import event
 from kvproxy.errors import KvproxyError, UpstreamBroken
-from kvproxy.http.lifetimes import Lifetime
+from kvproxy.http.connections.lifetimes import Lifetime
 
 T = TypeVar("T")
 Headers = list[tuple[str, str]]

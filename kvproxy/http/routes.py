@@ -12,6 +12,7 @@ from starlette.routing import Route
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
+from kvproxy.apis.request import BYTES_PER_TOKEN, Account
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.flow.outcome import Outcome
@@ -162,6 +163,7 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
+    _charge(request)
     uploaded = asyncio.Event()
     if body is not None:
         uploaded.set()
@@ -171,6 +173,14 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     reply = await unless_gone(request, forwarding, lifetime, uploaded)
     return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, uploaded=uploaded)
+
+
+def _charge(request: Request) -> None:
+    """Charge a client for what is passed on unread: a quarter of the body's bytes, where it is JSON; raises TooMany."""
+    account: Account | None = request.scope["state"].get("account")
+    size = request.headers.get("content-length", "")
+    if account is not None and size.isdecimal() and "json" in request.headers.get("content-type", "json"):
+        account.reserve(int(size[:15]) // BYTES_PER_TOKEN)
 
 
 ROUTES = [

@@ -43,6 +43,9 @@ class LimitSettings(BaseModel):
     choices: int = Field(
         128, ge=1, description="Most answers that one request may ask for (`n`, `best_of`); more get 400."
     )
+    cached_tokens: bool = Field(
+        False, description="Count the tokens of the caches' answers against a client's tokens_per_minute too."
+    )
     waiting: int = Field(
         256, ge=0, description="Requests that may wait for the engine or for an upstream; a further one gets 503."
     )

@@ -1,1 +1,1 @@
-"""Sockets: `protocol.py` is one client's connection with its limits, `server.py` looks after all of them."""
+"""Sockets: `protocol.py` is one client's connection, `server.py` looks after all of them, `lifetimes.py` ends requests."""

@@ -14,8 +14,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from kvproxy.errors import ShuttingDown
+from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.connections.protocol import LimitedProtocol
-from kvproxy.http.lifetimes import Lifetimes
 from kvproxy.settings.limits import LimitSettings
 
 _LOOK_SECONDS = 1.0

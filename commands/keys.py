@@ -7,8 +7,12 @@ import typer
 
 from kvproxy.commands.options import Json
 from kvproxy.commands.output import print_json, print_table
+from kvproxy.commands.units import size
 
 app = typer.Typer(help="Clients and their keys: with any, the proxy answers nobody else.")
+
+LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "stored_bytes")
+"""What a client may be limited in, as in the settings."""
 
 Data = Annotated[Path | None, typer.Option(help="The proxy's data folder.", show_default=False)]
 
@@ -18,6 +22,16 @@ def add(
     name: Annotated[str, typer.Argument(help="The client's name, shown in listings.")],
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Most requests a minute; more get 429.", show_default=False)
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens computed a minute; more get 429.", show_default=False)
+    ] = None,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(min=1, help="Most requests at once; more get 429.", show_default=False)
+    ] = None,
+    stored_bytes: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most bytes of stored answers; beyond it its own make room.", show_default=False),
     ] = None,
     data: Data = None,
     as_json: Json = False,
@@ -29,7 +43,8 @@ def add(
     from kvproxy.clients import add_client
     from kvproxy.settings import load_settings
 
-    key = add_client(load_settings(data=data), name, requests_per_minute)
+    limits = (requests_per_minute, tokens_per_minute, concurrent_requests, stored_bytes)
+    key = add_client(load_settings(data=data), name, **dict(zip(LIMITS, limits, strict=True)))
     if as_json:
         print_json({"name": name, "key": key})
     else:
@@ -47,10 +62,23 @@ def ls(data: Data = None, as_json: Json = False) -> None:
 
     found = all_clients(load_settings(data=data))
     if as_json:
-        print_json([{"name": each.name, "requests_per_minute": each.requests_per_minute} for each in found])
+        print_json([each.model_dump(include={"name", *LIMITS}) for each in found])
         return
-    rows = [(each.name, each.requests_per_minute) for each in found]
-    print_table(("name", "requests a minute#"), rows, empty="no clients: everybody who reaches the proxy may use it")
+    rows = [
+        (
+            each.name,
+            each.requests_per_minute,
+            each.tokens_per_minute,
+            each.concurrent_requests,
+            None if each.stored_bytes is None else size(each.stored_bytes),
+        )
+        for each in found
+    ]
+    print_table(
+        ("name", "requests a minute#", "tokens a minute#", "requests at once#", "stored#"),
+        rows,
+        empty="no clients: everybody who reaches the proxy may use it",
+    )
 
 
 @app.command("rm")

@@ -36,8 +36,11 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
     return found
 
 
-def add_client(settings: Settings, name: str, requests_per_minute: int | None = None) -> str:
+def add_client(settings: Settings, name: str, **limits: int | None) -> str:
     """Make a client; its key, which is shown now and never again.
+
+    Args:
+        limits: what it may use, by the names of `ClientSettings`.
 
     Raises:
         InvalidRequest: there is one of that name, or it is no name.
@@ -46,7 +49,7 @@ def add_client(settings: Settings, name: str, requests_per_minute: int | None = 
         raise InvalidRequest(f"there is a client {name!r} already: keys rm {name} removes it")
     key = _PREFIX + secrets.token_urlsafe(32)
     try:
-        client = ClientSettings(name=name, key_sha256=digest(key), requests_per_minute=requests_per_minute)
+        client = ClientSettings.model_validate({**limits, "name": name, "key_sha256": digest(key)})
     except ValidationError:
         raise InvalidRequest(
             f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"

@@ -20,6 +20,8 @@ class KvproxyError(Exception):
     exit_code: ClassVar[int] = 1
     retry_after: float | None = None
     """Seconds after which the same request may succeed, where that is known."""
+    limit: str | None = None
+    """Name of the setting that bounds what was asked for, where one does; it is counted under this name."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -46,13 +48,23 @@ class TooLarge(InvalidRequest):
 
     status = 413
     code = "request_too_large"
+    limit = "body"
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The request has more headers, or longer ones, than this proxy takes."""
+
+    status = 431
+    code = "headers_too_large"
+    limit = "header_bytes"
 
 
 class TooSlow(InvalidRequest):
-    """The body did not arrive in time."""
+    """The request did not arrive in time."""
 
     status = 408
     code = "request_timeout"
+    limit = "body_seconds"
 
 
 class Unkeyable(InvalidRequest):
@@ -112,6 +124,23 @@ class Overloaded(KvproxyError):
     status = 503
     type = "server_error"
     code = "overloaded"
+
+
+class ShuttingDown(KvproxyError):
+    """The proxy stops, and the time that running requests get is over."""
+
+    status = 503
+    type = "server_error"
+    code = "shutting_down"
+    retry_after = 1.0
+
+
+class DeadlineExceeded(KvproxyError):
+    """The request was not answered within the time that it may take."""
+
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"
 
 
 class TooMany(KvproxyError):

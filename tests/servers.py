@@ -9,22 +9,25 @@ from typing import Any
 
 import uvicorn
 
-from kvproxy.http.app import create_app
+from kvproxy.http.server import make_server
 from kvproxy.http.services import Services, build
 from kvproxy.settings import Settings
 
 
-@contextlib.contextmanager
-def run_app(app: Any) -> Iterator[str]:
+def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
     """Serve an ASGI app; its URL."""
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=1, date_header=False, server_header=False
+    )
+    return run_server(uvicorn.Server(config))
+
+
+@contextlib.contextmanager
+def run_server(server: uvicorn.Server) -> Iterator[str]:
+    """Run a server on a free port; its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, log_level="warning", timeout_graceful_shutdown=1, date_header=False, server_header=False
-            )
-        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
@@ -39,7 +42,9 @@ def run_app(app: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def run_proxy(settings: Settings) -> Iterator[tuple[str, Services]]:
-    """Serve a proxy; its URL and its parts."""
+    """Serve a proxy; its URL and its parts. It waits for no request when it is stopped, unless the settings say how long."""
+    if "drain_seconds" not in settings.limits.model_fields_set:
+        settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
     services = build(settings)
-    with run_app(create_app(services)) as url:
+    with run_server(make_server(services)) as url:
         yield url, services

@@ -12,6 +12,7 @@ OURS = "x-kvproxy-"
 TAGS = OURS + "tags"
 TTL = OURS + "ttl"
 PRIORITY = OURS + "priority"
+TIMEOUT = OURS + "timeout"
 ADMIN_TOKEN = OURS + "admin-token"
 """Carries the admin token where `Authorization` says who asks."""
 _MOST_TAGS = 16
@@ -32,6 +33,7 @@ class Control:
         tags: names for the stored answer; what is invalidated together shares one.
         ttl: seconds to keep the answer for; None where the request does not say.
         priority: 0 to 9; blocks of a higher one outlive those of a lower one.
+        timeout: seconds within which the answer must be there to its end; None where the request does not say.
     """
 
     no_cache: bool = False
@@ -43,6 +45,7 @@ class Control:
     tags: tuple[str, ...] = ()
     ttl: float | None = None
     priority: int = 0
+    timeout: float | None = None
 
 
 _NOTHING_ASKED = Control()
@@ -68,8 +71,9 @@ def read_control(headers: Mapping[str, str]) -> Control:
         max_age=_number(found, "max-age"),
         limits=Limits(_number(found, "similarity"), _number(found, "level"), _number(found, "max-error")),
         tags=_tags(headers.get(TAGS, "")),
-        ttl=_ttl(headers.get(TTL)),
+        ttl=_seconds(TTL, headers.get(TTL), "to keep nothing"),
         priority=_priority(headers.get(PRIORITY, "0")),
+        timeout=_seconds(TIMEOUT, headers.get(TIMEOUT), "to have nothing computed"),
     )
 
 
@@ -92,7 +96,7 @@ def _tags(text: str) -> tuple[str, ...]:
     return tags
 
 
-def _ttl(text: str | None) -> float | None:
+def _seconds(name: str, text: str | None, nothing: str) -> float | None:
     if text is None:
         return None
     try:
@@ -100,7 +104,7 @@ def _ttl(text: str | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise InvalidRequest(f"{TTL} takes seconds, as in {TTL}: 600, or 0 to keep nothing", param=TTL)
+        raise InvalidRequest(f"{name} takes seconds, as in {name}: 600, or 0 {nothing}", param=name)
     return seconds
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import Control
@@ -10,6 +11,26 @@ from kvproxy.errors import InvalidRequest
 
 PUBLIC = "public"
 """The tenant of those who say nothing of themselves."""
+BYTES_PER_TOKEN = 4
+"""What a token is estimated with before a tokenizer has seen it."""
+
+
+class Account(Protocol):
+    """Pays for one request of a client."""
+
+    def reserve(self, tokens: int) -> None:
+        """Take what the work is estimated to cost, before it begins.
+
+        Raises:
+            TooMany: the client has used up what it may use now.
+            TooLarge: the client may never use so much.
+        """
+
+    def settle(self, tokens: int) -> None:
+        """Say what the work has cost in the end; called once for each `reserve`."""
+
+    def cached(self, tokens: int) -> None:
+        """Say that a stored answer of so many tokens is given; raises as `reserve`, where such answers cost anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +46,7 @@ class ApiRequest:
         request_id: also given to the client; a client that chose it may choose it twice.
         query: the URL's query, without its question mark.
         control: what its headers ask of the caches.
+        account: pays for it; None where nobody counts.
     """
 
     api: Api
@@ -35,6 +57,7 @@ class ApiRequest:
     request_id: str
     query: str = ""
     control: Control = field(default_factory=Control)
+    account: Account | None = None
 
     @property
     def model(self) -> str:

@@ -40,7 +40,7 @@ class Admission:
             self.under_way += 1
             return
         if len(self._line) >= self._waiting:
-            raise _turned_away(f"{self.under_way} requests are under way and {len(self._line)} wait")
+            raise _turned_away("waiting", f"{self.under_way} requests are under way and {len(self._line)} wait")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append(turn)
         try:
@@ -54,7 +54,7 @@ class Admission:
                 # Who made room may have found it given up, and taken it out.
                 self._line.remove(turn)
             if isinstance(error, TimeoutError):
-                raise _turned_away(f"no turn came within {self._seconds:g} s") from None
+                raise _turned_away("waiting_seconds", f"no turn came within {self._seconds:g} s") from None
             raise
 
     def leave(self) -> None:
@@ -68,7 +68,7 @@ class Admission:
         self.under_way -= 1
 
 
-def _turned_away(why: str) -> Overloaded:
-    error = Overloaded(f"too busy: {why}; try again, or raise the settings under limits")
-    error.retry_after = RETRY_SECONDS
+def _turned_away(limit: str, why: str) -> Overloaded:
+    error = Overloaded(f"too busy: {why}; try again, or raise the setting limits.{limit}")
+    error.retry_after, error.limit = RETRY_SECONDS, limit
     return error

@@ -18,6 +18,7 @@ from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import Answer, Forwarded, Match, Outcome
 from kvproxy.flow.recording import trail
+from kvproxy.flow.recording.spending import metered
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.lookup import Lookup
@@ -100,6 +101,8 @@ class Answerer:
         if cacheable and not control.no_cache:
             hit, near = await self._cached(asked)
             if hit is not None:
+                if request.account is not None and draft.hit is not None:
+                    request.account.cached(draft.hit.prompt_tokens + draft.hit.completion_tokens)
                 return hit
             asked = replace(asked, near=near)
         if control.only_if_cached:
@@ -225,7 +228,10 @@ class Answerer:
         trail.ended(asked.draft, flight, self._clock() + self._shelf.lifetime(asked.request))
 
     async def _open(self, request: ApiRequest) -> Source:
-        return open_source(request, await self.backend.send(request), self.settings.max_response_bytes)
+        limit = self.settings.max_response_bytes
+        if request.account is not None:
+            return await metered(request, request.account, self.backend, limit)
+        return open_source(request, await self.backend.send(request), limit)
 
 
 def _why(asked: Asked, *, alone: bool) -> Forwarded:

@@ -43,7 +43,7 @@ def create_app(services: Services) -> Starlette:
         middleware=[
             Middleware(Labels, journal=services.answerer.journal, tenants=services.settings.access.tenant_headers),
             Middleware(PageGuard, access=services.access),
-            Middleware(ClientGuard, clients=services.clients),
+            Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),
         ],
         exception_handlers={
             KvproxyError: _known,
@@ -60,6 +60,8 @@ def create_app(services: Services) -> Starlette:
 
 async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
+    services: Services = request.app.state.services
+    services.metrics.refused(error)
     return failed(error)
 
 

@@ -7,9 +7,9 @@ from starlette.requests import Request
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import read_control
-from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest, read_body
-from kvproxy.errors import TooLarge, TooSlow
+from kvproxy.apis.json import JsonMap, JsonObject
+from kvproxy.apis.request import Account, ApiRequest, read_body
+from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
 from kvproxy.settings.clients import ClientSettings
 
@@ -73,8 +73,9 @@ async def api_request(request: Request, api: Api, raw: bytes, tenants: Sequence[
     headers = joined_headers(request)
     request_id: str = request.scope["state"]["request_id"]
     client: ClientSettings | None = request.scope["state"].get("client")
-    tenant = tenant_of(headers, tenants) if client is None else f"client:{client.name}"
-    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), read_control(headers))
+    account: Account | None = request.scope["state"].get("account")
+    tenant = tenant_of(headers, tenants) if client is None else client.tenant
+    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), read_control(headers), account)
 
 
 def joined_headers(request: Request) -> dict[str, str]:
@@ -91,10 +92,37 @@ def query_of(request: Request) -> str:
     return query.decode("latin-1")
 
 
-async def upload(request: Request, uploaded: asyncio.Event) -> AsyncIterator[bytes]:
-    """The body's parts as they come; `uploaded` is set at their end."""
+def check_choices(body: JsonMap, most: int) -> None:
+    """Refuse a request for more answers than one may ask for; raises InvalidRequest."""
+    for name in ("n", "best_of"):
+        asked = body.get(name)
+        if isinstance(asked, int | float) and asked > most:
+            error = InvalidRequest(f"{name} is {most} at the most: see the setting limits.choices", param=name)
+            error.limit = "choices"
+            raise error
+
+
+async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
+    """The body's parts as they come; `uploaded` is set at their end.
+
+    Args:
+        seconds: within which each part must come.
+
+    Raises:
+        TooSlow: one did not come in time.
+    """
+    parts = request.stream()
     try:
-        async for chunk in request.stream():
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    chunk = await anext(parts, None)
+            except TimeoutError:
+                raise TooSlow(
+                    f"no part of the body came for {seconds:g} s: see the setting limits.body_seconds"
+                ) from None
+            if chunk is None:
+                return
             if chunk:
                 yield chunk
     finally:

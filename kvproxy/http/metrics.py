@@ -7,12 +7,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kvproxy.backends.upstreams.engine import EngineStatus
 from kvproxy.blocks.stats import PoolStats
+from kvproxy.errors import KvproxyError
 from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import Overall
 from kvproxy.tiers.figures import TierFigures
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+_MOST_CLIENTS = 200
+_OTHERS = "(others)"
+"""Stands for all clients beyond so many; no client has this name."""
 
 
 class Metrics:
@@ -65,6 +70,12 @@ class Metrics:
             "of",
         )
         self._entries = self._gauge("cache_entries", "Stored responses.")
+        self._client_requests = self._counter(
+            "client_requests", "Answers to each client, by status.", "client", "status"
+        )
+        self._client_tokens = self._counter("client_tokens", "Tokens that were computed for each client.", "client")
+        self._clients: set[str] = set()
+        self._limited = self._counter("limited", "What met a limit, by the name of its setting.", "limit")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
@@ -79,6 +90,30 @@ class Metrics:
         """Count one answer."""
         self._requests.labels(endpoint, outcome.layer, str(status)).inc()
         self._seconds.labels(outcome.layer).observe(seconds)
+
+    def client(self, name: str, status: int) -> None:
+        """Count an answer to a client."""
+        self._client_requests.labels(self._client(name), str(status)).inc()
+
+    def client_tokens(self, name: str, tokens: int) -> None:
+        """Count what was computed for a client."""
+        self._client_tokens.labels(self._client(name)).inc(tokens)
+
+    def _client(self, name: str) -> str:
+        """The label of a client: its name, for as many as a database of figures bears."""
+        if name not in self._clients and len(self._clients) >= _MOST_CLIENTS:
+            return _OTHERS
+        self._clients.add(name)
+        return name
+
+    def limited(self, limit: str) -> None:
+        """Count what met a limit."""
+        self._limited.labels(limit).inc()
+
+    def refused(self, error: KvproxyError) -> None:
+        """Count an error that a limit is the cause of; others are none of this."""
+        if error.limit is not None:
+            self.limited(error.limit)
 
     def generated(self, last: Delta) -> None:
         """Count one answer of the embedded engine by its last piece."""

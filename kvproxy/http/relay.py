@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.sse import event
 from kvproxy.errors import KvproxyError, UpstreamBroken
+from kvproxy.http.connections.lifetimes import Lifetime
 
 T = TypeVar("T")
 Headers = list[tuple[str, str]]
@@ -19,35 +20,43 @@ _BODILESS = (204, 304)
 _log = logging.getLogger("kvproxy")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T], uploaded: asyncio.Event | None = None) -> T:
-    """The result of some work, which is cancelled when the client disconnects before it is done.
+async def unless_gone(
+    request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, uploaded: asyncio.Event | None = None
+) -> T:
+    """The result of some work, which is cancelled when the client disconnects or its time is over before it is done.
 
     Args:
         request: the client's.
         work: what to do for it.
+        lifetime: how long the request may take.
         uploaded: see `RelayResponse`.
 
     Raises:
         ClientDisconnect: the client has gone.
+        DeadlineExceeded: the time is over.
+        ShuttingDown: the proxy stops.
     """
     task = asyncio.ensure_future(work)
     try:
         # An exact hit is there after the task's first step: watching the client would cost as much as the answer.
         await asyncio.sleep(0)
-        return task.result() if task.done() else await _watching(request, task, uploaded)
+        return task.result() if task.done() else await _watching(request, task, lifetime, uploaded)
     finally:
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _watching(request: Request, task: "asyncio.Future[T]", uploaded: asyncio.Event | None) -> T:
+async def _watching(
+    request: Request, task: "asyncio.Future[T]", lifetime: Lifetime, uploaded: asyncio.Event | None
+) -> T:
     gone = asyncio.ensure_future(_disconnected(request.receive, uploaded))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        with lifetime.over() as end:
+            await asyncio.wait((task, gone, end), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientDisconnect
+        raise ClientDisconnect if gone.done() else end.result()
     finally:
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
@@ -64,14 +73,15 @@ class RelayResponse(Response):
     """Sends parts as they come.
 
     Where an upstream breaks off, so does this answer: its connection is closed in the middle. An error of our own becomes the
-    last event of a stream.
+    last event of a stream; an answer that is none breaks off.
 
     Args:
         chunks: the parts.
         status: HTTP status.
         headers: names and values, repeated ones included.
         close: called once, whatever happens.
-        tell: the last event of a stream that failed.
+        lifetime: how long the request may take.
+        tell: writes the last event of a stream that failed.
         uploaded: set when the request's body has been read; until then nobody else may read from the client.
     """
 
@@ -81,6 +91,7 @@ class RelayResponse(Response):
         status: int,
         headers: Headers,
         close: Callable[[], Any],
+        lifetime: Lifetime,
         tell: Callable[[KvproxyError], bytes] = lambda error: event(openai_error(error)),
         uploaded: asyncio.Event | None = None,
     ) -> None:
@@ -89,16 +100,22 @@ class RelayResponse(Response):
         self.raw_headers = encode(headers)
         self._chunks = chunks
         self._close = close
-        self._tell = tell
+        self._lifetime = lifetime
+        self._tell = tell if is_stream(headers) else None
         self._uploaded = uploaded
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(_disconnected(receive, self._uploaded))
+        error: KvproxyError | None = None
         try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            with self._lifetime.over() as end:
+                await asyncio.wait((sending, gone, end), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
+            elif end.done():
+                error = end.result()
         finally:
             for task in (sending, gone):
                 task.cancel()
@@ -106,9 +123,12 @@ class RelayResponse(Response):
             closing = self._close()
             if closing is not None:
                 await closing
+        if error is not None and self._begun:
+            await self._fail(send, error)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._begun = True
         try:
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -117,12 +137,24 @@ class RelayResponse(Response):
             _log.warning("%s", error)
             return
         except KvproxyError as error:
-            await send({"type": "http.response.body", "body": self._tell(error), "more_body": True})
+            await self._fail(send, error)
+            return
         finally:
             close = getattr(self._chunks, "aclose", None)
             if close is not None:
                 await close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Send, error: KvproxyError) -> None:
+        if self._tell is None:
+            _log.warning("an answer is broken off: %s", error)
+            return
+        await send({"type": "http.response.body", "body": self._tell(error), "more_body": False})
+
+
+def is_stream(headers: Headers) -> bool:
+    """Whether headers tell of server-sent events."""
+    return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
 
 
 def whole_response(body: bytes, status: int, headers: Headers) -> Response:

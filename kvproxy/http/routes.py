@@ -12,10 +12,11 @@ from starlette.routing import Route
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
+from kvproxy.apis.request import BYTES_PER_TOKEN, Account
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.flow.outcome import Outcome
-from kvproxy.http.bodies import api_request, query_of, upload, whole_body
+from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
@@ -38,6 +39,7 @@ def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
             status = response.status_code
         except KvproxyError as error:
             status = error.status
+            services(request).metrics.refused(error)
             return failed(error, api.error(error))
         except ClientDisconnect:
             outcome, status = Outcome("gone"), _GONE
@@ -52,12 +54,14 @@ def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
 async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     app = services(request)
     forwarder = app.answerer.backend.forwarder
-    limits = app.settings.limits
+    limits, lifetime = app.settings.limits, app.lifetimes.begin()
     raw = await whole_body(request, limits.body, limits.body_seconds)
     try:
         asked = await api_request(request, api, raw, app.settings.access.tenant_headers, check=forwarder is None)
+        check_choices(asked.body, limits.choices)
+        lifetime.shorten(asked.control.timeout)
         request.scope["state"][SEEN] = True
-        given = await unless_gone(request, app.answerer.answer(asked))
+        given = await unless_gone(request, app.answerer.answer(asked), lifetime)
     except Unkeyable:
         request.scope["state"][SEEN] = False
         if forwarder is None:
@@ -75,7 +79,7 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     def tell(error: KvproxyError) -> bytes:
         return event(api.error(error), "error")
 
-    return RelayResponse(given.body, given.status, headers, given.close, tell), given.outcome
+    return RelayResponse(given.body, given.status, headers, given.close, lifetime, tell), given.outcome
 
 
 async def models(request: Request) -> Response:
@@ -154,17 +158,29 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
     ours = request.url.path.startswith("/admin") or request.url.path in _OURS
     if ours or forwarder is None:
         raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
+    app = services(request)
+    lifetime = app.lifetimes.begin()
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
+    _charge(request)
     uploaded = asyncio.Event()
     if body is not None:
         uploaded.set()
     # Only the upload reads from the client until it is done; it notices by itself when the client goes.
-    sent = upload(request, uploaded) if body is None else body
+    sent = upload(request, uploaded, app.settings.limits.body_seconds) if body is None else body
     request.scope["state"][PASSED] = True
-    reply = await unless_gone(request, forwarder.forward(request.method, path, request.headers, sent), uploaded)
-    return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, uploaded=uploaded)
+    forwarding = forwarder.forward(request.method, path, request.headers, sent)
+    reply = await unless_gone(request, forwarding, lifetime, uploaded)
+    return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, uploaded=uploaded)
+
+
+def _charge(request: Request) -> None:
+    """Charge a client for what is passed on unread: a quarter of the body's bytes, where it is JSON; raises TooMany."""
+    account: Account | None = request.scope["state"].get("account")
+    size = request.headers.get("content-length", "")
+    if account is not None and size.isdecimal() and "json" in request.headers.get("content-type", "json"):
+        account.reserve(int(size[:15]) // BYTES_PER_TOKEN)
 
 
 ROUTES = [

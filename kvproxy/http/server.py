@@ -1,8 +1,8 @@
 """The server around the app: its socket, and its life."""
 
-import contextlib
 import logging
 import os
+import resource
 import socket
 from collections.abc import Callable
 
@@ -10,9 +10,14 @@ from kvproxy.clients import all_clients
 from kvproxy.errors import SettingsError
 from kvproxy.http.access.hosts import is_loopback
 from kvproxy.http.app import create_app
+from kvproxy.http.connections.server import ProxyServer
 from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
+
+_OTHER_FILES = 512
+"""Descriptors for files, and for connections that are just being closed."""
+_log = logging.getLogger("kvproxy")
 
 
 def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda services, url: None) -> None:
@@ -26,34 +31,34 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         SettingsError: the port is taken, or the store cannot be used.
         ModelUnsupported: the model cannot be served.
     """
-    import uvicorn
-
     # What is stored are other people's prompts: no file and no folder that is made from now on is for others to read.
     os.umask(0o077)
     _keep_private(settings)
     _log_to_stderr()
+    _allow_descriptors(settings)
     _not_open_to_everybody(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
         services = build(settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         on_ready(services, f"http://{host}:{listener.getsockname()[1]}")
-        config = uvicorn.Config(
-            create_app(services),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            # Labels adds one where the upstream has not.
-            date_header=False,
-            timeout_graceful_shutdown=5,
-            limit_concurrency=settings.limits.connections,
-        )
-        # Relaying an upstream that breaks off closes the connection on purpose, and says so itself.
-        logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.msg)
-        # After an orderly shutdown uvicorn raises the signal again; for a server that is no failure.
-        with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+        make_server(services).run(sockets=[listener])
+
+
+def make_server(services: Services) -> ProxyServer:
+    """The server of an app over its parts."""
+    return ProxyServer(create_app(services), services.settings.limits, services.lifetimes, services.metrics.limited)
+
+
+def _allow_descriptors(settings: Settings) -> None:
+    """Raise the bound on open files, as far as the system lets a process, to what the limits on connections need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        if most < wanted:
+            _log.warning("only %s files may be open, and the limits allow %s: raise ulimit -n", most, wanted)
 
 
 def _keep_private(settings: Settings) -> None:

@@ -12,7 +12,9 @@ from kvproxy.backends.prefix import PrefixCache
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.access.clients import Clients
+from kvproxy.http.access.quotas import Quotas
 from kvproxy.http.access.rules import Access
+from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.opening import open_journal
@@ -38,8 +40,16 @@ class Services:
         return Clients(self.settings)
 
     @cached_property
+    def quotas(self) -> Quotas:
+        return Quotas(self.metrics, cached=self.settings.limits.cached_tokens)
+
+    @cached_property
     def access(self) -> Access:
         return Access(self.settings)
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
 
     @property
     def prefix(self) -> PrefixCache:

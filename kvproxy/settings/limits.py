@@ -1,10 +1,10 @@
-"""Settings of how much is taken in."""
+"""Settings of how much is taken in, and of how long anything may take."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class LimitSettings(BaseModel):
-    """Bounds on what comes in."""
+    """Bounds on what comes in. What meets one is counted in `kvproxy_limited_total`, under the setting's name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -12,7 +12,39 @@ class LimitSettings(BaseModel):
         64 * 2**20, ge=1, description="Most bytes of a request's body on the cached routes; a larger one gets 413."
     )
     body_seconds: float = Field(
-        60.0, gt=0, description="Seconds within which a body on the cached routes must arrive; else 408."
+        60.0,
+        gt=0,
+        description="Seconds within which a body on the cached routes must arrive, and on other routes its next part; else 408.",
+    )
+    header_bytes: int = Field(
+        64 * 2**10, ge=1024, description="Most bytes of a request's URL and headers; more get 431."
+    )
+    headers: int = Field(200, ge=16, description="Most headers of a request; more get 431.")
+    header_seconds: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds within which a request's headers must arrive; else 408, and the connection ends.",
+    )
+    idle_seconds: float = Field(
+        75.0, gt=0, description="Seconds that a connection is kept open after an answer, for the next request."
+    )
+    stalled_seconds: float = Field(
+        60.0, gt=0, description="Seconds after which a client that reads nothing of its answer is cut off."
+    )
+    request_seconds: float = Field(
+        3600.0,
+        gt=0,
+        description="Seconds within which a request must be answered to the end; else 504, or the stream ends with an error."
+        " A request may ask for less with x-kvproxy-timeout.",
+    )
+    drain_seconds: float = Field(
+        25.0, ge=0, description="Seconds that requests under way get to end when the proxy is told to stop."
+    )
+    choices: int = Field(
+        128, ge=1, description="Most answers that one request may ask for (`n`, `best_of`); more get 400."
+    )
+    cached_tokens: bool = Field(
+        False, description="Count the tokens of the caches' answers against a client's tokens_per_minute too."
     )
     waiting: int = Field(
         256, ge=0, description="Requests that may wait for the engine or for an upstream; a further one gets 503."

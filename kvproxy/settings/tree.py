@@ -77,8 +77,8 @@ class Settings(BaseSettings):
     access: AccessSettings = AccessSettings()
     clients: tuple[ClientSettings, ...] = Field(
         (),
-        description="Who may use the proxy, beside those of `kvproxy keys`: tables with name, key_sha256 and"
-        " requests_per_minute. With any, nobody else may.",
+        description="Who may use the proxy, beside those of `kvproxy keys`: tables with name, key_sha256,"
+        " requests_per_minute, tokens_per_minute, concurrent_requests and stored_bytes. With any, nobody else may.",
     )
     limits: LimitSettings = LimitSettings()
     encryption: EncryptionSettings = EncryptionSettings()

@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.errors import UpstreamUnreachable
-from kvproxy.flow.flight.flights import Flight, Flights
+from kvproxy.flow.flight.flights import STEP, Flight, Flights
 from kvproxy.flow.flight.source import Source as Answer
 
 PARTS = [b"a", b"b", b"c"]
@@ -150,3 +150,38 @@ async def test_close_ends_everything() -> None:
     await flights.close()
     await until_landed(flights)
     assert source.closed == 2
+
+
+async def test_a_large_part_is_read_in_steps() -> None:
+    """100 streams of large parts kept everybody else waiting for seconds."""
+    large, turns = b"x" * 50 * STEP, [0]
+    read: list[tuple[int, int]] = []
+
+    class Reading(Keeper):
+        def push(self, source: Answer, chunk: bytes) -> bool:
+            read.append((turns[0], len(chunk)))
+            return False
+
+        async def finish(self, source: Answer) -> str | None:
+            return None
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield large
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    source = Source()
+
+    async def opened() -> Answer:
+        return Answer(200, [], parts(), source, source._close, streams=True, parsed=True)
+
+    beside = asyncio.create_task(others())
+    flight, _ = Flights().board("k", lambda: Flight(opened, Reading(source)))
+    assert await flight.body() == large
+    beside.cancel()
+    assert sum(size for _, size in read) == len(large)
+    assert max(size for _, size in read) <= STEP
+    assert len({turn for turn, _ in read}) == len(read)

@@ -125,7 +125,7 @@ def test_a_client_that_asks_too_much_is_told_when_to_come_back(
     tmp_path: Path, seen: tuple[str, list[dict[str, str]]]
 ) -> None:
     found = settings(tmp_path, seen[0])
-    limited, free = add_client(found, "limited", 3), add_client(found, "free")
+    limited, free = add_client(found, "limited", requests_per_minute=3), add_client(found, "free")
     with run_proxy(found) as (url, _):
         answers = [post(url, x_api_key=limited) for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]

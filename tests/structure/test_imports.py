@@ -60,8 +60,9 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     # The logs of other programs, through our own flow. Its tokenizer is the one that upstreams are mirrored with.
     "kvproxy.traffic": {"kvproxy.index", "kvproxy.backends.protocol", *(
-        f"kvproxy.{room}" for room in ("backends", "generation", "errors", "settings", "blocks", "mirror", "apis", "flow", "responses", "simulate")
-    )},
+        f"kvproxy.{room}" for room in (
+            "backends", "generation", "errors", "settings", "blocks", "mirror", "apis", "flow", "responses", "simulate",
+    ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients", "journal"
     ))},

@@ -153,8 +153,8 @@ class FlightKeeper:
         return complete
 
     def _reads(self, source: Source) -> bool:
-        """Whether all that it says matters: to keep it, or to tell in the header what was reused."""
-        told = source.streams or source.prefix is not None
+        """Whether all that it says matters: to keep it, to tell in the header what was reused, or to know what it cost."""
+        told = (source.streams or source.prefix is not None) and self._asked.request.account is None
         return self._keeps(source) or (source.status == 200 and not told)
 
     def _keeps(self, source: Source) -> bool:

@@ -52,6 +52,7 @@ class Source:
         chunks: the body's parts; raises a KvproxyError where it breaks off.
         said: what it says.
         at_once: the body comes as one part when all is done.
+        parsed: what it says is read from the bytes of its events, which takes time.
         private: whether who sent it forbids to keep it for others.
         prefix: what was reused of the prompt, where the backend tells; an upstream tells while its answer passes.
         taker: the upstream that took the request; None for the embedded engine.
@@ -67,6 +68,7 @@ class Source:
     at_once: bool = False
     streams: bool = False
     private: bool = False
+    parsed: bool = False
     prefix: PrefixUse | None = None
     taker: Taker | None = None
     usage: tuple[int, int] | None = None
@@ -96,7 +98,8 @@ def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
             said = Recording(request.api, reply.streams, limit)
             private = forbids_keeping(reply.headers, request)
             source = Source(reply.status, reply.headers, reply.chunks, said, reply.close, private=private)
-            source.streams, source.taker = reply.streams, reply.taker
+            source.streams = source.parsed = reply.streams
+            source.taker = reply.taker
             return source
 
 

@@ -4,18 +4,17 @@ import logging
 import time
 from collections.abc import Iterable
 
-from limits import RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.clients import all_clients, clients_file, digest
 from kvproxy.errors import SettingsError, TooMany, Unauthorized
+from kvproxy.http.access.quotas import Quotas
 from kvproxy.http.failures import failed
+from kvproxy.http.metrics import Metrics
 from kvproxy.settings import Settings
-from kvproxy.settings.clients import ClientSettings
+from kvproxy.settings.clients import CLIENT, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
 _OPEN = ("/health", "/ready", "/metrics", "/admin", "/admin/")
@@ -28,7 +27,6 @@ class Clients:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._limiter = FixedWindowRateLimiter(MemoryStorage())
         self._changed = self._stamp()
         self._looked = time.monotonic()
         self._known = {each.key_sha256: each for each in all_clients(settings)}
@@ -74,28 +72,12 @@ class Clients:
                 return client
         return None
 
-    def count(self, client: ClientSettings) -> dict[str, str]:
-        """Count a request; the headers that tell the client of its limit.
-
-        Raises:
-            TooMany: the limit is used up; the error says until when.
-        """
-        if client.requests_per_minute is None:
-            return {}
-        limit = RateLimitItemPerMinute(client.requests_per_minute)
-        within = self._limiter.hit(limit, client.name)
-        window = self._limiter.get_window_stats(limit, client.name)
-        seconds = max(0.0, window.reset_time - time.time())
-        headers = {
-            "x-ratelimit-limit-requests": str(client.requests_per_minute),
-            "x-ratelimit-remaining-requests": str(window.remaining),
-            "x-ratelimit-reset-requests": f"{seconds:.0f}s",
-        }
-        if within:
-            return headers
-        error = TooMany(f"more than {client.requests_per_minute} requests a minute: try again in {seconds:.0f} s")
-        error.retry_after = max(1.0, seconds)
-        raise error
+    def stored_bytes(self, tenant: str) -> int | None:
+        """Bytes of stored answers that a tenant may have; None where nothing bounds them."""
+        if not tenant.startswith(CLIENT):
+            return None
+        name = tenant.removeprefix(CLIENT)
+        return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
 
 
 def _key(value: str) -> str:
@@ -104,11 +86,15 @@ def _key(value: str) -> str:
 
 
 class ClientGuard:
-    """ASGI middleware: puts the client at `scope["state"]["client"]`, and takes its key out of the request."""
+    """ASGI middleware: puts the client at `scope["state"]["client"]` and what its request costs at `"account"`, and takes its
+    key out of the request.
+    """
 
-    def __init__(self, app: ASGIApp, clients: Clients) -> None:
+    def __init__(self, app: ASGIApp, clients: Clients, quotas: Quotas, metrics: Metrics) -> None:
         self._app = app
         self._clients = clients
+        self._quotas = quotas
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._clients.any:
@@ -127,19 +113,23 @@ class ClientGuard:
             )
             await failed(refused)(scope, receive, send)
             return
-        try:
-            limit = self._clients.count(client)
-        except TooMany as error:
-            await failed(error)(scope, receive, send)
-            return
         _take_key(scope, client)
+        quota = self._quotas.of(client)
 
         async def told(message: Message) -> None:
-            if message["type"] == "http.response.start" and limit:
-                MutableHeaders(scope=message).update(limit)
+            if message["type"] == "http.response.start":
+                self._metrics.client(client.name, message["status"])
+                if limits := quota.headers():
+                    MutableHeaders(scope=message).update(limits)
             await send(message)
 
-        await self._app(scope, receive, told)
+        try:
+            with quota.request() as scope["state"]["account"]:
+                await self._app(scope, receive, told)
+        except TooMany as error:
+            # It comes from the quota: what the app raises has become an answer before it gets here.
+            self._metrics.refused(error)
+            await failed(error)(scope, receive, told)
 
 
 def _take_key(scope: Scope, client: ClientSettings) -> None:

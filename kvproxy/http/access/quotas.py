@@ -1,0 +1,145 @@
+"""What each client may use: requests and tokens a minute, and requests at once."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvproxy.errors import TooLarge, TooMany
+from kvproxy.http.access.buckets import Bucket
+from kvproxy.http.metrics import Metrics
+from kvproxy.settings.clients import ClientSettings
+
+
+class Quota:
+    """What one client has used. It lasts as long as the proxy runs; other proxies on the same store count for themselves.
+
+    Args:
+        client: the client, with its limits.
+        metrics: count what it uses.
+        cached: whether answers of the caches cost tokens too.
+    """
+
+    def __init__(self, client: ClientSettings, metrics: Metrics, *, cached: bool) -> None:
+        self.client = client
+        self._metrics = metrics
+        self._cached = cached
+        self._requests = _bucket(client.requests_per_minute)
+        self._tokens = _bucket(client.tokens_per_minute)
+        self._under_way = 0
+
+    def keeps_on(self, client: ClientSettings) -> None:
+        """Take over other limits; what was used stays used."""
+        before, self.client = self.client, client
+        if before.requests_per_minute != client.requests_per_minute:
+            self._requests = _bucket(client.requests_per_minute)
+        if before.tokens_per_minute != client.tokens_per_minute:
+            self._tokens = _bucket(client.tokens_per_minute)
+
+    @contextmanager
+    def request(self) -> Iterator["Account"]:
+        """One request, from its beginning to its end.
+
+        Raises:
+            TooMany: the client may send no other one now.
+        """
+        most = self.client.concurrent_requests
+        if most is not None and self._under_way >= most:
+            raise _too_many("concurrent_requests", f"{most} requests are under way", 1.0)
+        if self._requests is not None:
+            if (wait := self._requests.wait(1)) > 0:
+                why = f"more than {self._requests.per_minute} requests a minute"
+                raise _too_many("requests_per_minute", why, wait)
+            self._requests.take(1)
+        self._under_way += 1
+        try:
+            yield Account(self)
+        finally:
+            self._under_way -= 1
+
+    def take(self, tokens: int) -> None:
+        """Take tokens before they are computed.
+
+        Raises:
+            TooMany: there are not enough now.
+            TooLarge: there never will be.
+        """
+        bucket = self._tokens
+        if bucket is None:
+            return
+        if tokens > bucket.per_minute:
+            error = TooLarge(f"the request has some {tokens:,} tokens, and {bucket.per_minute:,} a minute are allowed")
+            error.limit = "tokens_per_minute"
+            raise error
+        if (wait := bucket.wait(tokens)) > 0:
+            raise _too_many("tokens_per_minute", f"more than {bucket.per_minute:,} tokens a minute", wait)
+        bucket.take(tokens)
+
+    def correct(self, taken: int, used: int) -> None:
+        """Take what was used in place of what was taken for it."""
+        self._metrics.client_tokens(self.client.name, used)
+        if self._tokens is not None:
+            self._tokens.take(used - taken)
+
+    def cached(self, tokens: int) -> None:
+        """An answer of the caches; raises as `take`."""
+        if self._cached:
+            self.take(tokens)
+
+    def headers(self) -> dict[str, str]:
+        """What tells the client of its limits."""
+        told: dict[str, str] = {}
+        for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket is not None:
+                told |= bucket.told(unit)
+        return told
+
+
+class Account:
+    """What one request of a client costs; see `kvproxy.apis.request.Account`."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
+        self._taken: int | None = None
+
+    def reserve(self, tokens: int) -> None:
+        self._quota.take(tokens)
+        self._taken = tokens
+
+    def settle(self, tokens: int) -> None:
+        if self._taken is not None:
+            self._quota.correct(self._taken, tokens)
+        self._taken = None
+
+    def cached(self, tokens: int) -> None:
+        self._quota.cached(tokens)
+
+
+class Quotas:
+    """The quotas of all clients, by name.
+
+    Args:
+        metrics: count what they use.
+        cached: whether answers of the caches cost tokens too.
+    """
+
+    def __init__(self, metrics: Metrics, *, cached: bool) -> None:
+        self._make: Callable[[ClientSettings], Quota] = lambda client: Quota(client, metrics, cached=cached)
+        self._quotas: dict[str, Quota] = {}
+
+    def of(self, client: ClientSettings) -> Quota:
+        """The quota of a client, whose limits may have changed."""
+        quota = self._quotas.get(client.name)
+        if quota is None:
+            quota = self._quotas[client.name] = self._make(client)
+        elif quota.client is not client:
+            quota.keeps_on(client)
+        return quota
+
+
+def _bucket(per_minute: int | None) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute)
+
+
+def _too_many(limit: str, why: str, seconds: float) -> TooMany:
+    error = TooMany(f"{why}: try again in {max(1, round(seconds))} s")
+    error.retry_after, error.limit = max(1.0, seconds), limit
+    return error

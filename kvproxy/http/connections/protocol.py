@@ -1,0 +1,186 @@
+"""One client's connection: uvicorn's protocol, with limits on a request's head and on those who do not read their answer.
+
+uvicorn bounds neither. Times are not measured by timers of each connection: the server looks at all of them from time to time.
+"""
+
+import asyncio
+import fcntl
+import termios
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from kvproxy.apis.api import openai_error
+from kvproxy.apis.json import dumps
+from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
+from kvproxy.http.failures import failed
+from kvproxy.settings.limits import LimitSettings
+
+_SPARE = 256
+"""Connections beyond the limit that are still told so; any further one is closed without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Bytes that wait for a client who takes none, and since when."""
+
+    bytes: int
+    since: float
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection with limits.
+
+    Args:
+        limits: the limits.
+        limited: called with the name of a limit that was met.
+    """
+
+    def __init__(self, *args: Any, limits: LimitSettings, limited: Callable[[str], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._limited = limited
+        self._in_head = False
+        self._head_since: float | None = None
+        self._head_parts = 0  # Bytes of the URL and of the headers that are whole.
+        self._head_raw = 0  # Bytes that belong to the head alone, whole headers or not.
+        self._refusal: KvproxyError | None = None
+        self._unread: _Unread | None = None
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_since = self.loop.time()
+        if len(self.connections) > self._limits.connections:
+            self._limited("connections")
+            self.app = _full
+            if len(self.connections) > self._limits.connections + _SPARE:
+                transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        head = self.scope if self._in_head else None
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head or not self._answering:
+            # Also where bytes came that begin no request: they have ended uvicorn's wait for one.
+            self._head_since = self._head_since or self.loop.time()
+        if head is not None and self._in_head and head is self.scope:
+            # The parser tells of a header when it is whole, and holds whatever has come of it until then.
+            self._head_raw += len(data)
+            if self._head_raw > self._limits.header_bytes:
+                self._refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_parts, self._head_raw = True, 0, 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._add(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._add(len(name) + len(value))
+
+    def _add(self, size: int) -> None:
+        """Count a part of the head; an error raised here ends the parsing."""
+        self._head_parts += size
+        if self._head_parts > self._limits.header_bytes:
+            self._refusal = self._too_large()
+        elif len(self.headers) > self._limits.headers:
+            self._refusal = HeadersTooLarge(f"more than {self._limits.headers} headers: see the setting limits.headers")
+            self._refusal.limit = "headers"
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _too_large(self) -> HeadersTooLarge:
+        most = self._limits.header_bytes
+        return HeadersTooLarge(f"URL and headers have more than {most:,} bytes: see the setting limits.header_bytes")
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_since = False, None
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for what the parser cannot take, and for what was refused while it parsed."""
+        self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
+
+    def _refuse(self, error: KvproxyError) -> None:
+        """Answer with an error and end the connection."""
+        if error.limit is not None:
+            self._limited(error.limit)
+        if self._answering:
+            # Another answer is on its way here: a second one in the middle of it would be taken for a part of it.
+            self.transport.abort()
+            return
+        body = dumps(openai_error(error))
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + headers + body)
+        self.transport.close()
+
+    def _too_late(self) -> None:
+        if not self._in_head:
+            # Nothing was begun, so nobody waits for an answer.
+            self._limited("header_seconds")
+            self.transport.close()
+            return
+        seconds = self._limits.header_seconds
+        late = TooSlow(f"the headers did not arrive within {seconds:g} s: see the setting limits.header_seconds")
+        late.limit = "header_seconds"
+        self._refuse(late)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._limited("idle_seconds")
+        super().timeout_keep_alive_handler()
+
+    def resume_writing(self) -> None:
+        self._unread = None
+        super().resume_writing()
+
+    def look(self, now: float) -> None:
+        """End the connection if its client takes too long; called from time to time.
+
+        Args:
+            now: the event loop's time.
+        """
+        if self._head_since is not None and now - self._head_since > self._limits.header_seconds:
+            self._head_since = None
+            self._too_late()
+        # Nothing more is written now, so what waits can only become less.
+        still = self.flow.write_paused or not self._answering or self.transport.is_closing()
+        unsent = self.transport.get_write_buffer_size() if still else 0
+        waiting = unsent + self._in_kernel() if unsent else 0
+        if waiting == 0:
+            self._unread = None
+        elif self._unread is None or waiting < self._unread.bytes:
+            self._unread = _Unread(waiting, now)
+        elif now - self._unread.since > self._limits.stalled_seconds:
+            self._limited("stalled_seconds")
+            self.transport.abort()
+
+    def _in_kernel(self) -> int:
+        """Bytes that the system holds for the client: they go first, so what waits here may stay for long although it reads."""
+        held = array("i", [0])
+        try:
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)
+        except OSError:
+            # It is closed already, or the system does not tell.
+            return 0
+        return held[0]
+
+
+async def _full(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers what comes by a connection beyond the limit."""
+    error = Overloaded("too many connections are open: try again, or raise the setting limits.connections")
+    error.retry_after = 1.0
+    response = failed(error)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)

@@ -1,0 +1,333 @@
+"""Connections that bring too much, or take too long: each ends alone, and says why where somebody listens."""
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.backends.fleets import until
+from tests.servers import run_app, run_proxy
+
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+PART = b": " + b"x" * 65_000 + b"\n\n"
+Proxy = tuple[int, Services]
+
+
+class Upstream:
+    """Streams for ever at /v1/stream, and answers everything else; the parts that it has sent are counted."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self.open = 0
+
+    async def stream(self, request: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            self.open += 1
+            try:
+                while True:
+                    self.parts += 1
+                    yield PART
+                    # The server lets a send to a client that has gone return at once.
+                    await asyncio.sleep(0)
+            finally:
+                self.open -= 1
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+    async def answer(self, request: Request) -> Response:
+        if b'"stream"' in await request.body():
+            return await self.stream(request)
+        return JSONResponse(WHOLE)
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[tuple[str, Upstream]]:
+    server = Upstream()
+    routes = [
+        Route("/v1/stream", server.stream, methods=["POST"]),
+        Route("/{path:path}", server.answer, methods=["GET", "POST"]),
+    ]
+    with run_app(Starlette(routes=routes)) as url:
+        yield url, server
+
+
+@contextmanager
+def proxy(data: Path, upstream: str, **limits: float) -> Iterator[Proxy]:
+    settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
+    with run_proxy(settings) as (url, services):
+        yield httpx.URL(url).port or 0, services
+
+
+@pytest.fixture(scope="module")
+def quick(upstream: tuple[str, Upstream], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A proxy of little patience."""
+    data = tmp_path_factory.mktemp("quick")
+    limits = {"header_bytes": 4096, "headers": 20, "header_seconds": 0.4, "idle_seconds": 0.4, "stalled_seconds": 0.4}
+    with proxy(data, upstream[0], **limits) as running:
+        yield running
+
+
+@contextmanager
+def connected(port: int, sent: bytes = b"", *, small: bool = False) -> Iterator[socket.socket]:
+    with socket.socket() as client:
+        if small:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(20)
+        client.connect(("127.0.0.1", port))
+        client.sendall(sent)
+        yield client
+
+
+def everything(client: socket.socket) -> bytes:
+    """What comes until the other side ends the connection."""
+    got = b""
+    try:
+        while part := client.recv(65_536):
+            got += part
+    except ConnectionError:
+        pass
+    return got
+
+
+def counted(services: Services, limit: str) -> float:
+    text = services.metrics.render().decode()
+    found = re.search(rf'^kvproxy_limited_total{{limit="{limit}"}} (\S+)$', text, re.M)
+    return float(found[1]) if found else 0.0
+
+
+def healthy(port: int) -> bool:
+    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=20).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "limit"),
+    [
+        (GET + b"".join(b"x-%d: 1\r\n" % number for number in range(30)), "headers"),
+        (GET + b"x: " + b"y" * 5_000 + b"\r\n", "header_bytes"),
+        (GET.replace(b"/health", b"/" + b"a" * 5_000), "header_bytes"),
+        # No header of it ever ends.
+        (GET + b"x: " + b"y" * 2_000_000, "header_bytes"),
+    ],
+)
+def test_too_much_of_a_head_is_refused(quick: Proxy, head: bytes, limit: str) -> None:
+    port, services = quick
+    before = counted(services, limit)
+    with connected(port) as client:
+        with suppress(ConnectionError):
+            client.sendall(head + b"\r\n")
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+    assert counted(services, limit) == before + 1
+    assert healthy(port)
+
+
+def test_a_head_within_the_limits_is_taken_in_any_parts(quick: Proxy) -> None:
+    port, _ = quick
+    head = GET + b"".join(b"x-%d: %s\r\n" % (number, b"y" * 150) for number in range(18)) + b"\r\n"
+    for size in (1, 700, 100_000):
+        with connected(port) as client:
+            for start in range(0, len(head), size):
+                client.send(head[start : start + size])
+            assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_what_is_no_http_is_told_so(quick: Proxy) -> None:
+    with connected(quick[0], b"\x16\x03\x01\x02\x00\x01hello\r\n\r\n") as client:
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"invalid_request_error" in answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [(b"", b""), (GET, b"HTTP/1.1 408 "), (GET + b"x: y", b"HTTP/1.1 408 ")],
+    ids=["nothing", "some headers", "half a header"],
+)
+def test_a_head_that_does_not_come_is_given_up(quick: Proxy, sent: bytes, answered: bytes) -> None:
+    port, services = quick
+    before = counted(services, "header_seconds")
+    with connected(port, sent) as client:
+        answer = everything(client)
+    assert answer.startswith(answered)
+    assert bool(answer) == bool(answered)
+    assert counted(services, "header_seconds") == before + 1
+
+
+def test_a_head_that_trickles_is_given_up(quick: Proxy) -> None:
+    """Each byte that comes is no reason to wait longer."""
+    port, services = quick
+    before = counted(services, "header_seconds")
+    with connected(port, GET) as client:
+        client.settimeout(0.05)
+        end, answer = time.monotonic() + 20, b""
+        while not answer and time.monotonic() < end:
+            try:
+                client.sendall(b"x")
+                answer = client.recv(100)
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                break
+    assert counted(services, "header_seconds") == before + 1
+
+
+@pytest.mark.parametrize("after", [b"", b"\r\n"], ids=["silent", "empty lines"])
+def test_an_idle_connection_ends(quick: Proxy, after: bytes) -> None:
+    port, services = quick
+    before = counted(services, "idle_seconds") + counted(services, "header_seconds")
+    with connected(port, GET + b"\r\n") as client:
+        assert client.recv(12) == b"HTTP/1.1 200"
+        client.sendall(after)
+        everything(client)
+    assert counted(services, "idle_seconds") + counted(services, "header_seconds") == before + 1
+
+
+def test_a_websocket_is_not_waited_for(quick: Proxy) -> None:
+    head = GET.replace(b"/health", b"/v1/realtime") + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    with connected(quick[0], head + b"Sec-WebSocket-Key: eA==\r\nSec-WebSocket-Version: 13\r\n\r\n") as client:
+        assert b"101" not in everything(client).split(b"\r\n")[0]
+
+
+def test_connections_beyond_the_limit_are_told_to_come_back(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
+    with proxy(tmp_path, upstream[0], connections=3) as (port, services):
+        with connected(port) as one, connected(port) as two, connected(port) as three:
+            until(lambda: len(_open(services, port)) >= 3)
+            with connected(port, GET + b"\r\n") as fourth:
+                answer = everything(fourth)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in answer
+            assert b"limits.connections" in answer
+            # Those that are open already are served as before.
+            for client in (one, two, three):
+                client.sendall(GET + b"\r\n")
+                assert client.recv(12) == b"HTTP/1.1 200"
+        assert counted(services, "connections") == 1
+        assert healthy(port)
+
+
+def _open(services: Services, port: int) -> list[str]:
+    """Connections that the server has accepted."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    return [line for line in lines if line.split()[1] == f"0100007F:{port:04X}" and line.split()[3] == "01"]
+
+
+POST = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+def post(path: bytes, body: bytes) -> bytes:
+    return POST % (path, len(body), body)
+
+
+CHAT = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "%s"}]}'
+
+
+@pytest.mark.parametrize("path", [b"/v1/stream", b"/v1/chat/completions"])
+def test_a_client_that_reads_nothing_is_cut_off(quick: Proxy, upstream: tuple[str, Upstream], path: bytes) -> None:
+    port, services = quick
+    before = counted(services, "stalled_seconds")
+    with connected(port, post(path, CHAT % b"stalled"), small=True) as client:
+        until(lambda: counted(services, "stalled_seconds") == before + 1)
+        until(lambda: upstream[1].open == 0)
+        assert not everything(client).endswith(b"0\r\n\r\n")
+
+
+def test_a_client_that_reads_slowly_is_not(quick: Proxy) -> None:
+    port, services = quick
+    before = counted(services, "stalled_seconds")
+    with connected(port, post(b"/v1/stream", b"{}"), small=True) as client:
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            assert client.recv(65_536)
+            time.sleep(0.02)
+    assert counted(services, "stalled_seconds") == before
+
+
+def test_a_whole_answer_that_nobody_reads_does_not_stay(tmp_path: Path) -> None:
+    """It lies in the server's memory, and the request is over for everybody else."""
+
+    async def large(request: Request) -> Response:
+        return JSONResponse({**WHOLE, "padding": "x" * 7 * 2**20})
+
+    with (
+        run_app(Starlette(routes=[Route("/{path:path}", large, methods=["GET", "POST"])])) as url,
+        proxy(tmp_path, url, stalled_seconds=0.4) as (port, services),
+        connected(port, post(b"/v1/chat/completions", CHAT.replace(b"true", b"false") % b"x"), small=True),
+    ):
+        until(lambda: counted(services, "stalled_seconds") == 1)
+
+
+def test_slow_readers_hold_nobody_up_and_take_little_memory(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
+    _, server = upstream
+    with proxy(tmp_path, upstream[0], stalled_seconds=600) as (port, services), ExitStack() as stack:
+        for number in range(100):
+            stack.enter_context(connected(port, post(b"/v1/chat/completions", CHAT % b"%d" % number), small=True))
+        until(lambda: server.open == 100, 60)
+        assert healthy(port)
+        steady(lambda: server.parts)
+        assert healthy(port)
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={"model": "m", "messages": []})
+        assert answer.status_code == 200
+        # What the upstream would send is without end.
+        assert max(flight._size for flight in services.answerer.flights._flying) < 4 * 2**20
+        stack.close()
+        until(lambda: server.open == 0)
+
+
+def steady(value: Callable[[], int]) -> None:
+    """Wait until a value does not change any more."""
+    end, last, since = time.monotonic() + 60, value(), time.monotonic()
+    while time.monotonic() < end:
+        time.sleep(0.02)
+        if (now := value()) != last:
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > 0.5:
+            return
+    raise AssertionError("it never came to rest")
+
+
+def test_one_reader_that_stalls_leaves_its_flight_to_the_others(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    loops = []
+
+    async def stream(request: Request) -> Response:
+        loops.append(asyncio.get_running_loop())
+
+        async def parts() -> AsyncIterator[bytes]:
+            for number in range(40):
+                yield b'data: {"choices": [{"index": 0, "delta": {"content": "%d%s"}}]}\n\n' % (number, b"x" * 200_000)
+            await gate.wait()
+            yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+    asked = post(b"/v1/chat/completions", CHAT % b"shared")
+    with (
+        run_app(Starlette(routes=[Route("/{path:path}", stream, methods=["GET", "POST"])])) as url,
+        proxy(tmp_path, url, stalled_seconds=0.5) as (port, services),
+        connected(port, asked, small=True) as slow,
+        connected(port, asked) as quick,
+    ):
+        got = b""
+        while b'"39x' not in got[-200_300:]:
+            got += quick.recv(2**20)
+        until(lambda: counted(services, "stalled_seconds") == 1)
+        loops[0].call_soon_threadsafe(gate.set)
+        while not got.endswith(b"0\r\n\r\n"):
+            got += quick.recv(2**20)
+        assert b"[DONE]" in got
+        assert b"collapsed" in got[:2000] or len(loops) == 1
+        assert not everything(slow).endswith(b"0\r\n\r\n")

@@ -1,0 +1,211 @@
+"""Requests end: at their deadline, and when the proxy is told to stop."""
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.backends.fleets import until
+from tests.servers import run_app, run_proxy
+
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
+
+
+class Hanging:
+    """An upstream that never answers what says `hang`, and begins a stream that never ends for what says `stream`."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.body()
+        if b"hang" in body:
+            self.inside += 1
+            try:
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+            finally:
+                self.inside -= 1
+            return Response()
+        return StreamingResponse(self._stream(), media_type="text/event-stream") if b"stream" in body else _whole()
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self.inside += 1
+        try:
+            while True:
+                yield EVENT
+                await asyncio.sleep(0.02)
+        finally:
+            self.inside -= 1
+
+
+def _whole() -> Response:
+    return JSONResponse(WHOLE)
+
+
+@pytest.fixture(scope="module")
+def hanging() -> Iterator[tuple[str, Hanging]]:
+    server = Hanging()
+    with run_app(Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])) as url:
+        yield url, server
+
+
+@pytest.fixture(scope="module")
+def proxy(hanging: tuple[str, Hanging], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
+    data = tmp_path_factory.mktemp("proxy")
+    limits = {"request_seconds": 0.5, "choices": 4}
+    with run_proxy(load_settings(data=data, upstream=hanging[0], cache={"semantic": False}, limits=limits)) as running:
+        yield running
+
+
+def chat(question: str, **fields: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": question}], **fields}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/rerank"])
+def test_a_request_that_hangs_is_ended(proxy: tuple[str, Services], hanging: tuple[str, Hanging], path: str) -> None:
+    answer = httpx.post(proxy[0] + path, json=chat("hang", max_tokens=5), timeout=20)
+    assert answer.status_code == 504
+    error = answer.json()["error"]
+    assert "limits.request_seconds" in error["message"]
+    if path != "/v1/messages":
+        assert error["code"] == "deadline_exceeded"
+    # The upstream's work is given up too.
+    until(lambda: hanging[1].inside == 0)
+
+
+def test_a_stream_that_goes_on_too_long_ends_with_an_error(
+    proxy: tuple[str, Services], hanging: tuple[str, Hanging]
+) -> None:
+    answer = httpx.post(f"{proxy[0]}/v1/chat/completions", json=chat("x", stream=True), timeout=20)
+    events = [line for line in answer.text.split("\n\n") if line]
+    assert answer.status_code == 200
+    assert events[0] + "\n\n" == EVENT.decode()
+    assert json.loads(events[-1].split("data: ")[1])["error"]["code"] == "deadline_exceeded"
+    until(lambda: hanging[1].inside == 0)
+    assert not proxy[1].answerer.flights
+
+
+def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
+    def ask(question: str, seconds: str) -> httpx.Response:
+        headers = {"x-kvproxy-timeout": seconds}
+        return httpx.post(f"{proxy[0]}/v1/chat/completions", json=chat(question), headers=headers, timeout=20)
+
+    assert "within 0.1 s" in ask("hang", "0.1").json()["error"]["message"]
+    assert "within 0.5 s" in ask("hang", "1000").json()["error"]["message"]
+    assert ask("Hi", "10").status_code == 200
+    assert ask("Hi", "soon").status_code == 400
+
+
+def test_what_met_a_deadline_is_counted(proxy: tuple[str, Services]) -> None:
+    def count() -> float:
+        found = re.search(
+            r'kvproxy_limited_total{limit="request_seconds"} (\S+)', httpx.get(f"{proxy[0]}/metrics").text
+        )
+        return float(found[1]) if found else 0.0
+
+    before = count()
+    httpx.post(f"{proxy[0]}/v1/chat/completions", json=chat("hang twice"), timeout=20)
+    assert count() == before + 1
+
+
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_a_request_may_not_ask_for_any_number_of_answers(proxy: tuple[str, Services], field: str) -> None:
+    for number, status in ((4, 200), (5, 400), (1e30, 400)):
+        answer = httpx.post(f"{proxy[0]}/v1/chat/completions", json=chat("n", **{field: number}))
+        assert answer.status_code == status
+    assert (answer.json()["error"]["param"], "limits.choices" in answer.text) == (field, True)
+
+
+def test_the_deadline_frees_the_blocks_of_the_embedded_engine(demo: tuple[str, Services]) -> None:
+    url, services = demo
+    body = {"model": "demo", "prompt": "hang", "max_tokens": 900, "ignore_eos": True, "n": 4}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-kvproxy-timeout": "0.05"}, timeout=20)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    until(lambda: httpx.get(f"{url}/admin/blocks/stats").json()["used"] == 0)
+    assert services.answerer.backend.door.under_way == 0  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def process(data: Path, upstream: str, drain: float) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """`kvproxy serve` as a process of its own; its URL."""
+    (data / "kvproxy.toml").write_text(
+        f'upstream = "{upstream}"\nport = 0\n[cache]\nsemantic = false\n[limits]\ndrain_seconds = {drain}\n'
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-m", "kvproxy.commands", "serve", "--json", "--data", str(data)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert run.stdout is not None
+        url = json.loads(run.stdout.readline())["url"]
+        until(lambda: _answers(url))
+        yield url, run
+    finally:
+        run.kill()
+        run.communicate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize("drain", [0.5, 30.0])
+def test_sigterm_lets_streams_end_and_takes_no_new_requests(
+    hanging: tuple[str, Hanging], tmp_path: Path, drain: float
+) -> None:
+    with process(tmp_path, hanging[0], drain) as (url, run), httpx.Client(timeout=30) as client:
+        hung = threading.Thread(target=lambda: results.append(httpx.post(f"{url}/v1/rerank", json=chat("hang"))))
+        results: list[httpx.Response] = []
+        if drain < 1:
+            hung.start()
+            until(lambda: hanging[1].inside > 0)
+        with client.stream("POST", f"{url}/v1/chat/completions", json=chat("y", stream=True)) as answer:
+            parts = answer.iter_raw()
+            assert next(parts).startswith(EVENT)
+            run.send_signal(signal.SIGTERM)
+            until(lambda: not _answers(url))
+            # It goes on while the drain time lasts.
+            assert next(parts).startswith(EVENT)
+            if drain > 1:
+                answer.close()
+            else:
+                rest = b"".join(parts)
+                assert b'"code":"shutting_down"' in rest
+                hung.join(20)
+                assert (results[0].status_code, results[0].headers["retry-after"]) == (503, "1")
+        _, errors = run.communicate(timeout=20)
+    assert run.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_sigterm_waits_for_nobody_who_does_not_read(hanging: tuple[str, Hanging], tmp_path: Path) -> None:
+    with (
+        process(tmp_path, hanging[0], 0.2) as (url, run),
+        httpx.stream("POST", f"{url}/v1/rerank", json=chat("stream")),
+    ):
+        run.send_signal(signal.SIGTERM)
+        _, errors = run.communicate(timeout=20)
+    assert run.returncode == 0
+    assert "Traceback" not in errors

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from email.utils import formatdate
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -55,7 +56,7 @@ class Labels:
                 missing = {
                     b"cache-status": b"kvproxy; fwd=bypass",
                     b"x-request-id": request_id,
-                    b"date": formatdate(usegmt=True).encode(),
+                    b"date": _date(int(time.time())),
                 }
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
@@ -79,3 +80,8 @@ class Labels:
         return tenant_of(
             {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}, self._tenants
         )
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()

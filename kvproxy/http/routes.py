@@ -57,7 +57,7 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     try:
         asked = await api_request(request, api, raw, app.settings.access.tenant_headers, check=forwarder is None)
         request.scope["state"][SEEN] = True
-        given = await unless_gone(request, app.answerer.answer(asked))
+        given = await app.answerer.answer(asked, lambda work: unless_gone(request, work))
     except Unkeyable:
         request.scope["state"][SEEN] = False
         if forwarder is None:

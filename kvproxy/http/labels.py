@@ -1,7 +1,7 @@
 """What every response carries, whoever made it: Cache-Status, X-Request-Id and Date; and the record of what no route read."""
 
+import os
 import time
-import uuid
 from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
@@ -43,7 +43,7 @@ class Labels:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or uuid.uuid4().hex.encode()
+        request_id = given or os.urandom(16).hex().encode()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode("latin-1")
         status, began, arrived = 0, time.perf_counter(), time.time()

@@ -94,8 +94,10 @@ class Entry:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Entry":
         """An entry from columns; columns that are not its own are passed over."""
-        values = {column.name: row[column.name] for column in fields(cls)}
-        return cls(**values | {"semantic": bool(row["semantic"]), "tags": tuple(json.loads(row["tags"]))})
+        values = {name: row[name] for name in _NAMES}
+        values["semantic"], tags = bool(values["semantic"]), values["tags"]
+        values["tags"] = () if tags == "[]" else tuple(json.loads(tags))
+        return cls(**values)
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Entry":
@@ -120,6 +122,7 @@ class Entry:
         return cls(**values)
 
 
+_NAMES = tuple(column.name for column in fields(Entry))
 _TEXTS = ("id", "key", "namespace", "tenant", "model", "endpoint", "prompt", "backend", "request_id")
 _MOST = 2**63 - 1
 """Databases hold no larger numbers."""

@@ -7,8 +7,6 @@ behaves like a Poisson process at time V. `most_expected` says how large V may g
 
 import math
 
-import numpy as np
-
 CONFIDENCE = 0.9
 """The probability that the guarantee holds over the life of a cache: each of the two bounds may fail in one case of twenty."""
 FROM = 500
@@ -17,8 +15,8 @@ _FAILS = 0.05
 # A Poisson process ever crosses `most_expected` with a probability of 5%; tests simulate it.
 _Z = 2.9
 # Ratios of the true factor to the one that is tested. Each makes a martingale, and so does their mean.
-_RATIOS = np.array([0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-_LOG_RATIOS = np.log(_RATIOS)
+_RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_LOG_RATIOS = tuple(map(math.log, _RATIOS))
 _REFUSED = math.log(len(_RATIOS) / _FAILS)
 _MOST = 1e4
 
@@ -58,6 +56,7 @@ def largest_factor(seen: float, expected: float) -> float:
 
 
 def _evidence(seen: float, expected: float) -> float:
-    terms = seen * _LOG_RATIOS + (1 - _RATIOS) * expected
-    top = float(terms.max())
-    return top + math.log(float(np.exp(terms - top).sum()))
+    # So few terms that arrays would cost more than the sums.
+    terms = [seen * log + (1 - ratio) * expected for ratio, log in zip(_RATIOS, _LOG_RATIOS, strict=True)]
+    top = max(terms)
+    return top + math.log(sum(math.exp(term - top) for term in terms))

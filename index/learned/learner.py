@@ -130,7 +130,12 @@ class Learner:
         return within and (self.observed < _NEW or self.level.affords(self.checked_error))
 
     def learn(self, seen: Observation) -> None:
-        """Take in one observation."""
+        """Take in one observation, and decide by it from now on."""
+        self.take(seen)
+        self.level.settle()
+
+    def take(self, seen: Observation) -> None:
+        """Take in one of several observations; `level.settle` must follow the last."""
         self.number = max(self.number, seen.number)
         self.level.serve(seen.served, seen.risk)
         if seen.joined:
@@ -139,7 +144,6 @@ class Learner:
             self.checked_seen += 1
             self.checked_wrong += not seen.right
         if seen.features is None or seen.error is None:
-            self.level.plan()
             return
         features, stands = np.array(seen.features), self.doubts.standing(seen.answer, seen.vetoes)
         expected = self.score.error(features)

@@ -81,7 +81,7 @@ class Level:
         self.risk += risk
 
     def see(self, error: float, chance: float, right: bool, counted: bool) -> None:
-        """A request was compared that was expected to be wrong with a probability, and plan anew.
+        """A request was compared that was expected to be wrong with a probability. It counts from the next `settle` on.
 
         Args:
             chance: with which it was compared rather than served.
@@ -90,9 +90,13 @@ class Level:
         if counted and error <= self.reach:
             self.wrong += not right
             self.expected += error
-            self.measure()
         self.spread *= 1 - 1 / _REMEMBERED
         self.spread[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += 1 / chance
+
+    def settle(self) -> None:
+        """Choose the level by all that was seen and served."""
+        # Also after what is not counted: where it repeats a question, it tells of the judge.
+        self.measure()
         self.plan()
 
     @property

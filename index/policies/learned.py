@@ -202,9 +202,10 @@ class LearnedPolicy:
             if not seen:
                 break
             for each in seen:
-                learner.learn(each)
+                learner.take(each)
                 if each.features is not None and each.error is not None and not each.vetoes:
                     self._prior.learn(np.array(each.features), each.error, each.right, learner.level.reach)
+            learner.level.settle()
         self._learners[namespace] = learner
         if learner.number - saved >= _SAVED_EVERY:
             self._observations.save(namespace, learner.number, state.dump(learner))

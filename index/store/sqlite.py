@@ -27,6 +27,7 @@ from kvproxy.index.store.sql import SqlStore
 from kvproxy.index.store.sql_writer import Run
 
 _UNBOUNDED = Capacity()
+_LOOK_SECONDS = 0.02  # Reads look that seldom whether their file is still the one at its path.
 
 
 class ResponseStore(SqlStore):
@@ -58,6 +59,7 @@ class ResponseStore(SqlStore):
         self.path = path
         self._write_lock = threading.RLock()
         self._readers: deque[sqlite3.Connection] = deque()
+        self._looked = 0.0
         self._closed = False
         self._files: tuple[int, ...] = ()
         self._left = False
@@ -203,6 +205,14 @@ class ResponseStore(SqlStore):
         while self._readers:
             self._readers.pop().close()
 
+    def _due(self, kind: Kind) -> bool:
+        """Whether it is time to look for the files again; what writes looks each time."""
+        now = time.monotonic()
+        if kind == "read" and now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
+        return True
+
     def _found(self) -> tuple[int, ...]:
         """Which files stand at the store's path and at its log's: 0 for none."""
         return tuple(_inode(f"{self.path}{suffix}") for suffix in ("", "-wal"))
@@ -227,7 +237,8 @@ class ResponseStore(SqlStore):
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.condition.watch(kind):
             # A file that was deleted can be written to as long as it is open: what is stored would be gone with the process.
-            if self._found() != self._files:
+            if self._due(kind) and self._found() != self._files:
+                self._looked = 0.0
                 self._leave()
                 raise CacheStoreError(
                     f"the store {self.path} was deleted or replaced: restart to use what is there now"

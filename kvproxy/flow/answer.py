@@ -1,27 +1,25 @@
 """The flow of a request: exact key, similar question, identical request under way, backend, store."""
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
-from kvproxy.apis.json import as_object, dumps, loads
+from kvproxy.apis.json import dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
-from kvproxy.errors import NotCached, Unkeyable, UpstreamBroken
+from kvproxy.errors import NotCached, UpstreamBroken
+from kvproxy.flow.cached.keep import Asked, FlightKeeper, Shelf
+from kvproxy.flow.cached.recall import Recall
 from kvproxy.flow.flight.flights import Flight, Flights
-from kvproxy.flow.flight.keep import Asked, FlightKeeper, Shelf
-from kvproxy.flow.flight.source import EVENTS, JSON, Source, open_source
+from kvproxy.flow.flight.source import Source, open_source
 from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.learning.observer import Observer
-from kvproxy.flow.outcome import Answer, Forwarded, Match, Outcome
+from kvproxy.flow.outcome import Answer, Forwarded, Outcome
 from kvproxy.flow.recording import trail
 from kvproxy.flow.recording.spending import metered
-from kvproxy.index.entry import Entry
-from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal, NoJournal
@@ -30,8 +28,14 @@ from kvproxy.settings import CacheSettings
 HOLD_SECONDS = 1.0
 """How long an answer that is no stream is held back after its head, so that Cache-Status can tell whether it is stored."""
 _SLOW_BYTES = 64 * 1024
-"""From here on a digest or a replay takes long enough to leave the event loop."""
-_log = logging.getLogger("kvproxy")
+"""From here on a digest takes long enough to leave the event loop."""
+
+Watched = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
+"""Awaits some work for a client, and ends it when the client leaves."""
+
+
+async def _unwatched(work: Coroutine[Any, Any, Answer]) -> Answer:
+    return await work
 
 
 class Answerer:
@@ -61,15 +65,23 @@ class Answerer:
         self.semantic = cache.semantic
         self.observer = observer
         self.journal = journal
-        self.outcomes: Counter[str] = Counter()
-        """Semantic lookups by what came of them."""
         self.flights = Flights()
         self.settings = settings
         self._clock = clock
+        self._recall = Recall(cache, settings, clock)
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer)
 
-    async def answer(self, request: ApiRequest) -> Answer:
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Semantic lookups by what came of them."""
+        return self._recall.outcomes
+
+    async def answer(self, request: ApiRequest, watched: Watched = _unwatched) -> Answer:
         """The answer to a request. It leaves one record, when its answer is over.
+
+        Args:
+            watched: awaits what takes its time, and ends it when the client leaves. An equal answer that is stored in a file is
+                there at once.
 
         Raises:
             NotCached: the request accepts only a cached answer and there is none.
@@ -77,10 +89,23 @@ class Answerer:
             KvproxyError: what the backend raised.
         """
         draft = Draft(request.api.name, request.request_id, request.tenant, request, self._clock())
+        cacheable = self.settings.enabled and request.api.cacheable(request.body)
+        key = await self.key(request)
+        draft.key, draft.parts = key.exact, key.parts
+        asked = Asked(request, key, cacheable, draft)
+        if not cacheable or request.control.no_cache:
+            draft.passed = "asked-fresh" if cacheable else "uncacheable"
+            return await watched(self._recorded(draft, self._beyond(asked)))
+        hit = await self._recall.equal(asked)
+        if hit is not None:
+            self.journal.add(draft)
+            return hit
+        return await watched(self._recorded(draft, self._beyond(asked)))
+
+    async def _recorded(self, draft: Draft, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """An answer, or the error in its place, with its record."""
         try:
-            answer = await self._answer(request, draft)
-        except Unkeyable:
-            raise
+            answer = await work
         except BaseException as error:
             trail.failed(draft, error)
             self.journal.add(draft)
@@ -90,19 +115,12 @@ class Answerer:
             self.journal.add(draft)
         return answer
 
-    async def _answer(self, request: ApiRequest, draft: Draft) -> Answer:
-        control = request.control
-        cacheable = self.settings.enabled and request.api.cacheable(request.body)
-        key = await self.key(request)
-        draft.key, draft.parts = key.exact, key.parts
-        asked = Asked(request, key, cacheable, draft)
-        if not cacheable or control.no_cache:
-            draft.passed = "asked-fresh" if cacheable else "uncacheable"
-        if cacheable and not control.no_cache:
-            hit, near = await self._cached(asked)
+    async def _beyond(self, asked: Asked) -> Answer:
+        """The answer to a request that no equal one is stored for."""
+        control = asked.request.control
+        if asked.draft.passed is None:
+            hit, near = await self._recall.similar(asked)
             if hit is not None:
-                if request.account is not None and draft.hit is not None:
-                    request.account.cached(draft.hit.prompt_tokens + draft.hit.completion_tokens)
                 return hit
             asked = replace(asked, near=near)
         if control.only_if_cached:
@@ -122,62 +140,6 @@ class Answerer:
         if len(request.raw) > _SLOW_BYTES:
             return await asyncio.to_thread(cache_key, request, name, shared=shared)
         return cache_key(request, name, shared=shared)
-
-    async def _cached(self, asked: Asked) -> tuple[Answer | None, Lookup | None]:
-        """An answer from the cache; without one, the similar questions whose answers a fresh one may be compared with."""
-        request, key = asked.request, asked.key
-        try:
-            entry = await self.cache.find(key.exact)
-            asked.draft.looked = time.perf_counter()
-            if entry is not None and self._young(entry, request):
-                return await self._hit(asked, entry, None), None
-            asked.draft.late = entry is not None
-            if self.semantic is None or key.text is None or not await self.cache.compares(key.text):
-                return None, None
-            # Who takes no other answer than a cached one has nothing else to wait for.
-            seconds = None if request.control.only_if_cached else self.settings.budget
-            lookup = await self.semantic.lookup(key.namespace, key.text, limits=request.control.limits, seconds=seconds)
-            asked.draft.judged, asked.draft.lookup = time.perf_counter(), lookup
-            self.outcomes[lookup.outcome] += 1
-            if lookup.entry is None or self.settings.shadow or not self._young(lookup.entry, request):
-                return None, lookup
-            if self.semantic.learning is not None:
-                self.semantic.learning.served(lookup)
-            return await self._hit(asked, lookup.entry, _match(lookup)), None
-        except CacheStoreError:
-            # Without its cache a proxy is slower, not broken. The store has said so, once for all requests.
-            pass
-        except EmbedderError as error:
-            _log.error("lookup failed, the request is forwarded: %s", error)
-        except Exception:
-            # An imported answer that is none, a user's verifier that fails.
-            _log.exception("lookup failed, the request is forwarded")
-        asked.draft.lost = True
-        return None, None
-
-    def _young(self, entry: Entry, request: ApiRequest) -> bool:
-        oldest = request.control.max_age
-        return oldest is None or self._clock() - entry.created <= oldest
-
-    async def _hit(self, asked: Asked, entry: Entry, match: Match | None) -> Answer:
-        request, headers, body = asked.request, [JSON], entry.response
-        if request.stream:
-            headers = [EVENTS, ("cache-control", "no-cache")]
-            if len(body) > _SLOW_BYTES:
-                body = await asyncio.to_thread(_replayed, request, entry)
-            else:
-                body = _replayed(request, entry)
-        self.store.touch(entry.id)
-        now = self._clock()
-        outcome = Outcome(
-            "exact" if match is None else "semantic",
-            entry=entry.id,
-            age=max(0.0, now - entry.created),
-            ttl=max(0.0, entry.expires - now),
-            match=match,
-        )
-        trail.hit(asked.draft, outcome, entry)
-        return Answer(200, headers, body, outcome)
 
     async def _forward(self, asked: Asked) -> Answer:
         request, control = asked.request, asked.request.control
@@ -238,13 +200,3 @@ def _why(asked: Asked, *, alone: bool) -> Forwarded:
     if not asked.cacheable:
         return "bypass"
     return "request" if alone else "uri-miss"
-
-
-def _match(lookup: Lookup) -> Match:
-    chosen = lookup.chosen
-    assert chosen is not None
-    return Match(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)
-
-
-def _replayed(request: ApiRequest, entry: Entry) -> bytes:
-    return b"".join(request.api.replay(as_object(loads(entry.response)), request.body))

@@ -1,9 +1,10 @@
 """What every response carries, whoever made it: Cache-Status, X-Request-Id and Date; and the record of what no route read."""
 
+import os
 import time
-import uuid
 from collections.abc import Sequence
 from email.utils import formatdate
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,7 +43,7 @@ class Labels:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or uuid.uuid4().hex.encode()
+        request_id = given or os.urandom(16).hex().encode()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode("latin-1")
         status, began, arrived = 0, time.perf_counter(), time.time()
@@ -55,7 +56,7 @@ class Labels:
                 missing = {
                     b"cache-status": b"kvproxy; fwd=bypass",
                     b"x-request-id": request_id,
-                    b"date": formatdate(usegmt=True).encode(),
+                    b"date": _date(int(time.time())),
                 }
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
@@ -79,3 +80,8 @@ class Labels:
         return tenant_of(
             {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}, self._tenants
         )
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()

@@ -38,9 +38,7 @@ async def unless_gone(
     """
     task = asyncio.ensure_future(work)
     try:
-        # An exact hit is there after the task's first step: watching the client would cost as much as the answer.
-        await asyncio.sleep(0)
-        return task.result() if task.done() else await _watching(request, task, lifetime, uploaded)
+        return await _watching(request, task, lifetime, uploaded)
     finally:
         if not task.done():
             task.cancel()

@@ -61,7 +61,7 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
         check_choices(asked.body, limits.choices)
         lifetime.shorten(asked.control.timeout)
         request.scope["state"][SEEN] = True
-        given = await unless_gone(request, app.answerer.answer(asked), lifetime)
+        given = await app.answerer.answer(asked, lambda work: unless_gone(request, work, lifetime))
     except Unkeyable:
         request.scope["state"][SEEN] = False
         if forwarder is None:

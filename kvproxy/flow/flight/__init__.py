@@ -1,1 +1,1 @@
-"""One request to the backend under way: shared between those who ask the same, read as it passes, and kept."""
+"""One request to the backend under way: shared between those who ask the same, and read as it passes."""

@@ -45,6 +45,7 @@ def observation(generator: random.Random, namespace: str = "n") -> Observation:
         vetoes,
         generator.choice("ab"),
         generator.random() < 0.2,
+        repeat=generator.random() < 0.3,
     )
 
 

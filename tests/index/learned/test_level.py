@@ -23,6 +23,7 @@ def serve(level: Level, requests: int, seed: int, factor: float = 1.0) -> tuple[
             worst = max(worst, wrong / served) if served >= FROM else worst
         else:
             level.see(error, 0.1 if error <= level.level else 1.0, not bad, counted=True)
+            level.settle()
     return served, wrong, worst
 
 
@@ -68,6 +69,7 @@ def test_mistakes_lower_the_level_and_nothing_is_served_before_anything_is_known
     before = level.level
     for _ in range(30):
         level.see(0.01, 1.0, right=False, counted=True)
+        level.settle()
     assert level.level < before / 2
 
 
@@ -78,3 +80,13 @@ def test_a_judge_that_errs_makes_it_careful() -> None:
     erring.measure()
     assert erring.judge_error > 0.15
     assert erring.factor > plain.factor
+
+
+def test_a_repeated_question_that_is_not_counted_tells_of_the_judge_at_once() -> None:
+    level = Level(0.02, wrong=3.0, expected=30.0)
+    level.settle()
+    before = level.factor
+    level.repeats, level.slips = 10, 10
+    level.see(0.5, 1.0, right=False, counted=False)
+    level.settle()
+    assert level.factor > before

@@ -17,6 +17,7 @@ from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 
 _PAGE = 500
 _log = logging.getLogger("kvproxy")
+_PAGE_BYTES = 2**20
 _SKEW = 60.0  # Seconds that clocks of proxies on one store may differ.
 # What was stored in the future was stored before the clock was set back: it would outlive its time by as much.
 _LIVE = "expires > :now and created <= :soon"
@@ -168,13 +169,26 @@ class SqlStore(SqlWriter):
 
     def entries(self) -> Iterator[Entry]:
         self.flush()
+        sql = f"select {COLUMNS} from responses where {self._members} order by created, id"
+        for ids in self._pages():
+            yield from (self._texts.entry(row) for row in self._query(sql, {"ids": self._list(ids)}))
+
+    def _pages(self) -> Iterator[list[str]]:
+        """The ids of all entries, oldest first, few enough at a time that who reads them slowly holds little memory."""
         sql = (
-            f"select {COLUMNS} from responses where created > :created or (created = :created and id > :id)"
+            "select id, created, bytes from responses where created > :created or (created = :created and id > :id)"
             f" order by created, id limit {_PAGE}"
         )
         last: dict[str, Any] = {"created": float("-inf"), "id": ""}
         while rows := self._query(sql, last):
-            yield from (self._texts.entry(row) for row in rows)
+            page, size = list[str](), 0
+            for row in rows:
+                if page and size + row["bytes"] > _PAGE_BYTES:
+                    yield page
+                    page, size = [], 0
+                page.append(row["id"])
+                size += row["bytes"]
+            yield page
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:

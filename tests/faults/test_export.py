@@ -1,5 +1,6 @@
 """`cache export FILE`: through links, into pipes and devices, and never in their place; a client that stalls holds nobody."""
 
+import contextlib
 import os
 import socket
 import stat
@@ -14,7 +15,7 @@ from kvproxy.http.services import Services
 from kvproxy.index.store import ResponseStore
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy
-from tests.faults.proxies import ask
+from tests.faults.proxies import ask, stored
 from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
@@ -140,23 +141,29 @@ def proxy(tmp_path: Path) -> Iterator[tuple[str, Services]]:
             yield running
 
 
-def test_clients_that_stall_while_they_export_hold_nobody(proxy: tuple[str, Services]) -> None:
+@pytest.fixture
+def clients() -> Iterator[contextlib.ExitStack]:
+    """What connections are closed with, before the server ends."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def test_clients_that_stall_while_they_export_hold_nobody(
+    proxy: tuple[str, Services], clients: contextlib.ExitStack
+) -> None:
     url, services = proxy
     store = services.answerer.store
     for number in range(10):
         store.put(make_entry(f"long {number}", response=b'"' + b"x" * 1_000_000 + b'"'))
-    stalled = []
     for _ in range(20):
-        client = socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0))
+        client = clients.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"GET /admin/cache/export HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert client.recv(16).startswith(b"HTTP/1.1 200")
-        stalled.append(client)
-    assert ask(url, "still served?").headers["cache-status"].endswith("stored")
+    assert stored(ask(url, "still served?"))
     assert httpx.get(f"{url}/health").status_code == 200
     assert httpx.get(f"{url}/admin/cache?limit=1").headers["x-total-count"] == "11"
     # Nor do they hold what is deleted meanwhile, or stop the log from being put into the database.
     assert httpx.delete(f"{url}/admin/cache?all=true").json() == {"removed": 11}
-    for client in stalled:
-        client.close()
+    clients.close()
     assert httpx.get(f"{url}/health").status_code == 200

@@ -1,6 +1,5 @@
 """kvproxy cache: the stored responses, of a running proxy or of a stopped one's file."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from kvproxy.commands.cache_access import Where, open_cache
-from kvproxy.commands.files import read_bytes
+from kvproxy.commands.files import read_bytes, write_parts
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import flat, print_facts, print_json
 from kvproxy.commands.safe import json_text
 from kvproxy.commands.table import digest, print_table, text
 from kvproxy.commands.units import age, moment, size
-from kvproxy.errors import KvproxyError
 
 app = typer.Typer(
     help="The response cache: list, show, remove, export and import stored responses.", no_args_is_help=True
@@ -165,7 +163,7 @@ def export(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Write every stored response as a line of JSON. The file is written as a whole, or not at all.
+    """Write every stored response as a line of JSON. A file is written as a whole, or not at all; a pipe gets lines as they come.
 
     Example: kvproxy cache export backup.jsonl
     """
@@ -174,26 +172,16 @@ def export(
             for part in cache.export():
                 sys.stdout.buffer.write(part)
             return
-        count = _write(file, cache.export())
-    _report({"exported": count, "file": str(file)}, f"exported {count:,} responses to {file}", as_json)
+        count = 0
 
-
-def _write(file: Path, parts: Iterator[bytes]) -> int:
-    """Write parts of lines; how many lines. The old file stays until the new one is complete."""
-    partial = file.with_name(file.name + ".partial")
-    count = 0
-    try:
-        # It holds people's texts, in clear.
-        with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-            for part in parts:
-                out.write(part)
+        def counted() -> Iterator[bytes]:
+            nonlocal count
+            for part in cache.export():
                 count += part.count(b"\n")
-        partial.replace(file)
-    except OSError as error:
-        raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    return count
+                yield part
+
+        write_parts(file, counted())
+    _report({"exported": count, "file": str(file)}, f"exported {count:,} responses to {file}", as_json)
 
 
 @app.command("import")

@@ -1,9 +1,13 @@
-"""Files that commands read; `-` is standard input."""
+"""Files that commands read and write; `-` is standard input."""
 
+import os
+import stat
 import sys
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 
 
 def read_bytes(file: Path) -> bytes:
@@ -33,3 +37,51 @@ def read_text(file: Path) -> str:
         return read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidRequest(f"{file} is no UTF-8 text") from None
+
+
+def write_parts(file: Path, parts: Iterable[bytes]) -> None:
+    """Write a file as a whole or not at all: the old one stays until the new one is complete.
+
+    A link is followed. A pipe or a device gets the parts as they come; it is never replaced by a file. A new file can be read
+    by its owner alone, and an old one keeps its mode.
+
+    Raises:
+        KvproxyError: it cannot be written.
+    """
+    try:
+        before = _status(file)
+        if before is not None and not _is_plain(file, before):
+            with open(os.open(file, os.O_WRONLY | os.O_NOCTTY), "wb") as out:
+                out.writelines(parts)
+        else:
+            _replace(Path(os.path.realpath(file)), parts, None if before is None else stat.S_IMODE(before.st_mode))
+    except OSError as error:
+        raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _status(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _is_plain(file: Path, status: os.stat_result) -> bool:
+    # /dev/stdout may lead to a file that a shell goes on writing to.
+    return stat.S_ISREG(status.st_mode) and not str(file.absolute()).startswith(("/dev/", "/proc/"))
+
+
+def _replace(file: Path, parts: Iterable[bytes], mode: int | None) -> None:
+    # A name that nobody can have put a link at.
+    handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:100]}.")
+    try:
+        with open(handle, "wb") as out:
+            if mode is not None:
+                os.fchmod(handle, mode)
+            out.writelines(parts)
+            out.flush()
+            os.fsync(handle)
+        os.replace(partial, file)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.commands.files import write_parts
 from kvproxy.commands.options import Json
 from kvproxy.commands.output import print_facts, print_json, print_table, progress_bar
 from kvproxy.commands.simulate_fleet import simulate_fleet
@@ -80,7 +81,7 @@ def _conformance(trace: Path, out: Path | None, as_json: bool) -> None:
 
     lines = list(replay(trace))
     if out is not None:
-        out.write_text("".join(f"{line}\n" for line in lines))
+        write_parts(out, (f"{line}\n".encode() for line in lines))
     end = json.loads(lines[-1])
     end["hit_rate"] = end["hits"] / end["queries"] if end["queries"] else 0.0
     if as_json:

@@ -59,8 +59,21 @@ def m006_sealed(db: "Database") -> None:
         db.execute(sql)
 
 
+def m007_checksums(db: "Database") -> None:
+    for sql in M007:
+        db.execute(sql)
+
+
 NAME = "kvproxy"
-STEPS = (m001_responses, m002_vectors, m003_totals, m004_vectors_by_number, m005_answers, m006_sealed)
+STEPS = (
+    m001_responses,
+    m002_vectors,
+    m003_totals,
+    m004_vectors_by_number,
+    m005_answers,
+    m006_sealed,
+    m007_checksums,
+)
 
 # Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
 _M003 = (
@@ -107,3 +120,5 @@ M006 = (
     "alter table responses add column sealed text not null default ''",
     "create index idx_responses_sealed on responses (sealed) where sealed <> ''",
 )
+# Of what an entry holds, because SQLite does not notice a damaged page by itself; empty where an entry is older than this.
+M007 = ("alter table responses add column checksum text not null default ''",)

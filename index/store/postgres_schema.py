@@ -5,6 +5,7 @@ from typing import Any
 import psycopg
 
 from kvproxy.index.migrations import M006 as M006_SEALED
+from kvproxy.index.migrations import M007 as M007_CHECKSUMS
 from kvproxy.index.observations import M003 as M003_PRUNED
 
 _LOCK = 0x6B7670726F7879  # "kvproxy": proxies that start together take turns.
@@ -61,7 +62,7 @@ _M003_LEARNED = (
         vector bytea, embedder text not null)""",
     "create index on answers (namespace, text)",
 )
-_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED, M006_SEALED)
+_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED, M006_SEALED, M007_CHECKSUMS)
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:

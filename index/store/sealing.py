@@ -4,9 +4,13 @@ import base64
 from typing import Any, Protocol
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, StoreDamaged
 
 Row = dict[str, Any]
+_LASTING = (
+    *("id", "key", "namespace", "tenant", "model", "endpoint", "created", "expires", "tags", "sealed"),
+    *("prompt", "request", "response"),
+)
 
 
 class Cipher(Protocol):
@@ -39,6 +43,10 @@ class Texts:
 
     def close(self, row: Row) -> Row:
         """A row as it is stored."""
+        stored = self._sealed(row)
+        return stored | {"checksum": _checksum(stored)}
+
+    def _sealed(self, row: Row) -> Row:
         if self.cipher is None:
             return row | {"sealed": ""}
         prompt = self.cipher.seal(row["prompt"].encode("utf-8", "surrogatepass"), _about(row, "prompt"))
@@ -75,8 +83,30 @@ class Texts:
             ) from None
 
     def entry(self, row: Row) -> Entry:
-        """The entry of a stored row; raises CacheStoreError where it cannot be decrypted."""
-        return Entry.from_row(self.open(row))
+        """The entry of a stored row with all columns.
+
+        Raises:
+            StoreDamaged: it is not what was stored.
+            CacheStoreError: it cannot be decrypted.
+        """
+        opened = self.open(row)
+        if row["checksum"] and row["checksum"] != _checksum(row):
+            raise StoreDamaged(f"the stored response {str(row['id'])[:12]} is damaged: it is not served")
+        return Entry.from_row(opened)
+
+
+def _checksum(row: Row) -> str:
+    """Of all that never changes while an entry is stored, as it is stored."""
+    import xxhash
+
+    digest = xxhash.xxh3_64()
+    for name in _LASTING:
+        value = row[name]
+        # Databases give a whole number back as one with a fraction.
+        value = float(value) if isinstance(value, int) else value
+        digest.update(value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass"))
+        digest.update(b"\n")
+    return str(digest.hexdigest())
 
 
 def _about(row: Row, column: str) -> bytes:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.protocol import EVERYTHING, Filter, Head
 from kvproxy.index.store.sealing import Row
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 
 _PAGE = 500
 _log = logging.getLogger("kvproxy")
+_PAGE_BYTES = 2**20
 _SKEW = 60.0  # Seconds that clocks of proxies on one store may differ.
 # What was stored in the future was stored before the clock was set back: it would outlive its time by as much.
 _LIVE = "expires > :now and created <= :soon"
@@ -51,17 +52,29 @@ class SqlStore(SqlWriter):
 
     def find(self, key: str) -> Entry | None:
         sql = f"select {COLUMNS} from responses where key = :key and {_LIVE}"
-        return self._one(self._query(sql, {"key": key} | self._now()))
+        entry = self._one(self._query(sql, {"key": key} | self._now()))
+        # A damaged index can lead to another entry.
+        return entry if entry is None or entry.key == key else None
 
     def _now(self) -> dict[str, float]:
         now = self._clock()
         return {"now": now, "soon": now + _SKEW}
 
     def get(self, id: str) -> Entry | None:
-        return self._one(self._query(f"select {COLUMNS} from responses where id = :id", {"id": id}))
+        entry = self._one(self._query(f"select {COLUMNS} from responses where id = :id", {"id": id}))
+        return entry if entry is None or entry.id == id else None
 
     def _one(self, rows: list[Row]) -> Entry | None:
-        return self._texts.entry(rows[0]) if rows else None
+        with self.condition.watch("read"):
+            return self._texts.entry(rows[0]) if rows else None
+
+    def _whole(self, rows: list[Row]) -> Iterator[Entry]:
+        """The entries of rows; one that is damaged must not hide the others."""
+        for row in rows:
+            try:
+                yield self._texts.entry(row)
+            except StoreDamaged as error:
+                _log.warning("%s", error)
 
     def heads(self, ids: Sequence[str]) -> dict[str, Head]:
         sql = (
@@ -107,7 +120,7 @@ class SqlStore(SqlWriter):
         condition, values = self._where(where)
         bound = "" if limit is None else f" limit {int(limit)}"
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id{bound}"
-        return [self._texts.entry(row) for row in self._query(sql, values)]
+        return list(self._whole(self._query(sql, values)))
 
     def ids(self, where: Filter = EVERYTHING) -> list[str]:
         if (wanted := self._reader(where)) is not None:
@@ -168,13 +181,26 @@ class SqlStore(SqlWriter):
 
     def entries(self) -> Iterator[Entry]:
         self.flush()
+        sql = f"select {COLUMNS} from responses where {self._members} order by created, id"
+        for ids in self._pages():
+            yield from self._whole(self._query(sql, {"ids": self._list(ids)}))
+
+    def _pages(self) -> Iterator[list[str]]:
+        """The ids of all entries, oldest first, few enough at a time that who reads them slowly holds little memory."""
         sql = (
-            f"select {COLUMNS} from responses where created > :created or (created = :created and id > :id)"
+            "select id, created, bytes from responses where created > :created or (created = :created and id > :id)"
             f" order by created, id limit {_PAGE}"
         )
         last: dict[str, Any] = {"created": float("-inf"), "id": ""}
         while rows := self._query(sql, last):
-            yield from (self._texts.entry(row) for row in rows)
+            page, size = list[str](), 0
+            for row in rows:
+                if page and size + row["bytes"] > _PAGE_BYTES:
+                    yield page
+                    page, size = [], 0
+                page.append(row["id"])
+                size += row["bytes"]
+            yield page
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
@@ -190,7 +216,7 @@ class SqlStore(SqlWriter):
             f"select {COLUMNS} from responses r where r.semantic = 1"
             f" and not exists (select 1 from vectors v where v.id = r.id and v.embedder = :embedder) limit {int(limit)}"
         )
-        return [self._texts.entry(row) for row in self._query(sql, {"embedder": embedder})]
+        return list(self._whole(self._query(sql, {"embedder": embedder})))
 
     def sealed_with(self) -> dict[str, int]:
         sql = "select sealed, count(*) as entries from responses group by sealed"

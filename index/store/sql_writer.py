@@ -20,7 +20,7 @@ from kvproxy.index.store.sealing import Row, Texts
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
-    " prompt_tokens, completion_tokens, tags, backend, request_id, sealed"
+    " prompt_tokens, completion_tokens, tags, backend, request_id, sealed, checksum"
 )
 _INSERT = (
     f"insert into responses ({COLUMNS}, bytes, priority)"
@@ -34,7 +34,7 @@ _CLASSIFY = (
     " on conflict (entry) do update set name = excluded.name, text = excluded.text, vector = excluded.vector,"
     " embedder = excluded.embedder"
 )
-_SEALED = ("id", "prompt", "request", "response", "sealed")
+_SEALED = ("id", "prompt", "request", "response", "sealed", "checksum")
 _PAGE = 500  # Entries that one transaction encrypts anew.
 _MOST_AT_ONCE = 2_000  # Entries that one transaction removes for their age, so that writers need not wait long.
 
@@ -214,7 +214,8 @@ class SqlWriter(abc.ABC):
             return 0
         chosen = f"select {COLUMNS} from responses where sealed <> :name limit {_PAGE}"
         change = (
-            "update responses set prompt = :prompt, request = :request, response = :response, sealed = :sealed"
+            "update responses set prompt = :prompt, request = :request, response = :response, sealed = :sealed,"
+            " checksum = :checksum"
             " where id = :id"
         )
         while True:

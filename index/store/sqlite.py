@@ -81,7 +81,9 @@ class ResponseStore(SqlStore):
                 f"the store {path} is damaged ({error}): move it away to start with an empty one, or restore a backup"
             ) from None
         except OSError as error:
-            raise CacheStoreError(f"cannot open the store {path}: {error.strerror}") from None
+            raise CacheStoreError(
+                f"cannot open the store {path} ({error.strerror}): name one that can be written to, on a disk with room"
+            ) from None
         try:
             self._check_keys()
         except BaseException:
@@ -199,7 +201,7 @@ class ResponseStore(SqlStore):
 
     def close(self) -> None:
         """Write what is pending and close the file."""
-        self.flush()
+        super().close()
         self._closed = True
         self._writer.close()
         while self._readers:

@@ -32,9 +32,9 @@ def proxy_process(upstream: str, data: Path, log: Path, *flags: str, **settings:
 
 
 def ask(url: str, question: str, **more: object) -> httpx.Response:
-    """Ask a question as a chat."""
+    """Ask a question as a chat, and have the answer held back until it is stored."""
     body = {"model": "m", "messages": [{"role": "user", "content": question}]} | more
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, headers={"cache-control": "confirm"})
 
 
 def stored(answer: httpx.Response) -> bool:

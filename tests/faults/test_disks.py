@@ -38,7 +38,7 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
     upstream: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
-    with on_small_disk(tmp_path, 400_000) as disk, run_proxy(settings) as (url, _):
+    with on_small_disk(tmp_path, 1_000_000) as disk, run_proxy(settings) as (url, _):
         kept = 0
         while stored(ask(url, str(kept), user="x" * 20_000)):
             kept += 1
@@ -46,13 +46,14 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         assert kept > 3
         assert [hit(ask(url, str(number), user="x" * 20_000)) for number in range(kept)] == [True] * kept
         assert not hit(ask(url, str(kept), user="x" * 20_000))
-        told = health(url)
-        assert told["status"] == "degraded"
-        assert "failed" in told["store"]
+        state = health(url)
+        assert state["status"] == "degraded"
+        assert "failed" in state["store"]
         disk.resize(None)
         assert stored(ask(url, "with room"))
         assert health(url)["status"] == "ok"
-        lines = [record.levelname for record in caplog.records if record.levelno >= logging.WARNING]
+        told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        lines = [record.levelname for record in told if record.getMessage().startswith("the store")]
         assert lines == ["ERROR", "WARNING"], caplog.text
         store = ResponseStore(tmp_path / "responses.db")
         assert {entry.prompt for entry in store.ls()} == {"with room", *map(str, range(kept))}

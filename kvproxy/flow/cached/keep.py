@@ -89,7 +89,9 @@ class Shelf:
 
     def _landed(self, task: "asyncio.Task[str | None]") -> None:
         self._under_way.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        # Of a store that fails there is one line in the log already, for all answers.
+        if error is not None and not isinstance(error, CacheStoreError):
             _log.error("the answer was not stored: %s", error or type(error).__name__)
 
     async def settled(self) -> None:

@@ -1,0 +1,71 @@
+"""Damaged files: what is served is what was stored, or nothing; and what is damaged does not hide the rest."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from kvproxy.index.errors import StoreDamaged
+from kvproxy.index.store import ResponseStore
+from tests.faults import damage
+from tests.faults.harness import passed
+from tests.index.entries import make_entry
+
+
+def test_nothing_damaged_is_served() -> None:
+    findings = damage.run(40, 0, lambda: None)
+    assert passed(findings)
+    by_name = {finding.fault.removeprefix("damaged: "): finding.counts for finding in findings}
+    assert by_name["graphs"]["made again"]
+    assert by_name["chunks"]["passed over"]
+    assert by_name["pages of the database"]["all served"]
+    assert by_name["log of the database"]["some served"]
+
+
+@pytest.mark.parametrize("column", ["response", "request", "prompt", "tenant", "namespace", "expires", "tags"])
+def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, column: str) -> None:
+    """SQLite reads a page with another letter in it as if nothing were wrong, and it was served."""
+    store = ResponseStore(tmp_path / "r.db")
+    for name in ("one", "two"):
+        store.put(make_entry(name, id=name, namespace="nn", response=b'"the right answer"', tags=("t",)))
+    with sqlite3.connect(tmp_path / "r.db") as damaging:
+        harm = "expires + 1" if column == "expires" else f"replace({column}, substr({column}, 2, 1), '-')"
+        damaging.execute(f"update responses set {column} = {harm} where id = 'one'")
+    damaging.close()
+    with pytest.raises(StoreDamaged, match="one is damaged"):
+        store.get("one")
+    assert "is damaged" in (store.condition.failure or "")
+    assert [entry.id for entry in store.entries()] == [entry.id for entry in store.ls()] == ["two"]
+    assert [entry.id for entry in store.missing_vectors("e", 10)] == ["two"]
+    # A fresh answer takes its place.
+    store.put(make_entry("one", id="new"))
+    assert {entry.id for entry in store.ls()} == {"new", "two"}
+    store.close()
+
+
+def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    store.put(make_entry("one", key="1" * 40))
+    store.put(make_entry("two", key="2" * 40))
+    store.close()
+    path = tmp_path / "r.db"
+    # The index of keys holds them a second time, in another order than the table: exchange them there.
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma writable_schema = on")
+        (page,) = connection.execute(
+            "select rootpage from sqlite_master where name like 'idx_responses_key'"
+        ).fetchone()
+        (size,) = connection.execute("pragma page_size").fetchone()
+    connection.close()
+    data = path.read_bytes()
+    start = (page - 1) * size
+    index = (
+        data[start : start + size]
+        .replace(b"1" * 40, b"x" * 40)
+        .replace(b"2" * 40, b"1" * 40)
+        .replace(b"x" * 40, b"2" * 40)
+    )
+    path.write_bytes(data[:start] + index + data[start + size :])
+    store = ResponseStore(path)
+    assert store.find("1" * 40) is None
+    store.close()

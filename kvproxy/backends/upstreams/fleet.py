@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.json import JsonObject
@@ -74,7 +74,7 @@ class Fleet:
         self._affinity = Affinity()
         self._check = Checks(settings.predicted_share)
         self._look_interval = settings.figures_interval
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
         for engine in self.engines.values():
@@ -90,6 +90,10 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines.values():
             await engine.close()
+
+    def run(self, work: Coroutine[None, None, None]) -> None:
+        """Let something run until the fleet is closed."""
+        self._tasks.append(asyncio.ensure_future(work))
 
     async def _each(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
         """Do something with all engines at once, again and again."""

@@ -57,9 +57,9 @@ def _embedded(settings: Settings) -> Built:
 def _upstreams(settings: Settings) -> Built:
     from kvproxy.backends.upstreams.engine import FleetEngine
     from kvproxy.backends.upstreams.fleet import Fleet
-    from kvproxy.backends.upstreams.mirrored_prefix import MirroredPrefix
     from kvproxy.backends.upstreams.pinned.pins import UpstreamPins
     from kvproxy.backends.upstreams.tokenize import load_tokenizer
+    from kvproxy.backends.upstreams.told.mirrored_prefix import MirroredPrefix
     from kvproxy.backends.upstreams.told.prefix import ToldPrefix
 
     engines = [FleetEngine(server, settings.forward, settings.routing, settings.limits) for server in settings.servers]

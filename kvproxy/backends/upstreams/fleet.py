@@ -118,7 +118,7 @@ class Fleet:
         return await self._first().upstream.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Forward a request, to the next best engine where one cannot be reached; never after its answer has begun.
+        """Forward a request, to the next best engine where one cannot be reached; never after its answer's first part.
 
         Raises:
             Overloaded: no engine is up.
@@ -188,6 +188,11 @@ class Fleet:
         engine.sent += 1
         try:
             reply = await engine.upstream.send(request)
+            reply.when_begun.append(ticket.begun)
+            reply.when_over.append(ticket.ended)
+            if reply.status == 200 and engine is not route.engines[-1]:
+                # Until then another engine can take the request.
+                await reply.begin()
         except BaseException as error:
             ticket.ended()
             if isinstance(error, UpstreamError):
@@ -195,8 +200,6 @@ class Fleet:
             raise
         if reply.status < 500:
             engine.health.succeeded()
-        reply.when_begun.append(ticket.begun)
-        reply.when_over.append(ticket.ended)
         reply.taker = engine.taker(route.predicted.get(engine.url), route.work[engine.url])
         return reply
 

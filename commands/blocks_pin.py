@@ -1,7 +1,7 @@
 """kvproxy blocks pin, pins, unpin: chains that must not be evicted."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ def pin(
 ) -> None:
     """Keep the cached blocks of a prompt, or of a chain, from being evicted.
 
+    In front of upstreams whose events are followed, the prompt's whole blocks are kept: those that an engine gives up are
+    computed again, within routing.pinned_tokens_per_minute.
+
     Example: kvproxy blocks pin handbook --file request.json --ttl 3600
     """
     client = ProxyClient(url, token)
@@ -57,16 +60,28 @@ def pins(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> 
     if as_json:
         print_json(found)
         return
-    rows = (
-        (
-            pin["name"],
-            len(pin["blocks"]),
-            "until unpin" if pin["seconds_left"] is None else duration(pin["seconds_left"]),
-            ", ".join(map(str, pin["blocks"])),
-        )
-        for pin in found
+    own = all(pin["tokens"] is None for pin in found)
+    columns = (
+        ("name", "blocks#", "time left#", text("ids"))
+        if own
+        else ("name", "tokens#", "held#", "computed#", "time left#")
     )
-    print_table(("name", "blocks#", "time left#", text("ids")), rows, empty="nothing is pinned")
+    print_table(columns, map(_own_row if own else _kept_row, found), empty="nothing is pinned")
+    for pin in found:
+        if pin["error"]:
+            typer.echo(f"{pin['name']}: {pin['error']}")
+
+
+def _time_left(pin: dict[str, Any]) -> str:
+    return "until unpin" if pin["seconds_left"] is None else duration(pin["seconds_left"])
+
+
+def _own_row(pin: dict[str, Any]) -> tuple[object, ...]:
+    return (pin["name"], len(pin["blocks"]), _time_left(pin), ", ".join(map(str, pin["blocks"])))
+
+
+def _kept_row(pin: dict[str, Any]) -> tuple[object, ...]:
+    return (pin["name"], pin["tokens"], pin["held"], pin["computed"], _time_left(pin))
 
 
 def unpin(

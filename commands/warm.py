@@ -38,6 +38,9 @@ def warm(
         bool, typer.Option("--prefix-only", help="Fill the prefix cache and its tiers only; store no answer.")
     ] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Compute and store again what is stored already.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Pin each prompt afterwards, as FILE:LINE; blocks pins lists them.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Model of requests that name none.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.", show_default=False)] = None,
     concurrency: Annotated[int, typer.Option(help="Send so many requests at a time.", min=1)] = 4,
@@ -79,6 +82,10 @@ def warm(
     control = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None
     report = warm_run.Report(passed_over=reading.passed_over, failures=list(reading.failures))
     code = _send(reading, url, warm_run.Pace(concurrency, rate), api_key, report, control)
+    if keep and not code:
+        from kvproxy.commands.warm_keep import keep_all
+
+        report.pinned = keep_all(ProxyClient(url, token), reading.requests, str(file) if file else "cache", report)
     _print(report, as_json)
     if cache and reading.passed_over:
         _tell(f"{reading.passed_over:,} responses of other tenants were left out: give their key with --api-key")

@@ -27,6 +27,7 @@ class Report:
     Attributes:
         outcomes: answers that were `stored`, `forwarded` (computed, not stored), `exact` or `semantic`.
         passed_over: lines of the file that hold no request.
+        pinned: tokens that are pinned now; None where that was not asked for.
         has_cache: whether a kvproxy answered, rather than any other server.
     """
 
@@ -34,6 +35,7 @@ class Report:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     passed_over: int = 0
+    pinned: int | None = None
     has_cache: bool = False
     failures: list[Failure] = field(default_factory=list)
 
@@ -44,6 +46,7 @@ class Report:
 
     def facts(self) -> list[tuple[str, object]]:
         """The closing table."""
+        pinned = [] if self.pinned is None else [("tokens pinned", self.pinned)]
         return [
             ("requests", sum(self.outcomes.values()) + len(self.failures)),
             ("computed and stored", self.outcomes["stored"]),
@@ -52,6 +55,7 @@ class Report:
             ("like one stored before", self.outcomes["semantic"]),
             ("prompt tokens", self.prompt_tokens),
             ("of them from blocks", self.reused_tokens),
+            *pinned,
             ("lines passed over", self.passed_over),
             ("failed", len(self.failures)),
         ]

@@ -57,8 +57,9 @@ def _embedded(settings: Settings) -> Built:
 def _upstreams(settings: Settings) -> Built:
     from kvproxy.backends.upstreams.engine import FleetEngine
     from kvproxy.backends.upstreams.fleet import Fleet
-    from kvproxy.backends.upstreams.mirrored_prefix import MirroredPrefix
+    from kvproxy.backends.upstreams.pinned.pins import UpstreamPins
     from kvproxy.backends.upstreams.tokenize import load_tokenizer
+    from kvproxy.backends.upstreams.told.mirrored_prefix import MirroredPrefix
     from kvproxy.backends.upstreams.told.prefix import ToldPrefix
 
     engines = [FleetEngine(server, settings.forward, settings.routing, settings.limits) for server in settings.servers]
@@ -68,4 +69,7 @@ def _upstreams(settings: Settings) -> Built:
         )
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
     mirrored = any(engine.mirror is not None for engine in engines)
-    return Built(fleet, MirroredPrefix(fleet) if mirrored else ToldPrefix(fleet), fleet=fleet)
+    if not mirrored:
+        return Built(fleet, ToldPrefix(fleet), fleet=fleet)
+    pins = UpstreamPins(fleet, settings.routing.pinned_tokens_per_minute)
+    return Built(fleet, MirroredPrefix(fleet, pins), fleet=fleet)

@@ -78,12 +78,36 @@ class Relayed:
         """Whether the body is server-sent events."""
         return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
 
+    async def begin(self) -> None:
+        """Wait for the body's first part. An engine sends a stream's head at once, long before there is anything to say.
+
+        Raises:
+            KvproxyError: it broke off before it; the answer is closed then.
+        """
+        chunks = self.chunks
+        try:
+            first = [await anext(chunks)]
+        except StopAsyncIteration:
+            first = []
+        except BaseException:
+            await self.close()
+            raise
+        self.chunks = _rest(first, chunks)
+
     async def body(self) -> bytes:
         """The whole body; the answer is closed then."""
         try:
             return b"".join([chunk async for chunk in self.chunks])
         finally:
             await self.close()
+
+
+async def _rest(first: list[bytes], chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """An answer's parts, of which the first has been taken."""
+    for chunk in first:
+        yield chunk
+    async for chunk in chunks:
+        yield chunk
 
 
 Reply: TypeAlias = Generated | Relayed

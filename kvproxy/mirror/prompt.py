@@ -31,7 +31,7 @@ class Prompt:
 
     def __init__(self, tokens: Sequence[int], *, salt: str | None = None, lora: tuple[str, str] | None = None) -> None:
         self.tokens = list(tokens)
-        self._salt = salt
+        self.salt = salt
         self._lora = lora
         self._named: dict[tuple[bytes, str, int], NamedBlocks] = {}
         self._contents: dict[int, list[Content]] = {}
@@ -56,4 +56,4 @@ class Prompt:
         return found
 
     def _request(self) -> CacheRequest:
-        return CacheRequest("", self.tokens, salt=self._salt, lora=self._lora)
+        return CacheRequest("", self.tokens, salt=self.salt, lora=self._lora)

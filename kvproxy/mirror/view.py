@@ -110,6 +110,23 @@ def _chain(place: Place, pool: MirroredPool, leaf: MirroredBlock) -> ChainRow:
     )
 
 
+def chain_to(state: MirrorState, prefix: str) -> list[int] | None:
+    """The tokens from a prompt's beginning to the block whose name begins with `prefix`; None where not all are known.
+
+    A chain that a salt or an adapter names too is left out: its tokens alone do not make it.
+    """
+    for shelf in _shelves(state, ""):
+        pool = shelf.leading()
+        last = next((block for block in pool.blocks.values() if hex_of(block.hash).startswith(prefix)), None)
+        found: list[tuple[int, ...]] = []
+        while last is not None and last.tokens and last.extra is None and len(found) < len(pool.blocks):
+            found.append(last.tokens)
+            if last.parent is None:
+                return [token for tokens in reversed(found) for token in tokens]
+            last = pool.blocks.get(last.parent)
+    return None
+
+
 def stats(state: MirrorState) -> PoolFigures:
     """Figures of all pools together."""
     pools = state.pools.values()

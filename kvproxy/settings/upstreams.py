@@ -77,6 +77,11 @@ class RoutingSettings(BaseModel):
         5.0, gt=0, description="Seconds between two looks at the figures that an upstream publishes at /metrics."
     )
     eject_after: int = Field(3, ge=1, description="Failures in a row after which an upstream gets no requests.")
+    pinned_tokens_per_minute: int = Field(
+        20_000,
+        ge=1,
+        description="Prompt tokens that upstreams may compute a minute for pinned chains that they gave up.",
+    )
     predicted_share: float = Field(
         0.0625,
         ge=0,

@@ -82,6 +82,10 @@ class Engine:
 
     async def events(self) -> AsyncIterator[bytes]:
         chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "ok"}}]}
+        if self.mood == "dies":
+            # The head of the answer is out already.
+            await asyncio.sleep(0.05)
+            raise RuntimeError("killed")
         yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         if self.mood == "cut":
             raise RuntimeError("cut")

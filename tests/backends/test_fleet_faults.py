@@ -91,3 +91,19 @@ def test_a_reset_that_is_refused_with_200_is_no_reset(tmp_path: Path) -> None:
             assert running.status(url)["cached_blocks"] == 0
     finally:
         sockets.close()
+
+
+def test_a_stream_that_breaks_before_its_first_part_goes_to_another_engine(tmp_path: Path) -> None:
+    """The engine had sent the head of its answer, and the client got an answer that broke off with nothing in it."""
+    with fleet(tmp_path, 2, health_interval=60.0) as running:
+        own = running.taker("hello")
+        (other,) = (url for url in running.engines if url != own)
+        running.engines[own].mood = "dies"
+        answer = running.ask("hello", stream=True)
+        assert (answer.status_code, "[DONE]" in answer.text) == (200, True)
+        assert running.engines[other].got[-1] == "hello"
+        assert running.status(own)["failures"] == 1
+        assert (running.status(own)["requests"], running.status(own)["load"]) == (0, 0)
+        # What leaves something behind is not done twice.
+        with pytest.raises(httpx.HTTPError):
+            running.ask("hello", stream=True, store=True).raise_for_status()

@@ -1,16 +1,14 @@
 """Upstreams as one backend, one or several: each request goes to the engine that can answer it with the least work."""
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-
-import orjson
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Body, Forwarder, Relayed
+from kvproxy.backends.upstreams.affinity import Affinity
 from kvproxy.backends.upstreams.engine import FleetEngine
 from kvproxy.backends.upstreams.tokenize import PromptTokenizer
 from kvproxy.backends.upstreams.upstream import Upstream
@@ -21,8 +19,6 @@ from kvproxy.routing.choose import choose
 from kvproxy.routing.ring import Ring
 from kvproxy.settings import RoutingSettings
 
-_BEGINNING = 1024
-"""Bytes of a prompt that consistent hashing looks at: some 16 blocks."""
 _BYTES_PER_TOKEN = 4
 TOKENIZE_SECONDS = 0.5
 """How long a request waits for an engine to tell its tokens; then it is routed without."""
@@ -75,9 +71,10 @@ class Fleet:
         self.forwarder: Forwarder | None = self
         self._ring = Ring({engine.url: engine.weight for engine in engines})
         self._interval = settings.health_interval
+        self._affinity = Affinity()
         self._check = Checks(settings.predicted_share)
         self._look_interval = settings.figures_interval
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
         for engine in self.engines.values():
@@ -93,6 +90,10 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines.values():
             await engine.close()
+
+    def run(self, work: Coroutine[None, None, None]) -> None:
+        """Let something run until the fleet is closed."""
+        self._tasks.append(asyncio.ensure_future(work))
 
     async def _each(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
         """Do something with all engines at once, again and again."""
@@ -117,7 +118,7 @@ class Fleet:
         return await self._first().upstream.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Forward a request, to the next best engine where one cannot be reached; never after its answer has begun.
+        """Forward a request, to the next best engine where one cannot be reached; never after its answer's first part.
 
         Raises:
             Overloaded: no engine is up.
@@ -159,7 +160,7 @@ class Fleet:
         length = len(request.raw) // _BYTES_PER_TOKEN
         if len(available) == 1 and not self._check.due(available[0], request):
             return _Route(available, {available[0].url: length}, {available[0].url: None})
-        order = self._ring.order(beginning(request))
+        order = self._ring.order(self._affinity.key(request))
         place = {name: index for index, name in enumerate(order)}
         prompt = await self._prompt(request, sorted(available, key=lambda engine: place[engine.url]))
         length = len(prompt.tokens) if prompt else length
@@ -187,6 +188,11 @@ class Fleet:
         engine.sent += 1
         try:
             reply = await engine.upstream.send(request)
+            reply.when_begun.append(ticket.begun)
+            reply.when_over.append(ticket.ended)
+            if reply.status == 200 and engine is not route.engines[-1]:
+                # Until then another engine can take the request.
+                await reply.begin()
         except BaseException as error:
             ticket.ended()
             if isinstance(error, UpstreamError):
@@ -194,8 +200,6 @@ class Fleet:
             raise
         if reply.status < 500:
             engine.health.succeeded()
-        reply.when_begun.append(ticket.begun)
-        reply.when_over.append(ticket.ended)
         reply.taker = engine.taker(route.predicted.get(engine.url), route.work[engine.url])
         return reply
 
@@ -216,14 +220,6 @@ class Fleet:
         if found is None:
             raise NotFound(f"no upstream {name[:200]!r}: kvproxy upstreams lists them")
         return found
-
-
-def beginning(request: ApiRequest) -> bytes:
-    """What a prompt begins with, for consistent hashing: the model, and its first bytes."""
-    body = request.body
-    prompt = [body.get(name) for name in ("system", "instructions", "tools", "messages", "prompt", "input")]
-    text = orjson.dumps([part for part in prompt if part is not None])
-    return hashlib.sha256(request.model.encode("utf-8", "replace") + text[:_BEGINNING]).digest()
 
 
 def predictable(request: ApiRequest) -> bool:

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvproxy.apis import APIS
+from kvproxy.apis import APIS, by_name
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import reply
 from kvproxy.http.bodies import api_request, whole_body
@@ -17,7 +17,11 @@ async def pins(request: Request) -> Response:
 
 
 async def pin(request: Request) -> Response:
-    """`?name=NAME&ttl=SECONDS`: hold what is cached of a prompt (the body: a chat request), or of the chain `&leaf=HASH`."""
+    """`?name=NAME&ttl=SECONDS`: hold what is cached of a prompt, or of the chain `&leaf=HASH`.
+
+    The body is a request to the API `&api=NAME`, a chat by default. In front of upstreams whose events are followed, the
+    whole prompt is kept, and computed again where it is lost.
+    """
     app, query = services(request), request.query_params
     name, leaf = query.get("name"), query.get("leaf")
     if not name:
@@ -26,7 +30,10 @@ async def pin(request: Request) -> Response:
     asked = None
     if not leaf:
         raw = await whole_body(request, app.settings.limits.body)
-        asked = await api_request(request, APIS["chat"], raw, app.settings.access.tenant_headers, check=True)
+        api = by_name(query.get("api", "chat"))
+        if api is None:
+            raise InvalidRequest(f"api is one of {', '.join(APIS)}, not {query['api'][:40]!r}", param="api")
+        asked = await api_request(request, api, raw, app.settings.access.tenant_headers, check=True)
     tokens = await app.prefix.pin(name, ttl, asked, leaf)
     if tokens == 0:
         raise NotFound("nothing of this prompt is cached: send it once, then pin it")

@@ -14,9 +14,11 @@ from kvproxy.backends.prefix import (
 )
 from kvproxy.backends.protocol import Relayed
 from kvproxy.backends.upstreams.engine import FleetEngine
+from kvproxy.backends.upstreams.fleet import Fleet
+from kvproxy.backends.upstreams.pinned.pins import UpstreamPins
 from kvproxy.backends.upstreams.told.prefix import ToldPrefix
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence
-from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, PinRow
+from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.mirror import view
 from kvproxy.mirror.match import MirrorMatch, prepare
 from kvproxy.mirror.prompt import Prompt
@@ -31,6 +33,36 @@ _RESETS = ("/reset_prefix_cache", "/flush_cache")
 
 class MirroredPrefix(ToldPrefix):
     """All engines' mirrors; see `PrefixCache`. What an engine does not publish is refused, as where there is no mirror."""
+
+    def __init__(self, fleet: Fleet, pins: UpstreamPins) -> None:
+        super().__init__(fleet)
+        self._pins = pins
+
+    async def pins(self) -> list[PinRow]:
+        return self._pins.rows()
+
+    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
+        """Keep the whole blocks of a prompt, whether they are cached already or not; see `UpstreamPins`."""
+        if request is not None:
+            prompt = await self._fleet.tokenizer.prompt(request, self._fleet.upstreams(), _SECONDS)
+            return self._pins.add(name, prompt.tokens, request.model, prompt.salt, ttl)
+        tokens = next(
+            (held for _, mirror in self._mirrors() if (held := view.chain_to(mirror.state(), leaf or ""))), None
+        )
+        if tokens is None:
+            raise NotFound(
+                f"no chain whose tokens are known ends in a block {(leaf or '')[:80]!r}: blocks chains lists them"
+            )
+        return self._pins.add(name, tokens, await self._model(), None, ttl)
+
+    async def _model(self) -> str:
+        """The model that is served, for a chain that no request named."""
+        listed = field(await self._fleet.models(), "data")
+        first = field(listed[0], "id") if isinstance(listed, list) and listed else None
+        return first if isinstance(first, str) else ""
+
+    async def unpin(self, name: str) -> bool:
+        return self._pins.remove(name)
 
     async def blocks(self) -> list[BlockRow]:
         return [row for engine, mirror in self._mirrors() for row in view.list_blocks(mirror.state(), engine.url)]

@@ -1,5 +1,6 @@
 """Writes records into the journal's file, some at a time, in the journal's own thread."""
 
+import hashlib
 import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from kvproxy.journal.words import Words
 from kvproxy.settings.journal import JournalSettings
 
 _KEY_BYTES = 16
+_ID_DIGITS = 32
 _KNOWN = 20_000
 """Keys whose prompts are held in memory, so that a hit costs no look into the file."""
 _BEGINNING = 200
@@ -122,7 +124,7 @@ class Writer:
             word("exact"),
             word("hit-exact"),
             known.number,
-            bytes.fromhex(hit.id),
+            _blob(hit.id),
             hit.prompt_tokens,
             hit.completion_tokens,
             round((draft.looked - began) * 1e6),
@@ -264,11 +266,21 @@ def _without_past(draft: Draft, record: Record, *, asked_before: bool) -> str:
 
 
 def _short(key: str) -> bytes:
-    return bytes.fromhex(key[: 2 * _KEY_BYTES])
+    """The first half of a key's digits. The key of an entry that somebody imported may be any text."""
+    try:
+        return bytes.fromhex(key[: 2 * _KEY_BYTES])
+    except ValueError:
+        return hashlib.sha256(key.encode("utf-8", "replace")).digest()[:_KEY_BYTES]
 
 
-def _blob(id: str | None) -> bytes | None:
-    return None if id is None else bytes.fromhex(id)
+def _blob(id: str | None) -> bytes | str | None:
+    """An id in half of its bytes, where it is one of ours."""
+    if id is None:
+        return None
+    try:
+        return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
+    except ValueError:
+        return id
 
 
 def _micro(milliseconds: float | None) -> int | None:

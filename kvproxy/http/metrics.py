@@ -10,6 +10,7 @@ from kvproxy.blocks.stats import PoolStats
 from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import Overall
+from kvproxy.journal.savings import Saving
 from kvproxy.tiers.figures import TierFigures
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -65,6 +66,13 @@ class Metrics:
             "of",
         )
         self._entries = self._gauge("cache_entries", "Stored responses.")
+        self._saved = self._gauge(
+            "saved",
+            "What was saved since the journal began: answered (requests), prompt_tokens, completion_tokens, reused_tokens,"
+            " seconds, money.",
+            "layer",
+            "of",
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
@@ -154,6 +162,14 @@ class Metrics:
     def entries(self, count: int) -> None:
         """Take over the number of stored responses."""
         self._entries.set(count)
+
+    def saved(self, savings: Sequence[Saving]) -> None:
+        """Take over what the journal says was saved."""
+        for saving in savings:
+            for name in ("answered", "prompt_tokens", "completion_tokens", "reused_tokens", "seconds", "money"):
+                value = getattr(saving, name)
+                if value is not None:
+                    self._saved.labels(saving.name, name).set(value)
 
     def render(self) -> bytes:
         """The exposition text."""

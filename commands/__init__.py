@@ -25,6 +25,7 @@ from kvproxy.commands import (
     lint,
     log,
     log_sums,
+    savings,
     serve,
     simulate,
     top,
@@ -65,6 +66,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(log.app, name="log")
 log.app.command("top")(log_sums.top)
 log.app.command("hist")(log_sums.hist)
+app.command("savings")(savings.savings)
 app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)

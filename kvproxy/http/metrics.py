@@ -11,6 +11,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import Overall
+from kvproxy.journal.savings import Saving
 from kvproxy.tiers.figures import TierFigures
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -76,6 +77,13 @@ class Metrics:
         self._client_tokens = self._counter("client_tokens", "Tokens that were computed for each client.", "client")
         self._clients: set[str] = set()
         self._limited = self._counter("limited", "What met a limit, by the name of its setting.", "limit")
+        self._saved = self._gauge(
+            "saved",
+            "What was saved since the journal began: answered (requests), prompt_tokens, completion_tokens, reused_tokens,"
+            " seconds, money.",
+            "layer",
+            "of",
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
@@ -189,6 +197,14 @@ class Metrics:
     def entries(self, count: int) -> None:
         """Take over the number of stored responses."""
         self._entries.set(count)
+
+    def saved(self, savings: Sequence[Saving]) -> None:
+        """Take over what the journal says was saved."""
+        for saving in savings:
+            for name in ("answered", "prompt_tokens", "completion_tokens", "reused_tokens", "seconds", "money"):
+                value = getattr(saving, name)
+                if value is not None:
+                    self._saved.labels(saving.name, name).set(value)
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -138,6 +138,8 @@ async def metrics(request: Request) -> Response:
     overall = None if semantic is None or semantic.learning is None else semantic.learning.overall()
     if overall is not None:
         app.metrics.learned(overall)
+    with contextlib.suppress(KvproxyError):
+        app.metrics.saved(await asyncio.to_thread(app.answerer.journal.saved))
     try:
         app.metrics.entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:

@@ -23,8 +23,8 @@ class Difference:
 
     Attributes:
         region: its name; see `regions.Regions`.
-        place: the first character that differs; None where the text was not kept, or where only one request has the region.
-        before, after: what stood there in the earlier request, and what stands there now.
+        place: where that begins, in characters; None where the text was not kept, or where only one request has the region.
+        before, after: the words that stood there in the earlier request, and those that stand there now.
     """
 
     region: str
@@ -162,7 +162,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
         start -= 1
     while end and not new[len(new) - end].isspace():
         end -= 1
-    return Difference(name, place, _cut(old[start : len(old) - end]), _cut(new[start : len(new) - end]))
+    return Difference(name, start, _cut(old[start : len(old) - end]), _cut(new[start : len(new) - end]))
 
 
 def _text(before: Json, after: Json) -> tuple[str, str]:

@@ -14,11 +14,12 @@ from kvproxy.errors import SettingsError
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
+from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Gone, Writer
 from kvproxy.settings.journal import JournalSettings
 
-_EVERY = 0.25  # Seconds between two writes; a killed process loses what came since the last.
+_EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
 _AT_ONCE = 500
 """Records in one transaction: few enough that other threads need not wait long for their turn."""
 _MOST_WAITING = 20_000
@@ -40,6 +41,9 @@ class Journal(Protocol):
     def latest(self, limit: int) -> list[Record]:
         """The last records, the newest first. Reads the file."""
 
+    def saved(self) -> list[Saving]:
+        """What was saved until now, by layer. Reads the file."""
+
     def close(self) -> None:
         """Write what is left."""
 
@@ -54,6 +58,9 @@ class NoJournal:
         """Forget them."""
 
     def latest(self, limit: int) -> list[Record]:
+        return []
+
+    def saved(self) -> list[Saving]:
         return []
 
     def close(self) -> None:
@@ -81,6 +88,7 @@ class FileJournal:
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
             ) from None
         self.path = path
+        self._prices = settings.prices
         self.lost = 0
         """Records that could not be written."""
         self._waiting: deque[Draft] = deque()
@@ -110,6 +118,10 @@ class FileJournal:
         self.flush()
         with contextlib.closing(Reader(self.path)) as reader:
             return reader.records(Query(limit=limit))
+
+    def saved(self) -> list[Saving]:
+        with contextlib.closing(Reader(self.path)) as reader:
+            return savings(reader, "layer", self._prices)
 
     def flush(self) -> None:
         """Write what has come until now."""

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,21 @@ class Share:
     cached: int
     computed: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TotalRow:
+    """A sum over requests of one kind, one layer and one model; see `totals.Total`."""
+
+    name: str
+    layer: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+    saved_seconds: float
+    expected_wrong: float
 
 
 class Reader:
@@ -126,6 +141,26 @@ class Reader:
         for layer, milliseconds in self._rows(sql, values):
             found.setdefault(layer, []).append(milliseconds)
         return found
+
+    def totals(self, by: str, since: str | None) -> list[TotalRow]:
+        """The sums of all that was ever asked, by layer, tenant, model, tag or day.
+
+        Args:
+            since: the first day that counts.
+        """
+        sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
+        # Under each of its tags a request is counted once more.
+        counted = "tag <> ''" if by == "tag" else "tag = ''"
+        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
+        return [TotalRow(*row) for row in self._rows(sql, [since or ""])]
+
+    def prefill_seconds(self) -> dict[str, float]:
+        """Seconds that the backend took for a token of a prompt, by model: until its answers began, over what it computed."""
+        sql = (
+            "select model, sum(first_seconds), sum(prompt_tokens - reused_tokens) from totals"
+            " where tag = '' and layer in ('prefix', 'forward') group by model"
+        )
+        return {model: seconds / tokens for model, seconds, tokens in self._rows(sql, []) if tokens}
 
     def regions(self, prompt: int) -> Regions | None:
         """The regions of a prompt; None where none were kept."""

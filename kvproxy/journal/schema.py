@@ -25,7 +25,7 @@ _TABLES = (
     "create table records (number integer primary key, time float not null, request text not null, tenant integer not null,"
     " client integer, api integer not null, model integer not null, upstream integer, status integer not null,"
     " layer integer not null, reason integer not null, changed integer, gone float, against integer, prompt integer,"
-    " entry blob, near blob,"
+    " entry, near,"
     " similarity float, score float, error float, guard integer, prompt_tokens integer, predicted_tokens integer,"
     " reused_tokens integer, completion_tokens integer, exact_us integer, semantic_us integer, backend_us integer,"
     " first_us integer, total_us integer, tags integer)",
@@ -48,8 +48,9 @@ def _column(name: str) -> str:
     if name in _WORDS:
         return f"(select name from names where number = r.{name}) as {name}"
     if name in _DIGESTS:
-        # lower(hex(null)) would be an empty text.
-        return f"case when {_DIGESTS[name]} is not null then lower(hex({_DIGESTS[name]})) end as {name}"
+        # An id that somebody imported may be any text.
+        digest = _DIGESTS[name]
+        return f"case typeof({digest}) when 'blob' then lower(hex({digest})) else {digest} end as {name}"
     if name.removesuffix("_ms") in _TIMES:
         return f"r.{name.removesuffix('_ms')}_us / 1000.0 as {name}"
     return f"{_OTHERS.get(name, 'r.' + name)} as {name}"

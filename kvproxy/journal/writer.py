@@ -3,6 +3,7 @@
 import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvproxy.apis.json import field
 from kvproxy.index.entry import Entry
@@ -13,29 +14,26 @@ from kvproxy.journal.past import Past, Prompt
 from kvproxy.journal.reasons import reason_of_neighbour, telling
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import regions_of, written
-from kvproxy.journal.totals import ALL, Totals
+from kvproxy.journal.rows import INSERT, INSERT_HIT, blob_of, row_of, short_key
+from kvproxy.journal.totals import ALL, Total, Totals
 from kvproxy.journal.words import Words
 from kvproxy.settings.journal import JournalSettings
 
-_KEY_BYTES = 16
 _KNOWN = 20_000
 """Keys whose prompts are held in memory, so that a hit costs no look into the file."""
 _BEGINNING = 200
-_COLUMNS = (
-    "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, gone, against, prompt,"
-    " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
-    " semantic_us, backend_us, first_us, total_us, tags"
-)
-_INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
-_HIT_COLUMNS = (
-    "number, time, request, tenant, client, api, model, status, layer, reason, prompt, entry, prompt_tokens,"
-    " completion_tokens, exact_us, first_us, total_us, tags"
-)
-_INSERT_HIT = f"insert into records ({_HIT_COLUMNS}) values ({', '.join('?' * (_HIT_COLUMNS.count(',') + 1))})"
 _PRUNED_AT_ONCE = 5_000
 _BEYOND = 2**62
 Gone = tuple[str, Why, float]
 """The key of an entry that went, why, and when."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What hits of one tenant, model, API and tags have in common: the numbers of their words, and the sums they count for."""
+
+    words: tuple[int | None, ...]
+    totals: list[Total]
 
 
 class Writer:
@@ -61,7 +59,7 @@ class Writer:
         try:
             with self._connection:
                 self._connection.execute("begin immediate")
-                self._past.bury((_short(key), why, time) for key, why, time in gone)
+                self._past.bury((short_key(key), why, time) for key, why, time in gone)
                 row = self._connection.execute("select max(number) from records").fetchone()
                 self._write(drafts, (row[0] or 0) + 1)
                 self._totals.write(self._connection)
@@ -75,34 +73,44 @@ class Writer:
         hits: list[tuple[object, ...]] = []
         others: list[tuple[object, ...]] = []
         last: dict[int, int] = {}
+        kinds: dict[object, _Kind] = {}
         for number, draft in enumerate(drafts, first):
             hit = draft.hit
             known = self._known.get(draft.key) if hit is not None and draft.layer == "exact" and draft.key else None
             if known is not None and hit is not None:
                 prompt: int | None = known.number
-                hits.append(self._hit_row(draft, hit, known, number))
+                hits.append(self._hit_row(draft, hit, known, number, kinds))
             else:
                 record = finished(draft)
                 record.number = number
                 if draft.key is not None and draft.parts is not None:
                     self._asked(draft, record, draft.key)
                 self._count(draft, record)
-                others.append(self._row(record))
+                others.append(row_of(record, self._words))
                 prompt = record.prompt
             if prompt is not None:
                 last[prompt] = number
-        self._connection.executemany(_INSERT_HIT, hits)
-        self._connection.executemany(_INSERT, others)
+        self._connection.executemany(INSERT_HIT, hits)
+        self._connection.executemany(INSERT, others)
         self._past.asked((number, prompt) for prompt, number in last.items())
 
-    def _hit_row(self, draft: Draft, hit: Entry, known: Prompt, number: int) -> tuple[object, ...]:
-        """The row of an exact hit, by the shortest way: there are thousands of them a second."""
-        word, began = self._words.number, draft.began
-        seconds = draft.first - began
-        micro = round(seconds * 1e6)
+    def _hit_row(
+        self, draft: Draft, hit: Entry, known: Prompt, number: int, kinds: dict[object, _Kind]
+    ) -> tuple[object, ...]:
+        """The row of an exact hit, by the shortest way: there are thousands of them a second.
+
+        Args:
+            kinds: what such hits have in common, found so far in this batch.
+        """
         tags = draft.request.control.tags if draft.request is not None else ()
-        for tag in (ALL, *tags):
-            total = self._totals.of(draft.time, draft.tenant, hit.model, "exact", tag)
+        same = (draft.tenant, hit.model, draft.api, tags)
+        kind = kinds.get(same)
+        if kind is None:
+            kind = kinds[same] = self._kind(draft, hit, tags)
+        began = draft.began
+        seconds = draft.first - began
+        micro = int(seconds * 1e6)
+        for total in kind.totals:
             total.requests += 1
             total.prompt_tokens += hit.prompt_tokens
             total.completion_tokens += hit.completion_tokens
@@ -114,22 +122,29 @@ class Writer:
             number,
             draft.time,
             draft.request_id[:LONGEST_ID],
-            word(draft.tenant),
-            word(client_of(draft.tenant)),
-            word(draft.api),
-            word(hit.model),
-            draft.status,
-            word("exact"),
-            word("hit-exact"),
+            *kind.words,
             known.number,
-            bytes.fromhex(hit.id),
+            blob_of(hit.id),
             hit.prompt_tokens,
             hit.completion_tokens,
-            round((draft.looked - began) * 1e6),
+            int((draft.looked - began) * 1e6),
             micro,
             micro,
-            word(",".join(tags)) if tags else None,
         )
+
+    def _kind(self, draft: Draft, hit: Entry, tags: tuple[str, ...]) -> _Kind:
+        number = self._words.number
+        words = (
+            draft.tenant,
+            client_of(draft.tenant),
+            draft.api,
+            hit.model,
+            ",".join(tags) or None,
+            "exact",
+            "hit-exact",
+        )
+        totals = [self._totals.of(draft.time, draft.tenant, hit.model, "exact", tag) for tag in (ALL, *tags)]
+        return _Kind((*(number(word) for word in words), draft.status), totals)
 
     def _asked(self, draft: Draft, record: Record, key: str) -> None:
         """Give a record its prompt, and a miss its reason, by what was asked before."""
@@ -138,7 +153,7 @@ class Writer:
         if known is not None and draft.hit is not None:
             record.prompt = known.number
             return
-        short = _short(key)
+        short = short_key(key)
         known = self._past.prompt(short)
         regions = regions_of(draft.parts) if known is None or record.reason == "miss-new" else None
         if record.reason == "miss-new":
@@ -187,45 +202,9 @@ class Writer:
         """Seconds that a hit saved: those that its answer took when it was computed, less its own."""
         if draft.hit is None:
             return 0.0
-        known = self._known.get(draft.hit.key) or self._past.prompt(_short(draft.hit.key))
+        known = self._known.get(draft.hit.key) or self._past.prompt(short_key(draft.hit.key))
         took = known.seconds if known is not None else None
         return 0.0 if took is None else max(0.0, took - (record.total_ms or 0.0) / 1000)
-
-    def _row(self, record: Record) -> tuple[object, ...]:
-        number = self._words.number
-        return (
-            record.number,
-            record.time,
-            record.request_id,
-            number(record.tenant),
-            number(record.client),
-            number(record.api),
-            number(record.model),
-            number(record.upstream),
-            record.status,
-            number(record.layer),
-            number(record.reason),
-            number(record.changed),
-            record.gone,
-            record.against,
-            record.prompt,
-            _blob(record.entry),
-            _blob(record.near),
-            record.similarity,
-            record.score,
-            record.error,
-            number(record.guard),
-            record.prompt_tokens,
-            record.predicted_tokens,
-            record.reused_tokens,
-            record.completion_tokens,
-            _micro(record.exact_ms),
-            _micro(record.semantic_ms),
-            _micro(record.backend_ms),
-            _micro(record.first_ms),
-            _micro(record.total_ms),
-            number(record.tags or None),
-        )
 
     def prune(self) -> int:
         """Remove records beyond the bounds, some thousand at most; how many."""
@@ -261,15 +240,3 @@ def _without_past(draft: Draft, record: Record, *, asked_before: bool) -> str:
         return f"prefix-{100 * record.reused_tokens // record.prompt_tokens}%"
     body = draft.parts and draft.parts.get("body")
     return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"
-
-
-def _short(key: str) -> bytes:
-    return bytes.fromhex(key[: 2 * _KEY_BYTES])
-
-
-def _blob(id: str | None) -> bytes | None:
-    return None if id is None else bytes.fromhex(id)
-
-
-def _micro(milliseconds: float | None) -> int | None:
-    return None if milliseconds is None else round(milliseconds * 1000)

@@ -1,0 +1,80 @@
+"""Records as rows of the journal's tables."""
+
+import hashlib
+
+from kvproxy.journal.record import Record
+from kvproxy.journal.words import Words
+
+_KEY_BYTES = 16
+_ID_DIGITS = 32
+_COLUMNS = (
+    "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, gone, against, prompt,"
+    " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
+    " semantic_us, backend_us, first_us, total_us, tags"
+)
+INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
+_HIT_COLUMNS = (
+    "number, time, request, tenant, client, api, model, tags, layer, reason, status, prompt, entry, prompt_tokens,"
+    " completion_tokens, exact_us, first_us, total_us"
+)
+INSERT_HIT = f"insert into records ({_HIT_COLUMNS}) values ({', '.join('?' * (_HIT_COLUMNS.count(',') + 1))})"
+
+
+def row_of(record: Record, words: Words) -> tuple[object, ...]:
+    """A record as `INSERT` takes it."""
+    number = words.number
+    return (
+        record.number,
+        record.time,
+        record.request_id,
+        number(record.tenant),
+        number(record.client),
+        number(record.api),
+        number(record.model),
+        number(record.upstream),
+        record.status,
+        number(record.layer),
+        number(record.reason),
+        number(record.changed),
+        record.gone,
+        record.against,
+        record.prompt,
+        blob_of(record.entry),
+        blob_of(record.near),
+        record.similarity,
+        record.score,
+        record.error,
+        number(record.guard),
+        record.prompt_tokens,
+        record.predicted_tokens,
+        record.reused_tokens,
+        record.completion_tokens,
+        micro(record.exact_ms),
+        micro(record.semantic_ms),
+        micro(record.backend_ms),
+        micro(record.first_ms),
+        micro(record.total_ms),
+        number(record.tags or None),
+    )
+
+
+def short_key(key: str) -> bytes:
+    """The first half of a key's digits. The key of an entry that somebody imported may be any text."""
+    try:
+        return bytes.fromhex(key[: 2 * _KEY_BYTES])
+    except ValueError:
+        return hashlib.sha256(key.encode("utf-8", "replace")).digest()[:_KEY_BYTES]
+
+
+def blob_of(id: str | None) -> bytes | str | None:
+    """An id in half of its bytes, where it is one of ours."""
+    if id is None:
+        return None
+    try:
+        return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
+    except ValueError:
+        return id
+
+
+def micro(milliseconds: float | None) -> int | None:
+    return None if milliseconds is None else round(milliseconds * 1000)

@@ -1,0 +1,129 @@
+"""What the caches saved: tokens, seconds and money, out of the totals."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from kvproxy.journal.reader import Reader
+from kvproxy.settings.journal import PriceSettings
+
+By = Literal["layer", "tenant", "model", "tag", "day"]
+CACHES = ("exact", "semantic", "shared")
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """The share of semantic hits that may have been wrong.
+
+    Attributes:
+        least, most: the ends of the interval.
+        told_by: where it comes from.
+    """
+
+    least: float
+    most: float
+    told_by: str
+
+
+@dataclass(slots=True)
+class Saving:
+    """What was saved for requests that have something in common.
+
+    Attributes:
+        name: what they have in common.
+        requests: how many there were.
+        answered: how many of them a cache answered.
+        prompt_tokens, completion_tokens: of these answers.
+        reused_tokens: of prompts, that the backend did not compute.
+        seconds: that the backend took when it computed the answers that were given again, less what giving them took; and for
+            reused tokens, as many as it took for as many others of the model's prompts.
+        money: what these tokens would have cost; None where no price is known for any of the models.
+        least_money: the same, if as many semantic hits were wrong, and so worth nothing, as is possible.
+    """
+
+    name: str
+    requests: int = 0
+    answered: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reused_tokens: int = 0
+    seconds: float = 0.0
+    money: float | None = None
+    least_money: float | None = None
+
+
+def savings(
+    reader: Reader,
+    by: By,
+    prices: Mapping[str, PriceSettings],
+    wrong: Wrong | None = None,
+    since: str | None = None,
+) -> list[Saving]:
+    """What was saved, those who saved most first; days in their order.
+
+    Args:
+        by: what requests are put together by.
+        prices: by model, see `price_of`.
+        wrong: the share of semantic hits that may be wrong; None where that is unknown.
+        since: the first day that counts, as 2026-11-21.
+    """
+    found: dict[str, Saving] = {}
+    speeds = reader.prefill_seconds()
+    for row in reader.totals(by, since):
+        saving = found.setdefault(row.name, Saving(row.name))
+        saving.requests += row.requests
+        saving.reused_tokens += row.reused_tokens
+        saving.seconds += row.saved_seconds + row.reused_tokens * speeds.get(row.model, 0.0)
+        price = price_of(row.model, prices)
+        worth = least = 0.0
+        if price is not None:
+            cached = price.input if price.cached is None else price.cached
+            worth = least = row.reused_tokens * (price.input - cached) / _MILLION
+        if row.layer in CACHES:
+            saving.answered += row.requests
+            saving.prompt_tokens += row.prompt_tokens
+            saving.completion_tokens += row.completion_tokens
+            if price is not None:
+                answers = (row.prompt_tokens * price.input + row.completion_tokens * price.output) / _MILLION
+                worth += answers
+                share = wrong.most if wrong is not None and row.layer == "semantic" else 0.0
+                least += answers * (1 - share)
+        if price is not None:
+            saving.money = (saving.money or 0.0) + worth
+            saving.least_money = (saving.least_money or 0.0) + least
+    order = sorted(found.values(), key=lambda each: each.name)
+    if by == "day":
+        return order
+    return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
+
+
+def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
+    """The price of a model: of its name, else of the first pattern that fits."""
+    if model in prices:
+        return prices[model]
+    return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
+
+
+def total_of(rows: Sequence[Saving]) -> Saving:
+    """All of them together."""
+    total = Saving("all")
+    for row in rows:
+        for name in ("requests", "answered", "prompt_tokens", "completion_tokens", "reused_tokens", "seconds"):
+            setattr(total, name, getattr(total, name) + getattr(row, name))
+        for name in ("money", "least_money"):
+            if getattr(row, name) is not None:
+                setattr(total, name, (getattr(total, name) or 0.0) + getattr(row, name))
+    return total
+
+
+def wilson(wrong: int, of: int) -> tuple[float, float]:
+    """The interval in which a share lies with 95% probability, of which so many were seen (Wilson 1927)."""
+    if of == 0:
+        return 0.0, 1.0
+    z = 1.959964
+    share, square = wrong / of, z * z / of
+    middle = share + square / 2
+    reach = z * (share * (1 - share) / of + square / (4 * of)) ** 0.5
+    return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))

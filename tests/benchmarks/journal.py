@@ -1,0 +1,115 @@
+"""What the journal costs: exact hits with it and without it, interleaved; and the bytes of a record.
+
+python -m tests.benchmarks.journal              # exact hits a second, on and off
+python -m tests.benchmarks.journal --bytes N    # bytes of N records (a million by default) of ordinary traffic
+"""
+
+import contextlib
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from kvproxy.flow.keys import cache_key
+from kvproxy.index.entry import new_id
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.schema import open_file
+from kvproxy.journal.writer import Writer
+from kvproxy.settings import load_settings
+from kvproxy.settings.journal import JournalSettings
+from tests.benchmarks.exact_hit import SECONDS, body, load
+from tests.index.entries import make_entry
+from tests.requests import api_request
+from tests.servers import run_proxy
+
+ROUNDS = 9
+CONNECTIONS = 16
+_BATCH = 500
+
+
+def rates() -> None:
+    """Exact hits a second: one proxy with a journal and one without, in turn."""
+    import httpx
+
+    context = multiprocessing.get_context("spawn")
+    with contextlib.ExitStack() as stack:
+        urls = {}
+        for name in ("off", "on"):
+            data = stack.enter_context(tempfile.TemporaryDirectory())
+            settings = load_settings(data=data, engine={"num_blocks": 256}, journal={"enabled": name == "on"})
+            urls[name] = stack.enter_context(run_proxy(settings))[0] + "/v1/chat/completions"
+            httpx.post(urls[name], content=body("What is a block?"), timeout=60)
+        pool = stack.enter_context(context.Pool(1))
+        seen: dict[str, list[float]] = {"off": [], "on": []}
+        spent: dict[str, list[float]] = {"off": [], "on": []}
+        for round_ in range(ROUNDS):
+            for name in ("off", "on") if round_ % 2 else ("on", "off"):
+                began = time.process_time()
+                seen[name].append(pool.apply(load, (urls[name], CONNECTIONS)))
+                # The load comes from another process: this is the proxy's own, its journal's thread included.
+                spent[name].append((time.process_time() - began) / (seen[name][-1] * SECONDS))
+    print(f"exact hits over {CONNECTIONS} connections, {ROUNDS} rounds; of ratios the median, least and most")
+    for title, values, scale, unit in (("rate", seen, 1, "a second"), ("processor", spent, 1e6, "µs each")):
+        ratios = [on / off for on, off in zip(values["on"], values["off"], strict=True)]
+        off, on = (statistics.median(values[name]) * scale for name in ("off", "on"))
+        ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        print(f"  {title:9}  off {off:8.1f}  on {on:8.1f} {unit:8}  ratio {ratio}")
+
+
+def size(count: int) -> None:
+    """Half of the requests are new, with one to nine messages; the others are exact hits on one of the last thousand."""
+    draw = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.db"
+        connection = open_file(path)
+        writer = Writer(connection, JournalSettings(rows=2 * count), time.time)
+        began = time.perf_counter()
+        asked: list[Draft] = []
+        for start in range(0, count, _BATCH):
+            batch = [_request(draw, asked) for _ in range(min(_BATCH, count - start))]
+            writer.write(batch, [])
+            asked = [*asked, *(draft for draft in batch if draft.hit is None)][-1_000:]
+        seconds = time.perf_counter() - began
+        connection.execute("pragma wal_checkpoint(truncate)")
+        connection.close()
+        taken = path.stat().st_size
+    print(
+        f"{count:,} records take {taken / 1e6:,.0f} MB: {taken / count:.0f} bytes each, {seconds / count * 1e6:.0f} µs each"
+    )
+
+
+def _request(draw: random.Random, asked: list[Draft]) -> Draft:
+    made = time.time()
+    if asked and draw.random() < 0.5:
+        earlier = draw.choice(asked)
+        draft = Draft("chat", new_id(), earlier.tenant, earlier.request, made)
+        draft.key, draft.parts, draft.status, draft.layer = earlier.key, earlier.parts, 200, "exact"
+        entry = make_entry(key=earlier.key, id=earlier.entry, prompt_tokens=800, completion_tokens=90)
+        draft.hit, draft.looked, draft.first = entry, draft.began + 0.0004, draft.began + 0.0005
+        return draft
+    system = {"role": "system", "content": f"Helper {draw.randrange(20)}."}
+    turns = [{"role": "user", "content": f"{draw.getrandbits(60):x}"} for _ in range(draw.randint(1, 9))]
+    tenant = f"client:team-{draw.randrange(50)}"
+    request = replace(
+        api_request({"model": "gpt-4o", "temperature": 0, "messages": [system, *turns]}, tenant=tenant),
+        request_id=new_id(),
+    )
+    key = cache_key(request, "upstream")
+    draft = Draft("chat", request.request_id, tenant, request, made)
+    draft.key, draft.parts, draft.layer, draft.status = key.exact, key.parts, "forward", 200
+    draft.entry, draft.expires, draft.upstream = new_id(), made + 86_400, "http://127.0.0.1:8000"
+    draft.prompt_tokens, draft.completion_tokens, draft.reused_tokens = draw.randrange(2_000), draw.randrange(300), 512
+    draft.looked, draft.opened = draft.began + 0.0004, draft.began + draw.uniform(0.1, 0.9)
+    draft.first, draft.ended = draft.opened + 0.001, draft.opened + draw.uniform(0.1, 5)
+    return draft
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--bytes"]:
+        size(int(sys.argv[2]) if sys.argv[2:] else 1_000_000)
+    else:
+        rates()

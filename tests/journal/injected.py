@@ -1,0 +1,365 @@
+"""Causes of misses, injected one at a time into a real cache and journal: `explain --request` has to name each.
+
+python -m tests.journal.injected [CAUSES] [SEED]    # a thousand by default
+"""
+
+import asyncio
+import copy
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.protocol import Forwarder, Relayed
+from kvproxy.commands.explain_request import sentences, texts
+from kvproxy.flow.answer import Answerer
+from kvproxy.index.guards import GUARDS
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.opening import open_journal
+from kvproxy.journal.reader import Reader
+from kvproxy.settings import CacheSettings
+from kvproxy.settings.journal import JournalSettings
+from tests.index.doubles import HashEmbedder
+from tests.requests import api_request
+
+PAIRS = (
+    ("how do I install version {0} of {2} on my machine", "how do I install version {1} of {2} on my machine"),
+    ("how far is {0} kilometers from the red house {2}", "how far is {0} miles from the red house {2}"),
+    ("how do I enable the setting called {2} for all", "how do I disable the setting called {2} for all"),
+    ("is it allowed to sell {2} apples in the street", "is it not allowed to sell {2} apples in the street"),
+    ("what does the word 'fast{0}' mean in this text {2}", "what does the word 'slow{0}' mean in this text {2}"),
+    ("when was the tall tower of {2} in Paris opened", "when was the tall tower of {2} in London opened"),
+    ("why is the sky over {2} blue in the morning", "when is the sky over {2} blue in the morning"),
+)
+QUESTIONS = "lamp river stone window garden winter paper silver bridge forest candle harbour".split()
+CAPACITY = 30
+
+
+class Model:
+    """A backend with one answer."""
+
+    name = "model"
+    forwarder: Forwarder | None = None
+
+    async def send(self, request: ApiRequest) -> Relayed:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
+        whole: dict[str, Any] = {"id": "x", "object": "chat.completion", "choices": [choice], "usage": {}}
+        if request.api.name == "messages":
+            whole = {"type": "message", "content": [{"type": "text", "text": "Yes."}], "stop_reason": "end_turn"}
+        elif request.api.name == "completions":
+            whole["choices"] = [{"index": 0, "text": "Yes.", "finish_reason": "stop"}]
+        elif request.api.name == "responses":
+            part = {"type": "output_text", "text": "Yes."}
+            output = [{"type": "message", "role": "assistant", "content": [part]}]
+            whole = {"object": "response", "status": "completed", "output": output}
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield orjson.dumps(whole)
+
+        return Relayed(200, [("content-type", "application/json")], chunks())
+
+    async def start(self) -> None: ...
+
+    async def models(self) -> JsonObject:
+        return {}
+
+    def failure(self) -> str | None:
+        return None
+
+    async def close(self) -> None: ...
+
+
+class World:
+    """A cache with its journal, whose time and whose entries are the test's."""
+
+    def __init__(self, folder: Path, generator: random.Random, text: str) -> None:
+        self.now = 1_000_000.0
+        self.random = generator
+        clock: Callable[[], float] = lambda: self.now  # noqa: E731
+        self.store = ResponseStore(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
+        observations = SqliteObservations(folder / "responses.db")
+        # Nothing is so alike that it is served: only guards and the threshold speak.
+        self.semantic = SemanticCache(self.store, HashEmbedder(), ThresholdPolicy(0.9), observations)
+        self.semantic.rebuild()
+        self.cache = ResponseCache(self.store, self.semantic, observations, clock=clock)
+        settings = JournalSettings.model_validate({"text": text})
+        journal = open_journal(folder, settings, self.store, clock)
+        assert isinstance(journal, FileJournal)
+        self.journal = journal
+        self.answerer = Answerer(Model(), self.cache, CacheSettings(), clock, journal=journal)
+        self.asked = 0
+
+    async def ask(
+        self, body: JsonObject, api: ApiName = "chat", tenant: str = "ann", query: str = "", **headers: str
+    ) -> str:
+        """Ask; the request's id."""
+        self.asked += 1
+        self.now += 1
+        request = api_request(body, api, headers, tenant=tenant, query=query)
+        id = f"request-{self.asked}-"
+        object.__setattr__(request, "request_id", id)
+        await self.answerer.answer(request)
+        return id
+
+    def explain(self, id: str) -> Explained:
+        self.journal.flush()
+        reader = Reader(self.journal.path)
+        try:
+            return explain_record(reader, reader.find(id), texts(reader, self.store))
+        finally:
+            reader.close()
+
+    async def close(self) -> None:
+        await self.answerer.flights.close()
+        self.cache.close()
+        self.journal.close()
+
+
+Cause = tuple[str, str, str]
+"""The id of the request that missed, the cause that has to be named, and a text that has to be among the sentences."""
+
+
+def fresh(world: World, api: ApiName = "chat") -> JsonObject:
+    """A request that was never made before, in a namespace of its own."""
+    draw = world.random
+    words = " ".join(draw.choices(QUESTIONS, k=6)) + f" {draw.getrandbits(40):x}?"
+    system = f"You are helper {draw.getrandbits(40):x}. Today is 2026-11-{draw.randint(10, 19)}. Be brief."
+    common: JsonObject = {"model": "m", "temperature": 0.5, "max_tokens": 50}
+    turns = [
+        {"role": "user", "content": f"Hello from {draw.getrandbits(32):x}"},
+        {"role": "assistant", "content": "Hi"},
+    ]
+    asked = {"role": "user", "content": words}
+    if api == "completions":
+        return {**common, "prompt": f"{system} {words}"}
+    if api == "messages":
+        return {**common, "system": system, "messages": [*turns, asked]}
+    if api == "responses":
+        return {"model": "m", "temperature": 0.5, "instructions": system, "input": [*turns, asked]}
+    return {**common, "messages": [{"role": "system", "content": system}, *turns, asked]}
+
+
+def changes(body: dict[str, Any], draw: random.Random) -> dict[str, tuple[dict[str, Any], str]]:
+    """Every way in which one thing of a request can differ: the other request, by the cause, with what has to be said."""
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+
+    def put(cause: str, said: str, **fields: Any) -> None:
+        found[cause] = ({**body, **fields}, said)
+
+    put("model", "another model was asked: m then, m2 now", model="m2")
+    put("temperature", "the field temperature", temperature=0.25)
+    for name, value in {
+        "top_p": 0.9, "seed": draw.getrandbits(20), "stop": ["x"], "logit_bias": {"5": 1}, "extra_field": [draw.random()],
+        "response_format": {"type": "json_object"}, "metadata_of_ours": {"a": draw.getrandbits(20)},
+    }.items():  # fmt: skip
+        put(name, f"the field {name} is new", **{name: value})
+    put("tools", "the tools is new", tools=[{"type": "function", "function": {"name": f"f{draw.getrandbits(20)}"}}])
+    if "max_tokens" in body:
+        put("max_tokens", "the field max_tokens", max_tokens=51)
+    for name in ("system", "instructions"):
+        if name in body:
+            changed, said = redated(body[name])
+            put(name, said, **{name: changed})
+    for name in ("messages", "input"):
+        for place, item in enumerate(body.get(name, [])[:-1]):
+            items = copy.deepcopy(body[name])
+            region = f"{name}[{place}] {item['role']}"
+            if item["role"] == "system":
+                items[place]["content"], said = redated(item["content"])
+            else:
+                items[place]["content"] += " there"
+                said = f"{name}[{place}] of the {item['role']}, at character"
+            put(region, said, **{name: items})
+    if "prompt" in body:
+        put("prompt", "the prompt, at character", prompt=body["prompt"] + " now")
+    return found
+
+
+def redated(text: str) -> tuple[str, str]:
+    place = text.index("2026-11-") + 8
+    old = text[place - 8 : place + 3]
+    new = f"2026-12-{text[place : place + 2]}."
+    return text.replace(old, new), f"at character {place - 8}: '{old}' became '{new}'"
+
+
+async def changed_field(world: World) -> Cause:
+    api: ApiName = world.random.choice(["chat", "completions", "messages", "responses"])
+    body = fresh(world, api)
+    cause, (other, said) = world.random.choice(list(changes(body, world.random).items()))
+    await world.ask(body, api)
+    return await world.ask(other, api), cause, said
+
+
+async def changed_question(world: World) -> Cause:
+    body: dict[str, Any] = fresh(world)
+    await world.ask(body)
+    other = copy.deepcopy(body)
+    other["messages"][-1]["content"] = f"something else {world.random.getrandbits(40):x} entirely"
+    return await world.ask(other), "below-threshold", "messages[3] of the user, at character"
+
+
+async def changed_tenant(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body)
+    return await world.ask(body, tenant="bob"), "tenant", "another tenant asked it: ann then, bob now"
+
+
+async def changed_query(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body, query="version=1")
+    return await world.ask(body, query="version=2"), "query", "the field query"
+
+
+async def changed_version(world: World) -> Cause:
+    body = fresh(world, "messages")
+    await world.ask(body, "messages", **{"anthropic-version": "2023-06-01"})
+    id = await world.ask(body, "messages", **{"anthropic-version": "2026-01-01"})
+    return id, "header anthropic-version", "the field header anthropic-version"
+
+
+async def expired(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body, **{"x-kvproxy-ttl": "60"})
+    world.now += world.random.uniform(61, 5_000)
+    return await world.ask(body), "expired", "its time was over"
+
+
+async def expired_and_removed(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body, **{"x-kvproxy-ttl": "60"})
+    world.now += world.random.uniform(61, 5_000)
+    world.cache.maintain()
+    return await world.ask(body), "expired", "its time was over"
+
+
+async def evicted(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body)
+    await asyncio.gather(*(world.ask(fresh(world)) for _ in range(3 * CAPACITY)))
+    return await world.ask(body), "evicted", "made room for others"
+
+
+async def removed(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body, **{"x-kvproxy-tags": "doomed"})
+    await world.cache.remove([entry.id for entry in world.store.ls() if "doomed" in entry.tags])
+    return await world.ask(body), "removed", "was removed"
+
+
+async def vetoed(world: World) -> Cause:
+    draw = world.random
+    body: dict[str, Any] = fresh(world)
+    one, other = draw.choice(PAIRS)
+    numbers = draw.sample(range(2, 900), 2)
+    # Words that no other case has, so that none asks the same question.
+    word = "".join(draw.choices("bcdfghklmnprstvw", k=12))
+    cached, asked = (text.format(*numbers, word) for text in (one, other))
+    guard = next(guard.name for guard in GUARDS if guard.vetoes(asked, cached))
+    body["messages"][-1]["content"] = cached
+    await world.ask(body)
+    again = copy.deepcopy(body)
+    again["messages"][-1]["content"] = asked
+    world.semantic.policy = ThresholdPolicy(0.1)
+    try:
+        return await world.ask(again), f"veto-{guard}", f"The guard `{guard}`"
+    finally:
+        world.semantic.policy = ThresholdPolicy(0.9)
+
+
+async def below(world: World) -> Cause:
+    body: dict[str, Any] = fresh(world)
+    body["messages"][-1]["content"] = f"which is the longest river of the country of {world.random.getrandbits(40):x}"
+    await world.ask(body)
+    again = copy.deepcopy(body)
+    again["messages"][-1]["content"] = (
+        f"which is the longest winter that a garden of {world.random.getrandbits(40):x} can take"
+    )
+    return await world.ask(again), "below-threshold", "not similar enough"
+
+
+async def too_old(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body)
+    world.now += 100
+    return await world.ask(body, **{"cache-control": "max-age=60"}), "old", "older than the request's `max-age`"
+
+
+async def asked_fresh(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body)
+    return await world.ask(body, **{"cache-control": "no-cache"}), "asked-fresh", "asked for a fresh answer"
+
+
+async def unstored(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body, **{"cache-control": "no-store"})
+    return await world.ask(body), "unstored", "its answer was not kept"
+
+
+async def uncacheable(world: World) -> Cause:
+    body = {**fresh(world), "stream": True, "prompt_logprobs": 1}
+    await world.ask(body)
+    return await world.ask(body), "uncacheable", "No equal request"
+
+
+async def nothing_like_it(world: World) -> Cause:
+    other = f"m{world.random.getrandbits(40)}"
+    body = {**fresh(world, "completions"), "model": other, "user_field": other}
+    return await world.ask(body), "new", "Nothing like it was asked before"
+
+
+INJECT: dict[Callable[[World], Awaitable[Cause]], int] = {
+    changed_field: 30, changed_question: 3, changed_tenant: 6, changed_query: 2, changed_version: 2, expired: 6,
+    expired_and_removed: 6, evicted: 1, removed: 6, vetoed: 12, below: 3, too_old: 2, asked_fresh: 2, unstored: 2,
+    uncacheable: 1, nothing_like_it: 1,
+}  # fmt: skip
+"""How often each is drawn, compared with the others."""
+
+
+async def inject(folder: Path, count: int, seed: int, text: str = "all") -> tuple[Counter[str], list[str]]:
+    """Inject so many causes; how often each, and those that were not named."""
+    generator = random.Random(seed)
+    world, causes, wrong = World(folder, generator, text), Counter[str](), []
+    kinds = list(INJECT)
+    try:
+        for number in range(count):
+            # Each kind comes once before any is drawn.
+            kind = kinds[number] if number < len(kinds) else generator.choices(kinds, list(INJECT.values()))[0]
+            id, cause, said = await kind(world)
+            found = world.explain(id)
+            causes[cause] += 1
+            told = "\n".join(sentences(found))
+            if found.cause != cause or (said not in told and text == "all"):
+                wrong.append(f"{kind.__name__}: {cause!r} and {said!r}, not {found.cause!r}: {told}")
+    finally:
+        await world.close()
+    return causes, wrong
+
+
+def main() -> None:
+    count, seed = (int(value) for value in (*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]))
+    with tempfile.TemporaryDirectory() as folder:
+        causes, wrong = asyncio.run(inject(Path(folder), count, seed))
+    for cause, times in sorted(causes.items()):
+        print(f"{times:5} {cause}")
+    print(f"{count} causes of {len(causes)} kinds, {count - len(wrong)} named")
+    print("\n".join(wrong[:10]))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -28,8 +28,10 @@ class Cipher:
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
+        from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+        self._invalid = InvalidTag
         # The name and the key proper are both derived, so that a name says nothing of its key.
         self._ciphers = {
             _derive(key, b"kvproxy name", _NAME): AESGCM(_derive(key, b"kvproxy key", _KEY)) for key in keys
@@ -48,7 +50,7 @@ class Cipher:
             about: what the bytes are; `open` must be told the same, so that nothing can be put in another's place.
         """
         nonce = os.urandom(_NONCE)
-        return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, bytes(clear), about)))
+        return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, about)))
 
     def open(self, sealed: bytes | bytearray | memoryview, about: bytes) -> bytes:
         """Decrypt.
@@ -56,8 +58,6 @@ class Cipher:
         Raises:
             ValueError: the key is not among ours, or the bytes are not what `seal` made about the same. The message says which.
         """
-        from cryptography.exceptions import InvalidTag
-
         if not is_sealed(sealed):
             raise ValueError("it is not encrypted")
         view = memoryview(sealed)
@@ -66,14 +66,14 @@ class Cipher:
         if cipher is None:
             raise ValueError(f"it was encrypted with the key {name.hex()}, which is not among the keys")
         try:
-            return cipher.decrypt(bytes(view[_BODY - _NONCE : _BODY]), bytes(view[_BODY:]), about)
-        except InvalidTag:
+            return cipher.decrypt(view[_BODY - _NONCE : _BODY], view[_BODY:], about)
+        except self._invalid:
             raise ValueError("it was changed after it was encrypted") from None
 
 
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
     """Whether bytes are what `seal` makes, as far as their beginning tells."""
-    return len(data) >= _BODY and memoryview(data)[: len(_MAGIC)] == _MAGIC
+    return len(data) >= _BODY and data[: len(_MAGIC)] == _MAGIC
 
 
 def load_cipher(settings: EncryptionSettings) -> Cipher | None:

@@ -25,3 +25,15 @@ def test_generated_pages_are_fresh(name: str) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    page = (ROOT / "docs/security.md").read_text()
+    files = re.findall(r"`([a-z]+/test_\w+\.py)", page)
+    assert len(files) > 30
+    assert {name for name in files if not (ROOT / "tests" / name).is_file()} == set()
+    last = ""
+    for name, test in re.findall(r"`([a-z]+/test_\w+\.py)?(?:::(test_\w+))?`", page):
+        last = name or last
+        if test:
+            assert f"def {test}(" in (ROOT / "tests" / last).read_text(), f"{last}::{test}"

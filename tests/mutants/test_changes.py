@@ -1,0 +1,65 @@
+"""The tool that changes code: what it changes, and what it leaves alone."""
+
+import ast
+from pathlib import Path
+
+from tests.mutants.__main__ import ROOT, run, sample
+from tests.mutants.changes import changes
+from tests.mutants.rooms import chosen_tests
+
+TEXT = '''"""Text 1."""
+import x
+def f(é: int = 3) -> bool:
+    if é < 3 and not g(é, True):
+        _log.info(1)
+        raise ValueError(2)
+    a = "ü" + "b"; b = é * 7
+    call()
+    return b >= 2
+'''
+
+
+def test_each_change_is_a_program_that_differs_in_one_place() -> None:
+    made = [change.apply(TEXT) for change in changes(TEXT)]
+    assert len(made) == len(set(made))
+    for text in made:
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(TEXT))
+        assert sum(one != other for one, other in zip(text.splitlines(), TEXT.splitlines(), strict=True)) == 1
+    new = {change.told(TEXT).split("  ->  ")[1] for change in changes(TEXT)}
+    assert new == {
+        "def f(é: int = 4) -> bool:",
+        "if (not (é < 3 and (not g(é, True)))):",
+        "if é < 3 or not g(é, True):",
+        "if é <= 3 and not g(é, True):",
+        "if é < 4 and not g(é, True):",
+        "if é < 3 and (g(é, True)):",
+        "if é < 3 and not g(é, False):",
+        'a = "ü" + "b"; b = é // 7',
+        'a = "ü" + "b"; b = é * 8',
+        "pass",
+        "return None",
+        "return b > 2",
+        "return b >= 3",
+    }
+
+
+def test_every_module_can_be_changed_and_stays_a_program() -> None:
+    for file in sorted((ROOT / "kvproxy/blocks").rglob("*.py")):
+        text = file.read_text()
+        for change in changes(text)[::7]:
+            ast.parse(change.apply(text))
+
+
+def test_the_same_seed_gives_the_same_sample() -> None:
+    paths = ["kvproxy/blocks/pins.py", "index/guards"]
+    assert sample(paths, 3, 1) == sample(paths, 3, 1) != sample(paths, 3, 2)
+    assert chosen_tests("kvproxy/blocks/pins.py")[0] == "tests/blocks/test_pins.py"
+
+
+def test_a_failing_test_kills_and_an_endless_one_runs_out_of_time(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    assert True\n")
+    assert run(tmp_path, ["test_it.py"], 60)[0] == "survived"
+    (tmp_path / "test_it.py").write_text("def test_it():\n    assert not True\n")
+    assert run(tmp_path, ["test_it.py"], 60)[0] == "killed"
+    (tmp_path / "test_it.py").write_text("def test_it():\n    while True: pass\n")
+    assert run(tmp_path, ["test_it.py"], 1)[0] == "time"

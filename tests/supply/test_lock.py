@@ -1,0 +1,70 @@
+"""The lock files hold what an installation needs, and are of today's dependencies; no network is needed to tell."""
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.supply.lock import EXTRAS, LOCK, ROOT, TORCH, Locked, made_from, paragraphs
+
+LOCKED = {each.name: each for path in (LOCK, TORCH) for each in paragraphs(path.read_text())}
+
+
+@pytest.mark.parametrize("path", [LOCK, TORCH], ids=lambda path: path.name)
+def test_the_lock_is_of_todays_dependencies(path: Path) -> None:
+    assert path.read_text().splitlines()[0].endswith(made_from()), "run make lock"
+
+
+def test_every_package_has_one_version_and_hashes() -> None:
+    assert len(LOCKED) > 80
+    assert [each.name for each in LOCKED.values() if not each.hashes] == []
+    text = LOCK.read_text() + TORCH.read_text()
+    lines = [line for line in text.splitlines() if line and line[0] not in "# "]
+    assert len(lines) == len(LOCKED)
+    assert [line for line in lines if not re.match(r"[a-z0-9-]+==[0-9][\w.+!]*( ; .+)? \\$", line)] == []
+
+
+def test_pip_would_refuse_a_package_without_a_hash() -> None:
+    assert paragraphs("a==1 \\\n    --hash=sha256:" + "0" * 64 + "\nb-c==2.0\n") == [
+        Locked("a", "1", ("0" * 64,), "a==1 \\\n    --hash=sha256:" + "0" * 64 + "\n"),
+        Locked("b-c", "2.0", (), "b-c==2.0\n"),
+    ]
+
+
+def test_everything_that_an_installation_here_needs_is_locked_in_the_version_that_is_tested() -> None:
+    """From the metadata of what is installed: no dependency of a dependency is missing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = project["dependencies"] + [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
+    waiting = [(Requirement(line), "") for line in lines]
+    seen: set[tuple[str, str]] = set()
+    missing, other = set(), {}
+    while waiting:
+        wanted, extra = waiting.pop()
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(wanted.name)
+        for own in ("", *wanted.extras):
+            if (name, own) in seen:
+                continue
+            seen.add((name, own))
+            waiting += [(Requirement(line), own) for line in metadata.requires(name) or ()]
+        installed = metadata.version(name).partition("+")[0]
+        if name not in LOCKED:
+            missing.add(name)
+        elif name != "pip" and LOCKED[name].version.partition("+")[0] != installed:
+            other[name] = (LOCKED[name].version, installed)
+    assert len(seen) > 60
+    assert missing == set()
+    assert other == {}
+
+
+def test_the_versions_are_those_of_a_fresh_clone() -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    both = pinned.keys() & LOCKED.keys()
+    assert len(both) > 70
+    assert {name: LOCKED[name].version for name in both} == {name: pinned[name] for name in both}

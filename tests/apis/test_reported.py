@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.reported import reported_reuse
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ OpenAI's streams tell it in a last chunk with `usage` (where `stream_options.inc
 `response.completed`, Anthropic in `message_start` and again in `message_delta`, llama.cpp in the `timings` of its last chunk.
 """
 
+from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import Json, JsonObject, field, loads
-from kvproxy.apis.reported import reported_reuse
 from kvproxy.apis.sse import Event
 
 _MARKS = (b'"usage"', b'"timings"')

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.reported import reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.flight.source import Source
 from kvproxy.flow.keys import CacheKey

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import orjson
 
+from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import as_object, loads
-from kvproxy.apis.reported import reported_reuse
 from kvproxy.backends.upstreams.engine import FleetEngine
 from kvproxy.backends.upstreams.fleet import Fleet
 from kvproxy.backends.upstreams.pinned.budget import Budget

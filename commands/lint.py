@@ -27,6 +27,10 @@ def lint(
         typer.Option(help="Compare with this file; it is written where it does not exist.", show_default=False),
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Write the baseline anew.")] = False,
+    edits: Annotated[
+        Path | None,
+        typer.Option(help="Write the changes that are worth it into this file, as settings.", show_default=False),
+    ] = None,
     tolerance: Annotated[float, typer.Option(help="How much smaller a family's share may be.", min=0, max=1)] = 0.01,
     model: Annotated[str, typer.Option(help="Model of requests that name none.")] = "model",
     data: Data = None,
@@ -56,6 +60,8 @@ def lint(
     less = worse(before, found.families, tolerance) if before is not None else []
     if baseline is not None and before is None:
         write_baseline(baseline, found.families)
+    if edits is not None:
+        edits.write_text(_settings(found))
     if as_json:
         print_json(_document(found, less))
     else:
@@ -68,10 +74,28 @@ def lint(
         raise typer.Exit(1)
 
 
+def _settings(found: "Lint") -> str:
+    """The edits of all families as a part of kvproxy.toml; JSON writes texts as TOML reads them."""
+    import json
+
+    from kvproxy.traffic.edits import moving
+
+    lines = ["# Found by kvproxy lint. Which of these spans matter to the answers is yours to say: strip forgets them."]
+    savings = [(report, saving) for report in found.families for saving in report.savings]
+    for number, (report, saving) in enumerate(savings, 1):
+        # A span that is moved is still told to the model.
+        edit = saving.edit if saving.edit.action == "sort-tools" else moving(saving.edit)
+        told = edit.model_dump(exclude_defaults=True) | {"name": f"{edit.name}-{number}", "model": report.family.model}
+        lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in told.items())]
+    return "\n".join(lines) + "\n"
+
+
 def _render(found: "Lint", less: "list[Worse]", top: int) -> None:
     shown = [report for report in found.families if len(report.family.members) > 1]
     for report in shown[: top or None]:
         _family(report)
+    if any(report.savings for report in shown):
+        typer.echo("--edits FILE writes the changes as settings, which kvproxy serve makes on the way to the engine")
     alone = len(found.families) - len(shown)
     if alone:
         typer.echo(f"{alone:,} requests begin like no other")
@@ -106,7 +130,7 @@ def _saving(report: "FamilyReport", saving: "Saving") -> None:
     gained = [percent(tokens / report.prompt_tokens) for tokens in (saving.stripped, saving.moved)]
     typer.echo(f"  {where}: {saving.changed:,} times")
     lost = max(saving.stripped, saving.moved) - report.reused
-    if saving.edit.pattern is None:
+    if saving.edit.action == "sort-tools":
         typer.echo(f"    {lost:,} tokens are computed again for it; tools in one order would reuse {gained[0]}")
         return
     typer.echo(
@@ -134,7 +158,7 @@ def _document(found: "Lint", less: "list[Worse]") -> dict[str, Any]:
         savings = [
             asdict(saving.span)
             | {"changed": saving.changed, "stripped": saving.stripped, "moved": saving.moved}
-            | {"pattern": saving.edit.pattern}
+            | {"edit": saving.edit.model_dump(exclude_defaults=True)}
             for saving in report.savings
         ]
         told = asdict(shared_of(report)) | {"requests": len(report.family.members)}

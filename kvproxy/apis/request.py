@@ -40,7 +40,7 @@ class ApiRequest:
     Attributes:
         api: which API it came to.
         body: the parsed JSON.
-        raw: the bytes as the client sent them.
+        raw: the bytes as the client sent them, or as an edit left them.
         headers: the client's, names in lower case.
         tenant: who asks, see `flow/keys.py`.
         request_id: also given to the client; a client that chose it may choose it twice.

@@ -1,7 +1,7 @@
 """Request bodies: read up to a limit, and turned into requests off the event loop where they are large."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
@@ -10,7 +10,9 @@ from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonMap, JsonObject
 from kvproxy.apis.request import Account, ApiRequest, read_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
+from kvproxy.flow.edits import edited
 from kvproxy.flow.keys import tenant_of
+from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
 
 _SLOW_BYTES = 64 * 1024
@@ -57,11 +59,11 @@ async def parsed(raw: bytes) -> JsonObject:
     return await asyncio.to_thread(read_body, raw) if len(raw) > _SLOW_BYTES else read_body(raw)
 
 
-async def api_request(request: Request, api: Api, raw: bytes, tenants: Sequence[str], *, check: bool) -> ApiRequest:
+async def api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
     """A request to one of the cached APIs.
 
     Args:
-        tenants: headers that tell clients apart.
+        settings: name the headers that tell clients apart, and what is changed in requests.
         check: whether to refuse what no server could answer; else that is left to the upstream.
 
     Raises:
@@ -74,8 +76,10 @@ async def api_request(request: Request, api: Api, raw: bytes, tenants: Sequence[
     request_id: str = request.scope["state"]["request_id"]
     client: ClientSettings | None = request.scope["state"].get("client")
     account: Account | None = request.scope["state"].get("account")
-    tenant = tenant_of(headers, tenants) if client is None else client.tenant
-    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), read_control(headers), account)
+    tenant = tenant_of(headers, settings.access.tenant_headers) if client is None else client.tenant
+    control = read_control(headers)
+    asked = ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), control, account)
+    return edited(asked, settings.edits) if settings.edits else asked
 
 
 def joined_headers(request: Request) -> dict[str, str]:

@@ -24,6 +24,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.clients import ClientSettings
+from kvproxy.settings.edits import EditSettings
 from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.keys import PlainKey
@@ -81,6 +82,11 @@ class Settings(BaseSettings):
         " requests_per_minute, tokens_per_minute, concurrent_requests and stored_bytes. With any, nobody else may.",
     )
     limits: LimitSettings = LimitSettings()
+    edits: tuple[EditSettings, ...] = Field(
+        (),
+        description="Changes that make the beginnings of prompts alike: tables with name, model, action, role, pattern and"
+        " lead; see [what a log tells](logs.md#changes-on-the-way). None are made by default.",
+    )
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()
     journal: JournalSettings = JournalSettings()

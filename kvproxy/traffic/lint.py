@@ -8,8 +8,10 @@ from kvproxy.apis.embedded.speaker import PromptForm
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.errors import KvproxyError
+from kvproxy.flow.edits import edited
 from kvproxy.settings import Settings
-from kvproxy.traffic.edits import Action, Edit, edit_of
+from kvproxy.settings.edits import EditSettings
+from kvproxy.traffic.edits import edit_of, moving
 from kvproxy.traffic.families import Family, group, shingles
 from kvproxy.traffic.prefixes import Spelled, chains_of, reused_by_each, spell_form
 from kvproxy.traffic.reading import LoggedRequest
@@ -37,7 +39,7 @@ class Saving:
     """
 
     span: Span
-    edit: Edit
+    edit: EditSettings
     changed: int
     stripped: int
     moved: int
@@ -136,31 +138,33 @@ class _Log:
         each = self._reuse(spelled)
         tokens, reused = sum(len(text.prompt) for text in spelled), self._size * sum(each)
         savings: list[Saving] = []
-        forms, best = [self.forms[place] for place in members], reused
+        asked, best = [self._asked[place] for place in members], reused
         while len(savings) < _MOST_SPANS:
-            found = _first_span(forms)
+            found = _first_span([prompt_form(request) for request in asked])
             if found is None:
                 break
             span, count = found
             edit = edit_of(span)
-            stripped, forms_then = await self._edited(members, forms, edit, "strip")
-            moved = stripped if edit.pattern is None else (await self._edited(members, forms, edit, "move"))[0]
+            stripped, asked_then = await self._edited(members, asked, edit)
+            moved = stripped
+            if edit.action == "strip":
+                moved, _ = await self._edited(members, asked, moving(edit))
             if max(stripped, moved) - best < max(_WORTH * tokens, self._size):
                 break
             savings.append(Saving(span, edit, count, stripped, moved))
-            forms, best = forms_then, stripped
+            asked, best = asked_then, stripped
         later = sorted(each[1:])
         return FamilyReport(family, tokens, reused, later[len(later) // 2] if later else 0, tuple(savings))
 
     async def _edited(
-        self, members: Sequence[int], forms: Sequence[PromptForm], edit: Edit, action: Action
-    ) -> tuple[int, list[PromptForm]]:
-        """Tokens that a family reuses after an edit, and its prompts then."""
-        changed = [edit.apply(form, action) for form in forms]
+        self, members: Sequence[int], asked: Sequence[ApiRequest], edit: EditSettings
+    ) -> tuple[int, list[ApiRequest]]:
+        """Tokens that a family reuses after an edit, and its requests then."""
+        changed = [edited(request, [edit]) for request in asked]
         spelled = []
-        for place, form in zip(members, changed, strict=True):
+        for place, request in zip(members, changed, strict=True):
             known = self._spelled[place]
-            spelled.append(Spelled(tuple(await self._tokenizer.tokens(form)), known.answer, known.salt))
+            spelled.append(Spelled(tuple(await self._tokenizer.tokens(prompt_form(request))), known.answer, known.salt))
         return self._size * sum(self._reuse(spelled)), changed
 
     def _reuse(self, spelled: Sequence[Spelled]) -> list[int]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvproxy.apis.embedded.speaker import Conversation, PromptForm
-from kvproxy.apis.json import JsonObject, dumps, field, text_of
+from kvproxy.apis.json import JsonObject, dumps, text_of
 
 TOOLS = "tools"
 PROMPT = "prompt"
@@ -44,12 +44,6 @@ def _message(number: int, message: JsonObject) -> Region:
 def written(tool: JsonObject) -> str:
     """A tool as one line."""
     return dumps(tool).decode()
-
-
-def tool_name(tool: JsonObject) -> str:
-    """What tools are put in order by."""
-    name = field(tool.get("function"), "name") or tool.get("name")
-    return f"{name} {written(tool)}"
 
 
 def head_of(regions: list[Region]) -> str:

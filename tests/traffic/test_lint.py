@@ -10,13 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.apis import APIS
 from kvproxy.apis.embedded.speaker import Conversation
-from kvproxy.traffic.edits import edit_of
+from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.edits import edited
+from kvproxy.settings import load_settings
+from kvproxy.settings.edits import EditSettings
+from kvproxy.traffic.edits import edit_of, moving
 from kvproxy.traffic.spans import changed_span
 from tests.commands.run import kvproxy
 from tests.traffic import live, logs
 
 TAIL = logs.words("the rest of the system prompt", 60)
+
+
+def after(edit: EditSettings, form: Conversation) -> Any:
+    body: Any = {"model": "m", "messages": list(form.messages), "tools": list(form.tools)}
+    return edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [edit]).body["messages"]
 
 
 def conversation(system: str, *said: str) -> Conversation:
@@ -49,12 +59,11 @@ def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
     assert span.region == "system prompt"
     assert span.lost >= 50
     edit = edit_of(span)
-    stripped = [edit.apply(prompt(n), "strip") for n in (one, other, one + other)]
-    assert len({json.dumps(form.messages) for form in stripped if isinstance(form, Conversation)}) == 1
-    moved = edit.apply(prompt(one), "move")
-    assert isinstance(moved, Conversation)
-    assert str(moved.messages[-1]["content"]).endswith(span.old)
-    assert moved.messages[0] == stripped[0].messages[0] if isinstance(stripped[0], Conversation) else False
+    stripped = [after(edit, prompt(n)) for n in (one, other, one + other)]
+    assert stripped[0] == stripped[1] == stripped[2]
+    moved = after(moving(edit), prompt(one))
+    assert moved[-1]["content"].endswith(span.old)
+    assert moved[0] == stripped[0][0]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +87,9 @@ def test_tools_in_another_order_are_named_and_put_in_order() -> None:
     span = changed_span(one, other)
     assert span is not None
     assert span.kind == "order of tools"
-    assert edit_of(span).apply(other, "strip") == one
+    body: Any = {"model": "m", "messages": list(other.messages), "tools": list(other.tools)}
+    ordered = edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [edit_of(span)])
+    assert ordered.body["tools"] == list(one.tools)
 
 
 def found(file: Path, *more: object) -> dict[str, Any]:
@@ -104,6 +115,18 @@ def test_the_predicted_reuse_is_what_an_engine_then_shows(tmp_path: Path) -> Non
     reused, total = live.prefix(stripped, tmp_path / "after", 512)
     assert span["stripped"] / family["prompt_tokens"] == pytest.approx(reused / total, abs=0.02)
     assert span["stripped"] > 4 * family["reused"]
+
+
+def test_what_is_worth_it_is_written_as_settings_that_a_proxy_takes(tmp_path: Path) -> None:
+    log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head='Request {n} of "today". '))
+    kvproxy("lint", log, "--data", tmp_path, "--edits", tmp_path / "kvproxy.toml")
+    (edit,) = load_settings(data=tmp_path).edits
+    assert (edit.action, edit.role, edit.model) == ("move", "system", "demo")
+    system = {"role": "system", "content": 'Request 17 of "today". Go on.'}
+    asked: Any = {"model": "demo", "messages": [system, {"role": "user", "content": "Hello"}]}
+    changed: Any = edited(ApiRequest(APIS["chat"], asked, b"", {}, "public", "1"), [edit]).body["messages"]
+    assert changed[0]["content"] == 'Request  of "today". Go on.'
+    assert changed[1]["content"] == "Hello\n\nRequest 17"
 
 
 def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:

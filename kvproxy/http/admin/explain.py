@@ -23,7 +23,7 @@ async def explain_request(request: Request) -> Response:
         raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
     raw = await whole_body(request, app.settings.limits.body)
     # Our own query says which API it is; it is no part of the request that is explained.
-    asked = replace(await api_request(request, api, raw, app.settings.access.tenant_headers, check=True), query="")
+    asked = replace(await api_request(request, api, raw, app.settings, check=True), query="")
     return reply(await explain(app.answerer, app.prefix, asked))
 
 

@@ -33,7 +33,7 @@ async def pin(request: Request) -> Response:
         api = by_name(query.get("api", "chat"))
         if api is None:
             raise InvalidRequest(f"api is one of {', '.join(APIS)}, not {query['api'][:40]!r}", param="api")
-        asked = await api_request(request, api, raw, app.settings.access.tenant_headers, check=True)
+        asked = await api_request(request, api, raw, app.settings, check=True)
     tokens = await app.prefix.pin(name, ttl, asked, leaf)
     if tokens == 0:
         raise NotFound("nothing of this prompt is cached: send it once, then pin it")

@@ -1,0 +1,122 @@
+"""Changes that make the beginnings of prompts alike, made before a request is named, looked up and sent on."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
+from kvproxy.apis.request import ApiRequest
+from kvproxy.settings.edits import EditSettings
+
+_TURNS = ("messages", "input")
+_SYSTEM_FIELDS = ("system", "instructions")
+_PLAIN = ("prompt", "input")
+_SYSTEM = ("system", "developer")
+
+
+def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
+    """A request after all edits that apply to it; the same one where none does.
+
+    A request is named as it is sent on: two that differ in nothing but a stripped span get the same answer.
+    """
+    body, names = request.body, list[str]()
+    for edit in edits:
+        changed = _applied(body, edit) if fnmatchcase(request.model, edit.model) else None
+        if changed is not None:
+            body = changed
+            names.append(edit.name)
+    if not names:
+        return request
+    # Listings, the journal and savings know tags: so all of them tell what was changed, and by what.
+    tags = (*request.control.tags, *(f"edit:{name}" for name in names))
+    return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
+
+
+def _applied(body: JsonObject, edit: EditSettings) -> JsonObject | None:
+    """A body after an edit; None where it finds nothing to change."""
+    if edit.action == "sort-tools":
+        tools = objects(body.get("tools"))
+        ordered: list[Json] = [*sorted(tools, key=_tool_name)]
+        return {**body, "tools": ordered} if ordered != tools else None
+    scissors = _Scissors(edit)
+    changed = scissors.body(body)
+    if not scissors.taken:
+        return None
+    return changed if edit.action == "strip" else _with_span(changed, f"{edit.lead}{scissors.taken[0]}")
+
+
+class _Scissors:
+    """Cuts a span out of every text of a role.
+
+    Attributes:
+        taken: the spans that were cut out.
+    """
+
+    def __init__(self, edit: EditSettings) -> None:
+        self._role = edit.role
+        self._pattern = re.compile(edit.pattern or r"\Z()", re.DOTALL)
+        self.taken: list[str] = []
+
+    def body(self, body: JsonObject) -> JsonObject:
+        changed = dict(body)
+        if self._role == "system":
+            changed |= {name: self._content(body[name]) for name in _SYSTEM_FIELDS if name in body}
+        for name in _TURNS:
+            turns = body.get(name)
+            if isinstance(turns, list):
+                changed[name] = [self._turn(turn) for turn in turns]
+        for name in _PLAIN:
+            if self._role == "prompt" and isinstance(body.get(name), str):
+                changed[name] = self._content(body[name])
+        return changed
+
+    def _turn(self, turn: Json) -> Json:
+        role = field(turn, "role")
+        fits = role in _SYSTEM if self._role == "system" else role == self._role
+        return {**turn, "content": self._content(turn.get("content"))} if fits and isinstance(turn, dict) else turn
+
+    def _content(self, content: Json) -> Json:
+        if isinstance(content, str):
+            return self._text(content)
+        if isinstance(content, list):
+            return [self._part(part) for part in content]
+        return content
+
+    def _part(self, part: Json) -> Json:
+        text = field(part, "text")
+        return {**part, "text": self._text(text)} if isinstance(part, dict) and isinstance(text, str) else part
+
+    def _text(self, text: str) -> str:
+        found = self._pattern.search(text)
+        if found is None or not found.group(1):
+            return text
+        self.taken.append(found.group(1))
+        return text[: found.start(1)] + text[found.end(1) :]
+
+
+def _with_span(body: JsonObject, span: str) -> JsonObject | None:
+    """A body with a span at the end of its last message; None where that is not the user's."""
+    for name in _TURNS:
+        turns = body.get(name)
+        if isinstance(turns, list) and turns:
+            last = turns[-1]
+            if not isinstance(last, dict) or last.get("role") != "user":
+                return None
+            return {**body, name: [*turns[:-1], {**last, "content": _longer(last.get("content"), span)}]}
+    for name in _PLAIN:
+        if isinstance(body.get(name), str):
+            return {**body, name: _longer(body[name], span)}
+    return None
+
+
+def _longer(content: Json, span: str) -> Json:
+    if isinstance(content, list):
+        kind = "input_text" if any(field(part, "type") == "input_text" for part in content) else "text"
+        return [*content, {"type": kind, "text": span}]
+    return f"{content or ''}\n\n{span}"
+
+
+def _tool_name(tool: JsonObject) -> str:
+    name = field(tool.get("function"), "name") or tool.get("name")
+    return f"{name} {dumps(tool).decode()}"

@@ -1,0 +1,99 @@
+"""What edits do to requests of each API, and that they reach the upstream, the key and the record."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import dumps
+from kvproxy.apis.request import ApiRequest
+from kvproxy.errors import SettingsError
+from kvproxy.flow.edits import edited
+from kvproxy.settings import load_settings
+from kvproxy.settings.edits import EditSettings
+from tests.servers import run_proxy
+
+DATE = EditSettings(name="date", action="strip", pattern=r"Today is (\d{4}-\d\d-\d\d)", lead="Today is ")
+MOVED = DATE.model_copy(update={"action": "move"})
+
+
+def asked(body: Any, api: ApiName = "chat") -> ApiRequest:
+    return ApiRequest(APIS[api], body, dumps(body), {}, "public", "1")
+
+
+def said(role: str, content: Any) -> Any:
+    return {"role": role, "content": content}
+
+
+BODIES: dict[ApiName, Any] = {
+    "chat": lambda text: {"messages": [said("system", text), said("user", "Why?")]},
+    "messages": lambda text: {
+        "system": [{"type": "text", "text": text}],
+        "messages": [said("user", [{"type": "text", "text": "Why?"}])],
+    },
+    "responses": lambda text: {"instructions": text, "input": "Why?"},
+}
+
+
+@pytest.mark.parametrize("api", BODIES)
+@given(day=st.integers(10, 28), other=st.integers(10, 28))
+def test_a_stripped_span_makes_requests_equal_and_a_moved_one_stands_last(api: ApiName, day: int, other: int) -> None:
+    one, two = (asked(BODIES[api](f"Be kind. Today is 2026-11-{each}. Be brief."), api) for each in (day, other))
+    stripped = edited(one, [DATE])
+    assert stripped.body == edited(two, [DATE]).body
+    assert stripped.raw == dumps(stripped.body)
+    assert stripped.control.tags == ("edit:date",)
+    moved = edited(one, [MOVED])
+    assert str(moved.body).index("Today is 2026") > str(moved.body).index("Why?")
+    assert str(moved.body).count(f"2026-11-{day}") == 1
+    assert edited(one, [DATE.model_copy(update={"model": "other-*"})]) is one
+
+
+def test_developers_texts_plain_prompts_and_tools() -> None:
+    body = {"messages": [said("developer", "Today is 2026-11-20."), said("user", "Today is 2026-11-20.")]}
+    assert edited(asked(body), [DATE]).body["messages"] == [said("developer", "Today is ."), body["messages"][1]]
+    plain = EditSettings(name="n", action="move", role="prompt", pattern=r"^(#\d+) ")
+    assert edited(asked({"prompt": "#12 Write."}, "completions"), [plain]).body == {"prompt": " Write.\n\n#12"}
+    tools = [{"function": {"name": name}} for name in "ba"]
+    ordered = edited(asked({"messages": [], "tools": tools}), [EditSettings(name="t", action="sort-tools")])
+    assert ordered.body["tools"] == tools[::-1]
+
+
+def test_what_cannot_be_moved_is_left_where_it_is() -> None:
+    last = asked({"messages": [said("system", "Today is 2026-11-20."), said("assistant", "Yes")]})
+    assert edited(last, [MOVED]) is last
+    nothing = asked({"messages": [said("system", "It is late."), said("user", "Why?")]})
+    assert edited(nothing, [DATE, MOVED]) is nothing
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fix"), [("a(b", "no regular expression"), ("ab", "0 groups"), ("(a)(b)", "2 groups")]
+)
+def test_a_pattern_needs_one_group(tmp_path: Path, pattern: str, fix: str) -> None:
+    with pytest.raises(SettingsError, match=fix):
+        load_settings(data=tmp_path, edits=[{"name": "x", "action": "strip", "pattern": pattern}])
+
+
+def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
+    edit = {"name": "date", "action": "strip", "pattern": r"Today is (\d{4}-\d\d-\d\d)"}
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, edits=[edit], cache={"budget": 30.0})
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+
+        def ask(day: int) -> httpx.Response:
+            messages = [said("system", f"Today is 2026-11-{day}."), said("user", "What is a block?")]
+            return client.post("/v1/chat/completions", json={"model": "demo", "messages": messages})
+
+        assert "stored" in ask(20).headers["cache-status"]
+        assert "exact" in ask(21).headers["cache-status"]
+        told = client.get("/admin/cache").json()
+    assert told[0]["tags"] == ["edit:date"]
+    assert "2026-11-20" not in json.dumps(told)
+    with sqlite3.connect(tmp_path / "journal.db") as journal:
+        assert journal.execute("select distinct tags from requests").fetchall() == [("edit:date",)]

@@ -30,6 +30,10 @@ Tag = Annotated[str | None, typer.Option(help="Only responses with this tag.", s
 OlderThan = Annotated[
     float | None, typer.Option(help="Only responses that are older than this many seconds.", show_default=False)
 ]
+Tenant = Annotated[
+    str | None,
+    typer.Option(help="Only responses of this client, or of this tenant as listings show it.", show_default=False),
+]
 Model = Annotated[str | None, typer.Option(help="Only responses of this model.", show_default=False)]
 
 
@@ -43,6 +47,7 @@ def ls(
     prompt: Prompt = None,
     tag: Tag = None,
     older_than: OlderThan = None,
+    tenant: Tenant = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
@@ -53,22 +58,26 @@ def ls(
 
     Example: kvproxy cache ls --search block
     """
-    where = Where(namespace, key, model, tag, prompt, search, older_than)
+    where = Where(namespace, key, model, tag, prompt, search, older_than, tenant)
     with open_cache(url, token, store, data) as cache:
         found = cache.ls(where, limit=limit)
     if as_json:
         print_json(found.entries)
         return
+    # Where nobody says who asks, a column of nothing else would only take room.
+    told = any(entry["tenant"] != "public" for entry in found.entries)
     print_table(
-        (digest("id"), "age#", "hits#", "model", digest("namespace", 8), text("prompt")),
-        (
-            (entry["id"], age(entry["created"]), entry["hits"], entry["model"], entry["namespace"], entry["prompt"])
-            for entry in found.entries
-        ),
+        (digest("id"), "age#", "hits#", "model", *(["tenant"] if told else []), digest("namespace", 8), text("prompt")),
+        (_row(entry, tenant=told) for entry in found.entries),
         empty="no response is stored" if where == Where() else "no stored response fits these options",
     )
     if found.total > len(found.entries):
         typer.echo(f"{len(found.entries):,} of {found.total:,}: --limit 0 lists all", err=True)
+
+
+def _row(entry: dict[str, Any], *, tenant: bool) -> tuple[Any, ...]:
+    who = [entry["tenant"].removeprefix("client:")] if tenant else []
+    return entry["id"], age(entry["created"]), entry["hits"], entry["model"], *who, entry["namespace"], entry["prompt"]
 
 
 @app.command("show")
@@ -107,6 +116,7 @@ def rm(
     prompt: Prompt = None,
     tag: Tag = None,
     older_than: OlderThan = None,
+    tenant: Tenant = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -118,11 +128,11 @@ def rm(
 
     Example: kvproxy cache rm --tag handbook --older-than 3600 --yes
     """
-    where = Where(namespace, key, model, tag, prompt, search, older_than)
+    where = Where(namespace, key, model, tag, prompt, search, older_than, tenant)
     many = everything or where != Where()
     if bool(ids) == many:
         raise typer.BadParameter(
-            "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than"
+            "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
         )
     if many and not yes:
         if not sys.stdin.isatty():

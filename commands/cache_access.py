@@ -22,6 +22,7 @@ class Where:
     prompt: str | None = None
     search: str | None = None
     older_than: float | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

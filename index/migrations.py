@@ -64,6 +64,11 @@ def m007_checksums(db: "Database") -> None:
         db.execute(sql)
 
 
+def m008_tenants(db: "Database") -> None:
+    for sql in M008:
+        db.execute(sql)
+
+
 NAME = "kvproxy"
 STEPS = (
     m001_responses,
@@ -73,6 +78,7 @@ STEPS = (
     m005_answers,
     m006_sealed,
     m007_checksums,
+    m008_tenants,
 )
 
 # Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
@@ -122,3 +128,5 @@ M006 = (
 )
 # Of what an entry holds, because SQLite does not notice a damaged page by itself; empty where an entry is older than this.
 M007 = ("alter table responses add column checksum text not null default ''",)
+# What a tenant has in sum, and which of it goes first, are read from the index alone. For either kind of store.
+M008 = ("create index idx_responses_tenant on responses (tenant, priority, id, bytes)",)

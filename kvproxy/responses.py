@@ -35,6 +35,7 @@ def open_response_cache(
     clock: Callable[[], float] = time.time,
     encryption: EncryptionSettings = EncryptionSettings(),
     redaction: RedactionSettings = RedactionSettings(),
+    of_tenant: Callable[[str], int | None] | None = None,
 ) -> ResponseCache:
     """Open stored responses, ready to be searched. The file is made if it is missing.
 
@@ -46,6 +47,7 @@ def open_response_cache(
         clock: seconds since the epoch.
         encryption: where the keys are that texts are encrypted with; without any they are stored in clear.
         redaction: what is taken out of texts before they are stored.
+        of_tenant: bytes of stored answers that a tenant may have.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
@@ -56,7 +58,7 @@ def open_response_cache(
         store = open_store(
             where,
             clock=clock,
-            capacity=Capacity(settings.max_entries, settings.max_bytes),
+            capacity=Capacity(settings.max_entries, settings.max_bytes, of_tenant),
             cipher=load_cipher(encryption),
         )
         try:

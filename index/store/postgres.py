@@ -13,9 +13,9 @@ import psycopg
 from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.store.postgres_server import PostgresServer
 from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Cipher, Row, Texts
 from kvproxy.index.store.sql import SqlStore
-from kvproxy.index.store.sql_writer import Run
 
 _UNBOUNDED = Capacity()
 

@@ -6,6 +6,7 @@ import psycopg
 
 from kvproxy.index.migrations import M006 as M006_SEALED
 from kvproxy.index.migrations import M007 as M007_CHECKSUMS
+from kvproxy.index.migrations import M008 as M008_TENANTS
 from kvproxy.index.observations import M003 as M003_PRUNED
 
 _LOCK = 0x6B7670726F7879  # "kvproxy": proxies that start together take turns.
@@ -62,7 +63,7 @@ _M003_LEARNED = (
         vector bytea, embedder text not null)""",
     "create index on answers (namespace, text)",
 )
-_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED, M006_SEALED, M007_CHECKSUMS)
+_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED, M006_SEALED, M007_CHECKSUMS, M008_TENANTS)
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:

@@ -89,10 +89,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How large a store may grow; None is without a limit. Bytes are those of `eviction.entry_bytes`."""
+    """How large a store may grow; None is without a limit. Bytes are those of `eviction.entry_bytes`.
+
+    Attributes:
+        of_tenant: bytes that the entries of a tenant may take; called in the thread that writes.
+    """
 
     entries: int | None = None
     bytes: int | None = None
+    of_tenant: Callable[[str], int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class Filter:
     Attributes:
         namespace, key: the digest, or the beginning of it.
         model, tag: exact name.
+        tenant: as listings show it, or the name of a client.
         prompt: what the prompt begins with.
         search: text that the prompt contains, whatever its case.
         older_than: seconds of age.
@@ -114,6 +120,7 @@ class Filter:
     prompt: str | None = None
     search: str | None = None
     older_than: float | None = None
+    tenant: str | None = None
 
 
 EVERYTHING = Filter()

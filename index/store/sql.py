@@ -31,6 +31,7 @@ _CONDITIONS = {
     "prompt": "substr(prompt, 1, length(:prompt)) = :prompt",
     "search": "replace(lower(prompt), lower(:search), '') <> lower(prompt)",
     "older_than": "created < :before",
+    "tenant": "tenant in (:tenant, 'client:' || :tenant)",
 }
 
 

@@ -6,8 +6,9 @@ Every write begins with the row of totals, so writers come one after another, an
 import abc
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
 from kvproxy.index.store.condition import Condition
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
+from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Row, Texts
+from kvproxy.index.store.share import make_room, share_of
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -37,16 +40,6 @@ _CLASSIFY = (
 _SEALED = ("id", "prompt", "request", "response", "sealed", "checksum")
 _PAGE = 500  # Entries that one transaction encrypts anew.
 _MOST_AT_ONCE = 2_000  # Entries that one transaction removes for their age, so that writers need not wait long.
-
-
-class Run(Protocol):
-    """Runs statements inside a transaction."""
-
-    def __call__(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
-        """The rows of a statement."""
-
-    def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
-        """A statement once for each of some values, in their order."""
 
 
 class SqlWriter(abc.ABC):
@@ -119,6 +112,8 @@ class SqlWriter(abc.ABC):
             return False
         if len({put.entry.id for put in puts}) + len({put.entry.key for put in puts}) < 2 * len(puts):
             return False
+        if any(share_of(self._capacity, put.entry.tenant) is not None for put in puts):
+            return False
         totals = run("select entries, bytes from totals", {})[0]
         sizes = sum(map(_size, puts))
         return not eviction.excess(self._capacity, totals["entries"] + len(puts), totals["bytes"] + sizes)
@@ -132,8 +127,11 @@ class SqlWriter(abc.ABC):
         sql = f"select id from responses where {self._members} union select id from responses where {self._same_keys}"
         gone = self._remove(run, [row["id"] for row in run(sql, values)], "replaced")
         sizes = [_size(put) for put in puts]
-        if not eviction.room_for(self._capacity, sum(sizes)):
+        share = share_of(self._capacity, puts[0].entry.tenant)
+        if not eviction.room_for(self._capacity, sum(sizes)) or (share is not None and sum(sizes) > share):
             return [None] * len(puts), [*gone, *(Gone(put.entry.id, put.entry.namespace) for put in puts)]
+        evict = partial(self._remove, run, why="evicted")
+        own = [] if share is None else make_room(run, evict, self._text(puts[0].entry.tenant), share, sum(sizes))
         evicted, age = self._make_room(run, sum(sizes))
         run.many(_INSERT, [self._row(put.entry, size, age) for put, size in zip(puts, sizes, strict=True)])
         tags = [(tag, put.entry.id) for put in puts for tag in sorted(set(put.entry.tags))]
@@ -143,7 +141,7 @@ class SqlWriter(abc.ABC):
         numbers = self._put_vectors(
             run, [(put.entry, put.vector) for put in puts if put.vector is not None], _named(puts)
         )
-        return [numbers.get(put.entry.id) for put in puts], gone + evicted
+        return [numbers.get(put.entry.id) for put in puts], gone + own + evicted
 
     def _row(self, entry: Entry, size: int, age: float) -> Row:
         row = {name: self._text(value) if isinstance(value, str) else value for name, value in entry.row().items()}

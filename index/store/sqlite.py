@@ -22,9 +22,9 @@ from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.index.store.condition import Kind
 from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Cipher, Row, Texts
 from kvproxy.index.store.sql import SqlStore
-from kvproxy.index.store.sql_writer import Run
 
 _UNBOUNDED = Capacity()
 _LOOK_SECONDS = 0.02  # Reads look that seldom whether their file is still the one at its path.

@@ -33,11 +33,8 @@ class Services:
     answerer: Answerer
     metrics: Metrics
     built: Built
+    clients: Clients
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    @cached_property
-    def clients(self) -> Clients:
-        return Clients(self.settings)
 
     @cached_property
     def quotas(self) -> Quotas:
@@ -89,7 +86,7 @@ def build(settings: Settings) -> Services:
         SettingsError: the store, the embedder, the journal or a tier cannot be used.
         ModelUnsupported: the model cannot.
     """
-    metrics = Metrics()
+    metrics, clients = Metrics(), Clients(settings)
     # The engine first: on a GPU its graphs are captured while it loads, and nothing else may allocate there meanwhile.
     built = build_backend(settings)
     if built.worker is not None:
@@ -101,11 +98,12 @@ def build(settings: Settings) -> Services:
         data=settings.data,
         encryption=settings.encryption,
         redaction=settings.redaction,
+        of_tenant=clients.stored_bytes,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
     journal = open_journal(settings.data, settings.journal, cache.store)
     answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
-    return Services(settings, answerer, metrics, built)
+    return Services(settings, answerer, metrics, built, clients)
 
 
 def services(request: Request) -> Services:

@@ -186,3 +186,35 @@ def test_figures_and_facts_are_told_for_people_and_raw_for_scripts(tmp_path: Pat
     assert "2001-09-0" in shown
     assert "tags               a, b" in shown or "tags               b, a" in shown
     assert result("cache", "show", entry.id, "--store", path)["created"] == 1e9
+
+
+def test_entries_of_one_tenant(tmp_path: Path) -> None:
+    now = time.time()
+    path = stored(
+        tmp_path / "responses.db",
+        make_entry("theirs", tenant="client:one", created=now),
+        make_entry("another's", tenant="client:two", created=now),
+        make_entry("somebody's", tenant="0123456789abcdef", created=now),
+    )
+    for tenant, prompt in {"one": "theirs", "client:two": "another's", "0123456789abcdef": "somebody's"}.items():
+        assert [row["prompt"] for row in result("cache", "ls", "--store", path, "--tenant", tenant)] == [prompt]
+    shown = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
+    tenants = {line.split("\t")[4] for line in shown}
+    assert tenants == {"tenant", "one", "two", "0123456789abcdef"}
+    assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 1}
+    assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 0}
+    assert {row["prompt"] for row in result("cache", "ls", "--store", path)} == {"another's", "somebody's"}
+
+
+def test_keys_are_made_with_limits(tmp_path: Path) -> None:
+    limits = {
+        "requests_per_minute": 5,
+        "tokens_per_minute": 1000,
+        "concurrent_requests": 2,
+        "stored_bytes": 2048,
+    }
+    flags = [text for name, value in limits.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    made = result("keys", "add", "team", *flags, "--data", tmp_path)
+    assert made["name"] == "team"
+    assert result("keys", "ls", "--data", tmp_path) == [{"name": "team", **limits}]
+    assert "2.0 KiB" in kvproxy("keys", "ls", "--data", tmp_path).stdout

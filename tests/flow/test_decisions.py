@@ -19,6 +19,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learning.judges import answer_text, normalise
 from kvproxy.flow.learning.observer import make_observer
+from kvproxy.http.access.clients import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
@@ -77,9 +78,8 @@ def proxy(
         built = build_backend(settings)
         observer = make_observer(semantic, built.backend, settings.cache)
         cache = ResponseCache(store, semantic, observations)
-        services = Services(
-            settings, Answerer(built.backend, cache, settings.cache, observer=observer), Metrics(), built
-        )
+        answerer = Answerer(built.backend, cache, settings.cache, observer=observer)
+        services = Services(settings, answerer, Metrics(), built, Clients(settings))
         with run_app(create_app(services)) as url:
             yield url, services, model
 

@@ -138,6 +138,31 @@ def test_cached_answers_cost_tokens_where_the_settings_say_so(tmp_path: Path, up
         assert [ask(url, key).status_code for _ in range(3)] == [200, 200, 429]
 
 
+def test_a_client_stores_so_much_and_no_more(tmp_path: Path, upstream: tuple[str, Upstream]) -> None:
+    found = settings(tmp_path, upstream[0])
+    key, other = add_client(found, "one", stored_bytes=2500), add_client(found, "other")
+    none = add_client(found, "none", stored_bytes=0)
+
+    def listed(url: str, tenant: str) -> list[str]:
+        return [row["prompt"] for row in httpx.get(f"{url}/admin/cache", params={"tenant": tenant}).json()]
+
+    with run_proxy(found) as (url, _):
+        for number in range(20):
+            for each in (key, other):
+                assert "stored" in ask(url, each, f"question {number}").headers["cache-status"]
+        assert 2 < len(listed(url, "one")) < 20
+        assert "question 19" in listed(url, "one")
+        assert len(listed(url, "other")) == 20
+        assert listed(url, "client:other") == listed(url, "other")
+        assert "stored" not in ask(url, none).headers["cache-status"]
+        large = ask(url, key, "x" * 2500)
+        assert (large.status_code, "stored" in large.headers["cache-status"]) == (200, False)
+        removed = httpx.delete(f"{url}/admin/cache", params={"tenant": "other"}).json()
+        assert removed == {"removed": 20}
+        assert len(listed(url, "one")) > 2
+        assert httpx.delete(f"{url}/admin/cache", params={"tenant": "nobody"}).json() == {"removed": 0}
+
+
 def test_requests_at_once(tmp_path: Path, upstream: tuple[str, Upstream]) -> None:
     found = settings(tmp_path, upstream[0])
     key, other = add_client(found, "one", concurrent_requests=2), add_client(found, "other")

@@ -21,28 +21,37 @@ from tests.reference.naive_store import NaiveStore
 KEYS = st.sampled_from("abcdefgh")
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("put"), KEYS, st.integers(0, 300), st.integers(0, 50), st.integers(1, 400)),
+        st.tuples(
+            st.just("put"), KEYS, st.integers(0, 300), st.integers(0, 50), st.integers(1, 400), st.sampled_from("tu")
+        ),
         st.tuples(st.sampled_from(["find", "hit", "remove"]), KEYS),
         st.tuples(st.just("wait"), st.integers(1, 200)),
         st.tuples(st.just("expire")),
     ),
     max_size=25,
 )
-LIMITS = st.tuples(st.none() | st.integers(1, 6), st.none() | st.integers(100, 900))
+LIMITS = st.tuples(
+    st.none() | st.integers(1, 6),
+    st.none() | st.integers(100, 900),
+    st.dictionaries(st.sampled_from("tu"), st.integers(0, 700)),
+)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, LIMITS)
-def test_lifecycle_is_that_of_a_dictionary(make_store: MakeStore, steps: list[Any], limits: tuple[Any, Any]) -> None:
+def test_lifecycle_is_that_of_a_dictionary(
+    make_store: MakeStore, steps: list[Any], limits: tuple[Any, Any, Any]
+) -> None:
     model = NaiveStore(*limits)
-    store = make_store(clock=lambda: model.now, capacity=Capacity(*limits))
+    store = make_store(clock=lambda: model.now, capacity=Capacity(limits[0], limits[1], limits[2].get))
     for number, step in enumerate(steps):
         match step:
-            case "put", key, length, tokens, lifetime:
+            case "put", key, length, tokens, lifetime, tenant:
                 entry = make_entry(
                     key,
                     id=f"{number:032x}",
                     key=key,
+                    tenant=tenant,
                     response=json.dumps("x" * length).encode(),
                     completion_tokens=tokens,
                     created=model.now,
@@ -114,6 +123,15 @@ def test_limits_hold_when_they_are_lowered(make_store: MakeStore) -> None:
     assert again.find(make_entry("one more").key) is not None
 
 
+def test_a_tenant_has_its_share_among_many_that_are_put_at_once(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(of_tenant={"t": 500}.get))
+    entries = [make_entry(f"question {number}", tenant="tu"[number % 2]) for number in range(40)]
+    store.put_many([Put(entry) for entry in entries])
+    sizes = [entry_bytes(entry, 0) for entry in store.ls(Filter(tenant="t"))]
+    assert 0 < sum(sizes) <= 500 < sum(sizes) + max(sizes)
+    assert len(store.ids(Filter(tenant="u"))) == 20
+
+
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
@@ -126,6 +144,10 @@ def test_limits_hold_when_they_are_lowered(make_store: MakeStore) -> None:
         (Filter(search="100%"), {"c"}),
         (Filter(older_than=500.0), {"a"}),
         (Filter(namespace="n0"), {"a"}),
+        (Filter(tenant="client:one"), {"a"}),
+        (Filter(tenant="one"), {"a"}),
+        (Filter(tenant="on"), set()),
+        (Filter(tenant="0f0f"), {"b"}),
         (Filter(), {"a", "b", "c"}),
     ],
 )
@@ -139,8 +161,9 @@ def test_invalidation_by_what_entries_are(make_store: MakeStore, where: Filter, 
             "tags": ("x", "y"),
             "created": 1400.0,
             "namespace": "n0",
+            "tenant": "client:one",
         },
-        "b": {"prompt": "What is b?", "key": "k11", "model": "m0", "tags": ("y",), "created": 1600.0},
+        "b": {"prompt": "What is b?", "key": "k11", "model": "m0", "tags": ("y",), "created": 1600.0, "tenant": "0f0f"},
         "c": {"prompt": "Is 100% what?", "key": "k12", "model": "m1", "tags": ("x",), "created": 1700.0},
     }.items():
         store.put(make_entry(**{"id": name} | fields))

@@ -17,6 +17,8 @@ class Kept:
 class NaiveStore:
     max_entries: int | None
     max_bytes: int | None
+    shares: dict[str, int] = field(default_factory=dict)
+    """Most bytes of a tenant's entries."""
     now: float = 1000.0
     age: float = 0.0
     kept: dict[str, Kept] = field(default_factory=dict)
@@ -28,7 +30,11 @@ class NaiveStore:
         """Ids of what went."""
         before = {kept.entry.id for kept in self.kept.values()} | {entry.id}
         self.kept.pop(entry.key, None)
-        if self.max_bytes is None or size <= self.max_bytes:
+        share = self.shares.get(entry.tenant)
+        if (self.max_bytes is None or size <= self.max_bytes) and (share is None or size <= share):
+            while share is not None and sum(kept.size for kept in self._of(entry.tenant)) + size > share:
+                worst = min(self._of(entry.tenant), key=lambda kept: (kept.priority, kept.entry.id))
+                del self.kept[worst.entry.key]
             if self._full(size):
                 self.expire()
             while self._full(size):
@@ -37,6 +43,9 @@ class NaiveStore:
                 del self.kept[worst.entry.key]
             self.kept[entry.key] = Kept(entry, size, self._worth(entry, size, 0))
         return before - {kept.entry.id for kept in self.kept.values()}
+
+    def _of(self, tenant: str) -> list[Kept]:
+        return [kept for kept in self.kept.values() if kept.entry.tenant == tenant]
 
     def _full(self, size: int) -> bool:
         entries, total = len(self.kept) + 1, sum(kept.size for kept in self.kept.values()) + size

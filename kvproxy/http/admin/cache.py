@@ -18,7 +18,7 @@ from kvproxy.index.policies.policy import Overall
 from kvproxy.index.store import EVERYTHING, Filter
 from kvproxy.index.transfer import IMPORT_BATCH, export_lines, read_lines
 
-_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than")
+_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ def _filter(query: QueryParams) -> Filter:
         text("prompt"),
         text("search"),
         None if oldest is None else number(oldest, "older_than"),
+        text("tenant"),
     )
 
 

@@ -9,7 +9,7 @@ from kvproxy.commands.cache_access import Listing, Where
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.observations import Observation, Observations
-from kvproxy.index.redactor import Redactor
+from kvproxy.index.redactor import RedactionFailed, Redactor
 from kvproxy.index.store import Filter, Store
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.transfer import export_lines, import_into, read_lines
@@ -84,5 +84,8 @@ class FileCache:
             entries = read_lines(lines)
         except ImportFailed as error:
             raise InvalidRequest(str(error)) from None
-        imported = import_into(self._store, entries, self._redact)
+        try:
+            imported = import_into(self._store, entries, self._redact)
+        except RedactionFailed as error:
+            raise KvproxyError(str(error)) from None
         return {"imported": imported, "skipped": len(entries) - imported}

@@ -29,9 +29,14 @@ def redacted(entry: Entry, redact: Redactor) -> Entry | None:
         prompt=prompt,
         semantic=entry.semantic and prompt == entry.prompt,
         # Written anew: a name that an object has twice is read once, and the other value would stay unseen.
-        request=_written(_walked(_read(entry.request), lambda leaf: _leaf(leaf, redact))),
+        request=redacted_json(entry.request, redact),
         response=_written(answer),
     )
+
+
+def redacted_json(body: bytes, redact: Redactor) -> bytes:
+    """JSON without what must not be stored, in its texts, names and numbers; raises RedactionFailed."""
+    return _written(_walked(_read(body), lambda leaf: _leaf(leaf, redact)))
 
 
 def redacted_all(entries: Iterable[Entry], redact: Redactor | None) -> Iterator[Entry]:

@@ -2,10 +2,8 @@
 
 from typing import Protocol
 
-from kvproxy.index.errors import CacheStoreError
 
-
-class RedactionFailed(CacheStoreError):
+class RedactionFailed(Exception):
     """A text could not be redacted, so nothing of it may be stored. The message holds nothing of the text."""
 
 

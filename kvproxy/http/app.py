@@ -21,6 +21,7 @@ from kvproxy.http.failures import failed
 from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
+from kvproxy.index.redactor import RedactionFailed
 
 _log = logging.getLogger("kvproxy")
 
@@ -49,6 +50,7 @@ def create_app(services: Services) -> Starlette:
             KvproxyError: _known,
             CacheStoreError: _store,
             EmbedderError: _embedder,
+            RedactionFailed: _embedder,
             HTTPException: _refused,
             ClientDisconnect: _gone,
             Exception: _unknown,

@@ -18,6 +18,7 @@ from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.opening import open_journal
+from kvproxy.redaction import load_redactor
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 
@@ -101,7 +102,7 @@ def build(settings: Settings) -> Services:
         of_tenant=clients.stored_bytes,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    journal = open_journal(settings.data, settings.journal, cache.store)
+    journal = open_journal(settings.data, settings.journal, cache.store, redact=load_redactor(settings.redaction))
     answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
     return Services(settings, answerer, metrics, built, clients)
 

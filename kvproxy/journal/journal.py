@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvproxy.errors import SettingsError
+from kvproxy.index.redactor import Redactor
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
@@ -74,15 +75,22 @@ class FileJournal:
         path: the file; it is made if it is missing.
         settings: how much is kept.
         clock: seconds since the epoch.
+        redact: takes out of texts what must not be kept.
 
     Raises:
         SettingsError: the file cannot be used.
     """
 
-    def __init__(self, path: Path, settings: JournalSettings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: JournalSettings,
+        clock: Callable[[], float] = time.time,
+        redact: Redactor | None = None,
+    ) -> None:
         try:
             self._connection = open_file(path)
-            self._writer = Writer(self._connection, settings, clock)
+            self._writer = Writer(self._connection, settings, clock, redact)
         except (sqlite3.Error, OSError) as error:
             raise SettingsError(
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvproxy.index.redactor import Redactor
 from kvproxy.index.store import Gone, Store
 from kvproxy.journal.journal import FileJournal, Journal, NoJournal
 from kvproxy.journal.schema import FILE
@@ -11,7 +12,11 @@ from kvproxy.settings.journal import JournalSettings
 
 
 def open_journal(
-    data: Path, settings: JournalSettings, store: Store, clock: Callable[[], float] = time.time
+    data: Path,
+    settings: JournalSettings,
+    store: Store,
+    clock: Callable[[], float] = time.time,
+    redact: Redactor | None = None,
 ) -> Journal:
     """The journal of a data folder; one that keeps nothing where it is off.
 
@@ -20,13 +25,14 @@ def open_journal(
         settings: how much is kept.
         store: the responses; what goes from there is noted.
         clock: seconds since the epoch.
+        redact: takes out of texts what must not be kept.
 
     Raises:
         SettingsError: its file cannot be used.
     """
     if not settings.enabled:
         return NoJournal()
-    journal = FileJournal(data / FILE, settings, clock)
+    journal = FileJournal(data / FILE, settings, clock, redact)
 
     def went(entries: Sequence[Gone]) -> None:
         now = clock()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.steps import apply_steps, connect
+from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.journal.record import Record
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         sqlite3.Error: it is no journal, or cannot be opened.
         OSError: its folder cannot be made.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path)
     connection = connect(path)
     # What a killed process has committed is there; only a machine that loses its power may lose the last commits.
     connection.execute("pragma synchronous=normal")

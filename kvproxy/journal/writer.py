@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from kvproxy.apis.json import field
 from kvproxy.index.entry import Entry
+from kvproxy.index.redaction import redacted_json
+from kvproxy.index.redactor import RedactionFailed, Redactor
 from kvproxy.index.store import Why
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import LONGEST_ID, client_of, finished
@@ -43,9 +45,17 @@ class Writer:
         connection: to the file, used by nobody else.
         settings: how much is kept.
         clock: seconds since the epoch.
+        redact: takes out of texts what must not be kept; None keeps them as they are.
     """
 
-    def __init__(self, connection: sqlite3.Connection, settings: JournalSettings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        settings: JournalSettings,
+        clock: Callable[[], float],
+        redact: Redactor | None = None,
+    ) -> None:
+        self._redact = redact
         self._connection = connection
         self._settings = settings
         self._clock = clock
@@ -181,8 +191,16 @@ class Writer:
         """What is kept of a request's text."""
         if self._settings.text == "none" or draft.request is None or draft.parts is None:
             return None, None
-        shown = draft.request.api.shown(draft.request.body)[:_BEGINNING].encode("utf-8", "replace").decode()
-        return shown, zlib.compress(written(draft.parts)) if self._settings.text == "all" else None
+        shown = draft.request.api.shown(draft.request.body)
+        whole = written(draft.parts) if self._settings.text == "all" else None
+        if self._redact is not None:
+            try:
+                shown = self._redact(shown)
+                whole = None if whole is None else redacted_json(whole, self._redact)
+            except RedactionFailed:
+                return None, None
+        beginning = shown[:_BEGINNING].encode("utf-8", "replace").decode()
+        return beginning, None if whole is None else zlib.compress(whole)
 
     def _count(self, draft: Draft, record: Record) -> None:
         """Add a request to the totals, under each of its tags too."""

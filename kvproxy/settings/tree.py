@@ -111,8 +111,12 @@ class Settings(BaseSettings):
         return read_url(value).url if value else None
 
     @model_validator(mode="after")
-    def _no_clear_chunks(self) -> "Settings":
-        """Chunks hold the tokens of prompts, which redaction cannot change."""
+    def _nothing_in_clear(self) -> "Settings":
+        """Chunks hold the tokens of prompts, which redaction cannot change; the journal's file is not encrypted."""
+        if self.encryption.enabled and self.journal.enabled and self.journal.text != "none":
+            raise ValueError(
+                'journal.text would keep the words of requests in clear beside an encrypted store: set it to "none"'
+            )
         kept = [name for name in ("disk", "redis") if getattr(self.tiers, name) is not None]
         if kept and self.redaction.enabled and not self.encryption.enabled:
             raise ValueError(

@@ -1,6 +1,9 @@
 """A proxy that redacts: what it stores, what it matches, and what it refuses to start with."""
 
+import contextlib
+import sqlite3
 import time
+import zlib
 from pathlib import Path
 
 import httpx
@@ -46,10 +49,25 @@ def wait_for(services: Services, count: int) -> None:
     raise AssertionError(f"{services.answerer.store.count()} are stored after 20 s")
 
 
+def wait_for_journal(data: Path) -> None:
+    """Until the journal has the beginning of a question."""
+    for _ in range(2000):
+        with contextlib.closing(sqlite3.connect(data / "journal.db")) as connection:
+            rows = connection.execute("select text, whole from prompts").fetchall()
+        if len(rows) >= 4:
+            texts = " ".join(f"{text} {zlib.decompress(whole).decode()}" for text, whole in rows)
+            assert "How do I reset the password of [redacted]?" in texts
+            assert "lee.org" not in texts
+            assert "Ann Lee" not in texts
+            return
+        time.sleep(0.01)
+    raise AssertionError("the journal has no texts after 20 s")
+
+
 def test_a_proxy_stores_no_redacted_text_and_never_matches_what_differs_in_it(tmp_path: Path) -> None:
     redaction = {"patterns": [MAIL], "function": "tests.flow.test_redaction:initials"}
     with run_plain_upstream() as upstream:
-        settings = load_settings(data=tmp_path, upstream=upstream, redaction=redaction)
+        settings = load_settings(data=tmp_path, upstream=upstream, redaction=redaction, journal={"text": "all"})
         with run_proxy(settings) as (url, services):
             first = "How do I reset the password of ann@lee.org?"
             ask(url, first)
@@ -73,6 +91,8 @@ def test_a_proxy_stores_no_redacted_text_and_never_matches_what_differs_in_it(tm
             assert "redacted" in told.text
             semantic = services.answerer.semantic
             assert semantic is not None
+            assert (tmp_path / "journal.db").is_file()
+            wait_for_journal(tmp_path)
             files = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert len(files) > 10_000
     for hidden in (b"ann@lee", b"bob@lee", b"Ann Lee"):
@@ -133,6 +153,13 @@ def test_a_replacement_is_taken_as_it_is_and_nothing_redacts_nothing() -> None:
     redactor = load_redactor(RedactionSettings(patterns=(r"(\d)\d+", "bob"), replacement=r"\1"))
     assert redactor is not None
     assert redactor("12 bobs and 7") == r"\1 \1s and 7"
+
+
+def test_a_journal_in_clear_and_encryption_exclude_each_other() -> None:
+    with pytest.raises(SettingsError, match=r"journal.text would keep the words of requests in clear"):
+        load_settings(encryption={"key_env": "X"}, journal={"text": "beginning"})
+    load_settings(encryption={"key_env": "X"}, journal={"text": "beginning", "enabled": False})
+    load_settings(encryption={"key_env": "X"})
 
 
 def test_chunks_in_clear_and_redaction_exclude_each_other(tmp_path: Path) -> None:

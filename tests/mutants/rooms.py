@@ -14,7 +14,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "kvproxy/flow/": ("tests/flow", "tests/http/test_odd_upstreams.py", "tests/http/test_transparency.py"),
     "kvproxy/mirror/": ("tests/mirror",),
     "kvproxy/engine/": ("tests/engine",),
-    "index/guards/": ("tests/index/test_policies.py", "tests/index/test_guards.py"),
+    "index/guards/": ("tests/index/test_guards.py", "tests/index/test_policies.py"),
     "index/policies/": ("tests/index/test_policies.py", "tests/index/learned", "tests/flow/test_decisions.py"),
     "index/learned/": ("tests/index/learned",),
     "index/store/": (

@@ -64,7 +64,8 @@ ALLOWED: dict[str, set[str]] = {
             "backends", "generation", "errors", "settings", "blocks", "mirror", "apis", "flow", "responses", "simulate",
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients", "journal"
+        "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients", "journal",
+        "redaction",
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",

@@ -15,6 +15,7 @@ from kvproxy.flow.recording import trail
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.lookup import Lookup
+from kvproxy.index.redactor import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.settings import CacheSettings
 
@@ -81,7 +82,7 @@ class Recall:
         except CacheStoreError:
             # The store has said so, once for all requests.
             pass
-        except EmbedderError as error:
+        except (EmbedderError, RedactionFailed) as error:
             _log.error("lookup failed, the request is forwarded: %s", error)
         except Exception:
             # A user's verifier that fails.

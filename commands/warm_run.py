@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonMap, loads
-from kvproxy.apis.reported import reported_reuse
 from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.commands.output import progress_bar
 from kvproxy.commands.warm_file import Failure, WarmRequest

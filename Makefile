@@ -13,13 +13,25 @@ SUPPLY_TOOLS := uv==0.13.9 cyclonedx-bom==7.5.0
 # Processes that run the tests, each a thread of its own: many tests wait for servers more than they compute.
 WORKERS ?= 4
 
-.PHONY: run test lint types build lock sbom clean
+# Real engines: which are set up (in a folder that git ignores), which of their tests run, and with how many random chats.
+ENGINES ?= vllm gemma llama
+TESTS ?=
+CHATS ?= 1000
+KVPROXY_ENGINES ?= $(CURDIR)/.engines
+
+.PHONY: run test test-engines lint types build lock sbom clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
 
 test: $(VENV)/.dev lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	KVPROXY_ENGINES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+# An hour or more; `make test-engines ENGINES=vllm TESTS=recipe` takes minutes.
+test-engines: $(VENV)/.dev
+	mkdir -p "$(KVPROXY_ENGINES)"
+	for engine in $(ENGINES); do PYTHON="$(BIN)/python" tests/engines/setup/$$engine "$(KVPROXY_ENGINES)" || exit 1; done
+	KVPROXY_ENGINES="$(KVPROXY_ENGINES)" KVPROXY_CHATS=$(CHATS) $(BIN)/python -m pytest tests/engines -rs -k "$(TESTS)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

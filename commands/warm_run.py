@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kvproxy.apis.assemblers.reported import reported_reuse
+from kvproxy.apis.json import JsonMap, loads
 from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.commands.output import progress_bar
 from kvproxy.commands.warm_file import Failure, WarmRequest
@@ -67,8 +69,8 @@ class Report:
         failures = [{"line": failure.line, "message": failure.message} for failure in self.failures]
         return dict(zip(names, values, strict=True)) | {"failures": failures}
 
-    def count(self, status: str) -> None:
-        """Take one answer's Cache-Status."""
+    def count(self, status: str, answer: JsonMap) -> None:
+        """Take one answer, and its Cache-Status. A server without one may tell in its answer what it reused."""
         # A cache behind this one has written its part before.
         status = status.rsplit(", ", 1)[-1]
         self.has_cache = self.has_cache or status.startswith("kvproxy")
@@ -76,6 +78,9 @@ class Report:
         if prefix:
             self.reused_tokens += int(prefix[1])
             self.prompt_tokens += int(prefix[2])
+        elif not status and (told := reported_reuse(answer)) is not None:
+            self.prompt_tokens += told[0]
+            self.reused_tokens += told[1]
         if "; hit" in status:
             self.outcomes["semantic" if "semantic" in status else "exact"] += 1
         else:
@@ -161,10 +166,19 @@ async def _send(client: "httpx.AsyncClient", request: WarmRequest, headers: dict
             break
         await asyncio.sleep(0.2 * 2**attempt)
     if response.is_success:
-        report.count(response.headers.get("cache-status", ""))
+        report.count(response.headers.get("cache-status", ""), _object(response))
         return
     try:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = f"HTTP {response.status_code}"
     report.failures.append(Failure(request.line, message))
+
+
+def _object(response: "httpx.Response") -> JsonMap:
+    """An answer as an object; an empty one where it is none."""
+    try:
+        value = loads(response.content)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

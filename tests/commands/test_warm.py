@@ -48,7 +48,7 @@ class Upstream:
         self.asked.append((time.monotonic(), question, request.headers.get("x-api-key")))
         await asyncio.sleep(self.seconds)
         choice = {"index": 0, "message": {"role": "assistant", "content": question}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": len(question), "completion_tokens": 1}
+        usage = {"prompt_tokens": len(question), "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}}
         if request.url.path == "/v1/messages":
             blocks = [{"type": "text", "text": question}]
             message = {"type": "message", "role": "assistant", "content": blocks, "stop_reason": "end_turn"}
@@ -182,3 +182,18 @@ def test_an_interrupted_run_and_a_lost_server_are_summed_up(tmp_path: Path) -> N
     done = kvproxy("warm", prompts, "--json", "--model", "m", url=url)
     assert (done.returncode, json.loads(done.stdout)["requests"]) == (4, 0)
     assert "stopped answering" in done.stderr
+
+
+def test_what_any_server_reports_of_its_own_cache_is_counted(tmp_path: Path) -> None:
+    upstream = Upstream()
+    app = Starlette(
+        routes=[Route("/v1/chat/completions", upstream.chat, methods=["POST"]), Route("/v1/models", upstream.models)]
+    )
+    requests = lines(tmp_path / "requests.jsonl", said("one"), said("three"))
+    with run_app(app) as url:
+        report = result("warm", requests, url=url)
+        assert (report["prompt_tokens"], report["of_them_from_blocks"]) == (8, 2)
+        # Through a proxy its Cache-Status tells the same.
+        with run_proxy(load_settings(data=tmp_path / "data", upstream=url, cache={"semantic": False})) as (proxy, _):
+            report = result("warm", requests, url=proxy)
+            assert (report["prompt_tokens"], report["of_them_from_blocks"]) == (8, 2)

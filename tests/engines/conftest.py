@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = os.environ.get("KVPROXY_ENGINES")
-if FOLDER is None:
+if not FOLDER:
     collect_ignore_glob = ["test_*.py"]
 
 _ROWS = pytest.StashKey[list[tuple[str, str]]]()
@@ -17,7 +17,7 @@ Table = Callable[[str, object], None]
 @pytest.fixture(scope="session")
 def engines() -> Path:
     """The folder of the engines."""
-    assert FOLDER is not None
+    assert FOLDER
     return Path(FOLDER).resolve()
 
 

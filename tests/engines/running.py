@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from kvproxy.demo import model_path
 from tests.ports import free_port
@@ -52,6 +53,9 @@ class Vllm:
     """
 
     def __init__(self, engines: Path, model: Model, log: Path, *more: str) -> None:
+        for needed in (engines / "vllm" / "bin" / "vllm", model.path(engines) / "config.json"):
+            if not needed.exists():
+                pytest.skip(f"{needed} is not there: make test-engines sets it up")
         self.model = model
         self.log = log
         port, events, replay = (free_port() for _ in range(3))

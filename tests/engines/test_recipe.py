@@ -1,0 +1,193 @@
+"""The recipe for vLLM is run as it stands: the servers that it starts, and its commands, which print what it says they print.
+
+python -m tests.engines.test_recipe FOLDER    # writes the printed output into the recipe
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engines.conftest import Table
+from tests.engines.running import PATIENCE
+from tests.ports import free_port
+from tests.tour.test_readme import BLOCK, Step, normal, written
+
+pytestmark = pytest.mark.engines
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "docs/recipes/in-front-of-vllm.md"
+START = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+PORTS = ("8000", "5557", "5558", "8484")
+MARK = "----- end of command -----"
+_COUNTED = [
+    (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:<port>"),
+    (re.compile(r"\d+ batches"), "<n> batches"),
+    (re.compile(r"\d+ s ago"), "<age> s ago"),
+]
+
+
+class Recipe:
+    """The recipe's text, with free ports in place of its own."""
+
+    def __init__(self, engines: Path) -> None:
+        self.text = RECIPE.read_text()
+        self._ports = {port: str(free_port()) for port in PORTS}
+        self._engines = engines
+        self._proxy = f"http://127.0.0.1:{self._ports['8484']}"
+
+    def _here(self, text: str) -> str:
+        for port, free in self._ports.items():
+            text = re.sub(rf"\b{port}\b", free, text)
+        return text.replace("kvproxy serve", f"kvproxy serve --port {self._ports['8484']}")
+
+    def there(self, text: str) -> str:
+        """A printed text with the recipe's own ports."""
+        for port, free in self._ports.items():
+            text = text.replace(free, port)
+        return text
+
+    def run(self, folder: Path) -> list[Step]:
+        """Start the servers, then run each command at its turn."""
+        with contextlib.ExitStack() as stack:
+            for number, command in enumerate(START.findall(self.text)):
+                stack.enter_context(self._server(command, folder, number))
+            todo = [line[2:] for block in BLOCK.findall(self.text) for line in block.splitlines() if line[:2] == "$ "]
+            shell = stack.enter_context(
+                subprocess.Popen(
+                    ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT,
+                    env=self._variables(folder), text=True,
+                )
+            )  # fmt: skip
+            return [Step(command, self._step(shell, command)) for command in todo]
+
+    def _step(self, shell: "subprocess.Popen[str]", command: str) -> str:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        self._settled()
+        shell.stdin.write(f"{self._here(command)}\necho '{MARK}'\n")
+        shell.stdin.flush()
+        lines = []
+        for line in shell.stdout:
+            if MARK in line:
+                break
+            lines.append(line)
+        return "".join(lines)
+
+    def _settled(self) -> None:
+        """Wait until what happened has been told: the events, the engine's figures, and what is pinned."""
+        before: Any = None
+        since, end = time.monotonic(), time.monotonic() + 60
+        while time.monotonic() - since < 0.7 and time.monotonic() < end:
+            (each,) = httpx.get(f"{self._proxy}/admin/upstreams").raise_for_status().json()
+            pins = httpx.get(f"{self._proxy}/admin/blocks/pins").raise_for_status().json()
+            known = each["figures"] and each["figures"]["queries"]
+            now = ([stream["next"] for stream in each["streams"]], known, each["reuse"], [pin["held"] for pin in pins])
+            if now != before or not each["complete"] or any(pin["held"] < pin["tokens"] for pin in pins):
+                before, since = now, time.monotonic()
+            time.sleep(0.05)
+
+    def _variables(self, folder: Path) -> dict[str, str]:
+        path = f"{self._engines / 'vllm' / 'bin'}:{os.environ['PATH']}"
+        ours = Path(sys.executable).parent
+        # The engine's own Python must not be taken for ours.
+        (folder / "bin").mkdir(exist_ok=True)
+        link = folder / "bin" / "kvproxy"
+        if not link.exists():
+            link.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{ours / "python"}" -m kvproxy.commands "$@"\n')
+            link.chmod(0o755)
+        variables = os.environ | {
+            "PATH": f"{folder / 'bin'}:{path}",
+            "KVPROXY_URL": self._proxy,
+            "KVPROXY_DATA": str(folder / "data"),
+            "KVPROXY_ROUTING__FIGURES_INTERVAL": "0.2",
+            "NO_COLOR": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "2",
+        }
+        for name in ("OPENAI_API_KEY", "COLUMNS", "LINES"):
+            variables.pop(name, None)
+        return variables
+
+    @contextlib.contextmanager
+    def _server(self, command: str, folder: Path, number: int) -> Iterator[None]:
+        log = folder / f"{number}.log"
+        port = self._ports["8484" if command.startswith("kvproxy") else "8000"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", self._here(command)],
+                stdout=output, stderr=output, cwd=ROOT, env=self._variables(folder), start_new_session=True,
+            )  # fmt: skip
+        try:
+            end = time.monotonic() + PATIENCE
+            while not _healthy(port):
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < end, log.read_text()[-3000:]
+                time.sleep(0.2)
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _healthy(port: str) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def same(text: str) -> str:
+    """A text without what differs from run to run."""
+    for pattern, replacement in _COUNTED:
+        text = pattern.sub(replacement, text)
+    return normal(text)
+
+
+def test_the_recipe_prints_what_it_says(engines: Path, tmp_path: Path, table: Table) -> None:
+    steps = Recipe(engines).run(tmp_path)
+    shown = list(written(RECIPE.read_text()))
+    assert len(steps) == len(shown) > 10
+    for step, claimed in zip(steps, shown, strict=True):
+        assert same(step.output) == same(claimed), step.command
+    explained = next(step for step in steps if step.command.startswith("kvproxy explain"))
+    asked = steps[steps.index(explained) + 1]
+    told = re.search(r"prefix +([\d,]+) of ([\d,]+)", explained.output)
+    assert told is not None
+    assert f"prefix {told[1].replace(',', '')}/{told[2].replace(',', '')}" in asked.output
+    table("the recipe for vLLM", f"{len(steps)} commands print what it says")
+
+
+def refresh(engines: Path) -> None:
+    """Write the real output into the recipe."""
+    recipe = Recipe(engines)
+    with tempfile.TemporaryDirectory() as folder:
+        printed = iter(recipe.run(Path(folder)))
+
+    def fill(block: re.Match[str]) -> str:
+        lines = [line for line in block[1].splitlines() if line.startswith("$ ")]
+        shown = ((line, recipe.there(next(printed).output)) for line in lines)
+        return "```console\n" + "".join(f"{line}\n{_trimmed(output)}" for line, output in shown) + "```"
+
+    RECIPE.write_text(BLOCK.sub(fill, recipe.text))
+
+
+def _trimmed(output: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+
+
+if __name__ == "__main__":
+    refresh(Path(sys.argv[1]).resolve())

@@ -4,14 +4,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvproxy.index.store import Gone, Store
+from kvproxy.index import store as stored
 from kvproxy.journal.journal import FileJournal, Journal, NoJournal
+from kvproxy.journal.past import Gone
 from kvproxy.journal.schema import FILE
 from kvproxy.settings.journal import JournalSettings
 
 
 def open_journal(
-    data: Path, settings: JournalSettings, store: Store, clock: Callable[[], float] = time.time
+    data: Path, settings: JournalSettings, store: stored.Store, clock: Callable[[], float] = time.time
 ) -> Journal:
     """The journal of a data folder; one that keeps nothing where it is off.
 
@@ -28,9 +29,9 @@ def open_journal(
         return NoJournal()
     journal = FileJournal(data / FILE, settings, clock)
 
-    def went(entries: Sequence[Gone]) -> None:
+    def went(entries: Sequence[stored.Gone]) -> None:
         now = clock()
-        journal.gone((each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
+        journal.gone(Gone(each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
 
     store.when_gone.append(went)
     return journal

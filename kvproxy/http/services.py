@@ -103,7 +103,9 @@ def build(settings: Settings) -> Services:
         redaction=settings.redaction,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    journal = open_journal(settings.data, settings.journal, cache.store)
+    redacted = bool(settings.redaction.patterns or settings.redaction.function)
+    private = redacted or settings.encryption.enabled
+    journal = open_journal(settings.data, settings.journal, cache.store, private=private)
     answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
     return Services(settings, answerer, metrics, built)
 

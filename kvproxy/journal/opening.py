@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvproxy.errors import SettingsError
 from kvproxy.index import store as stored
 from kvproxy.journal.journal import FileJournal, Journal, NoJournal
 from kvproxy.journal.past import Gone
@@ -12,7 +13,12 @@ from kvproxy.settings.journal import JournalSettings
 
 
 def open_journal(
-    data: Path, settings: JournalSettings, store: stored.Store, clock: Callable[[], float] = time.time
+    data: Path,
+    settings: JournalSettings,
+    store: stored.Store,
+    clock: Callable[[], float] = time.time,
+    *,
+    private: bool = False,
 ) -> Journal:
     """The journal of a data folder; one that keeps nothing where it is off.
 
@@ -21,12 +27,19 @@ def open_journal(
         settings: how much is kept.
         store: the responses; what goes from there is noted.
         clock: seconds since the epoch.
+        private: what is stored of texts is redacted or encrypted; the journal can do neither.
 
     Raises:
-        SettingsError: its file cannot be used.
+        SettingsError: its file cannot be used, or it would keep texts that must not be kept as they are.
     """
     if not settings.enabled:
         return NoJournal()
+    if private and settings.text != "none":
+        raise SettingsError(
+            f"setting journal.text: {settings.text} keeps texts as they are, and redaction or encryption is set: give none;"
+            " explain --request reads the texts of stored responses",
+            param="journal.text",
+        )
     journal = FileJournal(data / FILE, settings, clock)
 
     def went(entries: Sequence[stored.Gone]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError, NotFound
+from kvproxy.index.private import private_file
 from kvproxy.index.steps import apply_steps, connect
 from kvproxy.journal.record import Record
 
@@ -76,6 +77,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         OSError: its folder cannot be made.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_file(path)
     connection = connect(path)
     # What a killed process has committed is there; only a machine that loses its power may lose the last commits.
     connection.execute("pragma synchronous=normal")

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,3 +87,21 @@ def seconds(text: str) -> float:
     if found is None:
         raise InvalidRequest(f"{text[:40]!r} is no length of time: give one such as 90s, 5m, 2h or 7d")
     return float(found[1]) * _UNITS[found[2]]
+
+
+def questions(data: Path, entries: Iterable[str | None]) -> dict[str, str]:
+    """The questions of stored responses, by their ids, as far as they are still stored and can be read."""
+    from kvproxy.checks.stored import opened_store, store_exists
+    from kvproxy.errors import KvproxyError
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(data=data)
+    ids = sorted({entry for entry in entries if entry is not None})
+    if not ids or not store_exists(settings):
+        return {}
+    try:
+        with opened_store(settings) as store:
+            return {id: head.prompt for id, head in store.heads(ids).items()}
+    except KvproxyError:
+        # A store that is away, or keys that are not here: the records say enough without.
+        return {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.journal_file import Layer, Model, Reason, Since, Tenant, Where, open_journal, query
+from kvproxy.commands.journal_file import Layer, Model, Reason, Since, Tenant, Where, open_journal, query, questions
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json, print_table
 from kvproxy.commands.table import digest, text
@@ -51,7 +51,7 @@ def log(
     if as_json:
         _lines(rows)
     else:
-        _table(rows)
+        _table(reader, rows)
     if follow:
         _follow(reader, asked, rows, as_json)
 
@@ -67,8 +67,8 @@ def _follow(reader: "Reader", asked: "Query", rows: list["Record"], as_json: boo
         if as_json:
             _lines(rows)
         else:
-            for row in rows:
-                typer.echo("\t".join(str(value) for value in _row(row)))
+            for line in _rows(reader, rows):
+                typer.echo("\t".join(str(value) for value in line))
 
 
 def _lines(rows: list["Record"]) -> None:
@@ -76,36 +76,40 @@ def _lines(rows: list["Record"]) -> None:
         typer.echo(json.dumps(asdict(row)))
 
 
-def _table(rows: list["Record"]) -> None:
+def _table(reader: "Reader", rows: list["Record"]) -> None:
     print_table(
         (
-            digest("time", 19),
+            "time",
             "layer",
             "reason",
-            "status#",
             "model",
             digest("tenant", 16),
             "tokens#",
             "reused#",
             "ms#",
-            digest("request"),
+            digest("request", 8),
             text("question"),
         ),
-        map(_row, rows),
+        _rows(reader, rows),
         empty="no requests: none came, or none fits",
     )
 
 
-def _row(row: "Record") -> tuple[object, ...]:
+def _rows(reader: "Reader", rows: list["Record"]) -> list[tuple[object, ...]]:
+    found = questions(reader.path.parent, [row.entry for row in rows])
+    return [_row(row, row.text or found.get(row.entry or "", "-")) for row in rows]
+
+
+def _row(row: "Record", question: str) -> tuple[object, ...]:
     tokens = None if row.prompt_tokens is None else row.prompt_tokens + (row.completion_tokens or 0)
     milliseconds = "-" if row.total_ms is None else f"{row.total_ms:,.1f}"
     who = row.client or row.tenant
-    question = row.text if row.text is not None else "-"
+    day, _, clock = moment(row.time).partition(" ")
+    when = clock if day == moment(time.time()).partition(" ")[0] else f"{day} {clock}"
     return (
-        moment(row.time),
+        when,
         row.layer,
         row.reason,
-        row.status,
         row.model,
         who,
         tokens,

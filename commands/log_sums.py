@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.journal_file import Layer, Model, Reason, Since, Tenant, Where, open_journal, query
+from kvproxy.commands.journal_file import Layer, Model, Reason, Since, Tenant, Where, open_journal, query, questions
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
 from kvproxy.commands.output import print_json, print_table
-from kvproxy.commands.table import digest, text
+from kvproxy.commands.table import text
 from kvproxy.commands.units import percent
 
 _WIDTH = 50
@@ -59,16 +59,16 @@ def top(
     if as_json:
         print_json([asdict(row) for row in rows])
         return
+    names = questions(reader.path.parent, [row.entry for row in rows]) if by is By.prompt else {}
     print_table(
-        ("requests#", "cached#", "computed tokens#", "backend s#", digest("entry"), text(by.value)),
+        ("requests#", "cached#", "computed tokens#", "backend s#", text(by.value)),
         (
             (
                 row.requests,
                 percent(row.cached / row.requests),
                 row.computed,
                 f"{row.seconds:,.2f}",
-                row.entry if by is By.prompt else "-",
-                row.name,
+                names.get(row.entry or "", row.name),
             )
             for row in rows
         ),

@@ -69,7 +69,7 @@ class Answerer:
         self.settings = settings
         self._clock = clock
         self._recall = Recall(cache, settings, clock)
-        self._shelf = Shelf(self.cache, settings, backend.name, clock, observer)
+        self._shelf = Shelf(self.cache, settings, backend.name, clock, observer, journal)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -177,17 +177,14 @@ class Answerer:
             flight.leave()
             raise
         flight.leave()
-        self._ended(asked, flight)
+        trail.ended(asked.draft, flight)
         return Answer(source.status, source.headers, body, outcome)
 
     def _close(self, asked: Asked, flight: Flight) -> None:
         """A stream was read to its end, or its client left."""
-        self._ended(asked, flight)
+        trail.ended(asked.draft, flight)
         flight.leave()
         self.journal.add(asked.draft)
-
-    def _ended(self, asked: Asked, flight: Flight) -> None:
-        trail.ended(asked.draft, flight, self._clock() + self._shelf.lifetime(asked.request))
 
     async def _open(self, request: ApiRequest) -> Source:
         limit = self.settings.max_response_bytes

@@ -29,7 +29,6 @@ class Draft:
         passed: why the request went past the caches: a token of `reasons.py`.
         left: the client left in the middle of the answer.
         entry: id of the entry that was made.
-        expires: when that one expires.
         prompt_tokens, completion_tokens, reused_tokens, predicted_tokens: of a fresh answer.
         began, looked, judged, opened, first, ended: when it came, the exact lookup and the semantic one were done, the backend
             and the proxy began to answer, and the answer ended.
@@ -47,7 +46,6 @@ class Draft:
     passed: str | None = None
     left: bool = False
     entry: str | None = None
-    expires: float | None = None
     upstream: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Protocol
 
 from kvproxy.errors import SettingsError
+from kvproxy.index.entry import Entry
 from kvproxy.index.redactor import Redactor
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.past import Gone, Kept
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import open_file
-from kvproxy.journal.writer import Gone, Writer
+from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
 _EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
@@ -36,6 +38,9 @@ class Journal(Protocol):
     def add(self, draft: Draft) -> None:
         """Take a request that is over. Costs next to nothing: it is looked at later, elsewhere."""
 
+    def kept(self, entry: Entry) -> None:
+        """Take note of an entry that is stored now."""
+
     def gone(self, entries: Iterable[Gone]) -> None:
         """Take note of entries that are no longer stored."""
 
@@ -53,6 +58,9 @@ class NoJournal:
     """Keeps nothing."""
 
     def add(self, draft: Draft) -> None:
+        """Forget it."""
+
+    def kept(self, entry: Entry) -> None:
         """Forget it."""
 
     def gone(self, entries: Iterable[Gone]) -> None:
@@ -97,10 +105,10 @@ class FileJournal:
             ) from None
         self.path = path
         self._prices = settings.prices
+        self._clock = clock
         self.lost = 0
         """Records that could not be written."""
-        self._waiting: deque[Draft] = deque()
-        self._went: deque[Gone] = deque()
+        self._waiting: deque[Draft | Kept | Gone] = deque()
         self._bytes = 0
         self._wake = threading.Event()
         self._writing = threading.Lock()
@@ -119,8 +127,11 @@ class FileJournal:
                 draft.parts = None
         self._waiting.append(draft)
 
+    def kept(self, entry: Entry) -> None:
+        self._waiting.append(Kept(entry.key, entry.id, entry.expires, self._clock()))
+
     def gone(self, entries: Iterable[Gone]) -> None:
-        self._went.extend(entries)
+        self._waiting.extend(entries)
 
     def latest(self, limit: int) -> list[Record]:
         self.flush()
@@ -134,7 +145,7 @@ class FileJournal:
     def flush(self) -> None:
         """Write what has come until now."""
         with self._writing:
-            while self._waiting or self._went:
+            while self._waiting:
                 self._write()
 
     def _run(self) -> None:
@@ -146,26 +157,26 @@ class FileJournal:
         self.flush()
 
     def _write(self) -> None:
-        gone = [self._went.popleft() for _ in range(len(self._went))]
-        drafts = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
+        what = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
         if not self._waiting:
             self._bytes = 0
         try:
-            self._writer.write(drafts, gone)
+            self._writer.write(what)
         except sqlite3.Error as error:
-            self._lose(drafts, error)
+            self._lose(what, error)
         except Exception:
             # One of them is of a kind that none of this foresaw; it goes alone.
-            for draft in drafts:
+            for each in what:
                 try:
-                    self._writer.write([draft], gone)
+                    self._writer.write([each])
                 except Exception as error:
-                    self._lose([draft], error)
+                    self._lose([each], error)
 
-    def _lose(self, drafts: Sequence[Draft], error: Exception) -> None:
+    def _lose(self, what: Sequence[Draft | Kept | Gone], error: Exception) -> None:
         """A full disk, or an odd request: the proxy serves on."""
-        self.lost += len(drafts)
-        _log.error("the journal lost %d records: %s", len(drafts), error or type(error).__name__)
+        drafts = sum(isinstance(each, Draft) for each in what)
+        self.lost += drafts
+        _log.error("the journal lost %d records: %s", drafts, error or type(error).__name__)
 
     def _prune(self) -> None:
         self._pruned = time.monotonic()

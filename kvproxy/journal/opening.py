@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvproxy.index import store as stored
 from kvproxy.index.redactor import Redactor
-from kvproxy.index.store import Gone, Store
 from kvproxy.journal.journal import FileJournal, Journal, NoJournal
+from kvproxy.journal.past import Gone
 from kvproxy.journal.schema import FILE
 from kvproxy.settings.journal import JournalSettings
 
@@ -14,7 +15,7 @@ from kvproxy.settings.journal import JournalSettings
 def open_journal(
     data: Path,
     settings: JournalSettings,
-    store: Store,
+    store: stored.Store,
     clock: Callable[[], float] = time.time,
     redact: Redactor | None = None,
 ) -> Journal:
@@ -28,15 +29,15 @@ def open_journal(
         redact: takes out of texts what must not be kept.
 
     Raises:
-        SettingsError: its file cannot be used.
+        SettingsError: its file cannot be used, or it would keep texts that must not be kept as they are.
     """
     if not settings.enabled:
         return NoJournal()
     journal = FileJournal(data / FILE, settings, clock, redact)
 
-    def went(entries: Sequence[Gone]) -> None:
+    def went(entries: Sequence[stored.Gone]) -> None:
         now = clock()
-        journal.gone((each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
+        journal.gone(Gone(each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
 
     store.when_gone.append(went)
     return journal

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvproxy.index.store import Why
 from kvproxy.journal.regions import SIZE, Regions
+from kvproxy.journal.rows import short_key
 from kvproxy.journal.words import Words
 
 _CANDIDATES = 50
@@ -14,6 +15,25 @@ _MOST_CHANGES = 2
 """Where more regions differ it is another conversation, in which the same was said."""
 _MOST_TOMBSTONES = 100_000
 _SLACK = 1.0  # Seconds between the moment at which an entry was made and the one at which its record was.
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry that was stored: its key, its id, when it expires, and when it was stored."""
+
+    key: str
+    id: str
+    expires: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An entry that is no longer stored: its key, why, and since when."""
+
+    key: str
+    why: Why | None
+    time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +86,26 @@ class Past:
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
         return int(self._connection.execute(sql, [key, asks, blob, shape, text, whole]).lastrowid or 0)
 
-    def stored(self, prompt: int, key: bytes, entry: str, expires: float, seconds: float, now: float) -> None:
-        """An answer to a prompt was stored, at the time `now`."""
-        sql = "update prompts set entry = ?, expires = ?, seconds = ? where number = ?"
-        self._connection.execute(sql, [entry, expires, seconds, prompt])
+    def took(self, prompt: int, seconds: float) -> None:
+        """The answer to a prompt was computed, in so many seconds."""
+        self._connection.execute("update prompts set seconds = ? where number = ?", [seconds, prompt])
+
+    def stored(self, kept: Kept) -> None:
+        """An answer is stored; nothing happens where its prompt is not known as yet."""
+        key = short_key(kept.key)
         # It may have gone since.
-        self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, now])
+        self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, kept.time])
+        sql = "update prompts set entry = ?, expires = ? where key = ?"
+        self._connection.execute(sql, [kept.id, kept.expires, key])
 
     def asked(self, prompts: Iterable[tuple[int, int]]) -> None:
         """Numbers of the last records in which prompts were asked, and of these prompts."""
         self._connection.executemany("update prompts set last = ? where number = ?", prompts)
 
-    def bury(self, gone: Iterable[tuple[bytes, Why, float]]) -> None:
-        """Entries are no longer stored: their keys, why, and when."""
-        self._connection.executemany("insert or replace into tombstones (key, why, time) values (?, ?, ?)", gone)
+    def bury(self, gone: Gone) -> None:
+        """An entry is no longer stored."""
+        sql = "insert or replace into tombstones (key, why, time) values (?, ?, ?)"
+        self._connection.execute(sql, [short_key(gone.key), gone.why, gone.time])
 
     def why_gone(self, key: bytes, known: Prompt | None, now: float) -> tuple[str, float | None] | None:
         """Why the answer to an equal request is no longer there, and since when; None where none was stored."""

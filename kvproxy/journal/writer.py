@@ -9,10 +9,9 @@ from kvproxy.apis.json import field
 from kvproxy.index.entry import Entry
 from kvproxy.index.redaction import redacted_json
 from kvproxy.index.redactor import RedactionFailed, Redactor
-from kvproxy.index.store import Why
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import LONGEST_ID, client_of, finished
-from kvproxy.journal.past import Past, Prompt
+from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_of_neighbour, telling
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import regions_of, written
@@ -26,8 +25,6 @@ _KNOWN = 20_000
 _BEGINNING = 200
 _PRUNED_AT_ONCE = 5_000
 _BEYOND = 2**62
-Gone = tuple[str, Why, float]
-"""The key of an entry that went, why, and when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +33,14 @@ class _Kind:
 
     words: tuple[int | None, ...]
     totals: list[Total]
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewed:
+    """An entry that was stored, and why there was none before it."""
+
+    kept: Kept
+    went: tuple[str, float | None] | None
 
 
 class Writer:
@@ -63,15 +68,15 @@ class Writer:
         self._past = Past(connection, self._words)
         self._known: dict[str, Prompt] = {}
         self._totals = Totals()
+        self._renewed: dict[str, _Renewed] = {}
 
-    def write(self, drafts: Sequence[Draft], gone: Sequence[Gone]) -> None:
-        """Keep what happened, in one transaction."""
+    def write(self, what: Sequence[Draft | Kept | Gone]) -> None:
+        """Keep what happened, in its order and in one transaction: requests that are over, and entries that came and went."""
         try:
             with self._connection:
                 self._connection.execute("begin immediate")
-                self._past.bury((short_key(key), why, time) for key, why, time in gone)
                 row = self._connection.execute("select max(number) from records").fetchone()
-                self._write(drafts, (row[0] or 0) + 1)
+                self._write(what, (row[0] or 0) + 1)
                 self._totals.write(self._connection)
         except BaseException:
             self._words.forget()
@@ -79,12 +84,35 @@ class Writer:
             self._totals = Totals()
             raise
 
-    def _write(self, drafts: Sequence[Draft], first: int) -> None:
+    def _move(self, moved: Kept | Gone) -> None:
+        self._known.pop(moved.key, None)
+        if isinstance(moved, Gone):
+            self._past.bury(moved)
+            return
+        key = short_key(moved.key)
+        # An entry is stored before its request is over, which wants to know what was there before it.
+        went = self._past.why_gone(key, self._past.prompt(key), moved.time)
+        if len(self._renewed) >= _KNOWN:
+            self._renewed.clear()
+        self._renewed[moved.key] = _Renewed(moved, went)
+        self._past.stored(moved)
+
+    def _gone_when_asked(self, key: str, known: Prompt | None, time: float) -> tuple[str, float | None] | None:
+        """Why nothing was stored for a key when it was asked for, and since when; see `Past.why_gone`."""
+        renewed = self._renewed.get(key)
+        if renewed is not None and renewed.kept.time >= time:
+            return renewed.went
+        return self._past.why_gone(short_key(key), known, time)
+
+    def _write(self, what: Sequence[Draft | Kept | Gone], number: int) -> None:
         hits: list[tuple[object, ...]] = []
         others: list[tuple[object, ...]] = []
         last: dict[int, int] = {}
         kinds: dict[object, _Kind] = {}
-        for number, draft in enumerate(drafts, first):
+        for draft in what:
+            if not isinstance(draft, Draft):
+                self._move(draft)
+                continue
             hit = draft.hit
             known = self._known.get(draft.key) if hit is not None and draft.layer == "exact" and draft.key else None
             if known is not None and hit is not None:
@@ -100,6 +128,7 @@ class Writer:
                 prompt = record.prompt
             if prompt is not None:
                 last[prompt] = number
+            number += 1
         self._connection.executemany(INSERT_HIT, hits)
         self._connection.executemany(INSERT, others)
         self._past.asked((number, prompt) for prompt, number in last.items())
@@ -167,7 +196,7 @@ class Writer:
         known = self._past.prompt(short)
         regions = regions_of(draft.parts) if known is None or record.reason == "miss-new" else None
         if record.reason == "miss-new":
-            went = self._past.why_gone(short, known, record.time)
+            went = self._gone_when_asked(key, known, record.time)
             change = self._past.change(short, regions) if went is None and regions is not None else None
             if went is not None:
                 record.reason, record.gone = f"miss-{went[0]}", went[1]
@@ -178,10 +207,14 @@ class Writer:
         if known is None:
             text, whole = self._text(draft)
             known = Prompt(self._past.add(short, regions, text, whole), None, None, None)
-        if draft.entry is not None and draft.expires is not None:
+            renewed = self._renewed.get(key)
+            if renewed is not None:
+                self._past.stored(renewed.kept)
+                known = Prompt(known.number, renewed.kept.id, renewed.kept.expires, None)
+        if record.layer in ("forward", "prefix") and record.status == 200:
             seconds = (record.total_ms or 0.0) / 1000
-            self._past.stored(known.number, short, draft.entry, draft.expires, seconds, record.time + seconds)
-            known = Prompt(known.number, draft.entry, draft.expires, seconds)
+            self._past.took(known.number, seconds)
+            known = Prompt(known.number, known.entry, known.expires, seconds)
         if len(self._known) >= _KNOWN:
             self._known.clear()
         self._known[key] = known

@@ -17,6 +17,7 @@ from pathlib import Path
 from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import new_id
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.past import Kept
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Writer
 from kvproxy.settings import load_settings
@@ -70,8 +71,12 @@ def size(count: int) -> None:
         began = time.perf_counter()
         asked: list[Draft] = []
         for start in range(0, count, _BATCH):
+            made = time.time()
             batch = [_request(draw, asked) for _ in range(min(_BATCH, count - start))]
-            writer.write(batch, [])
+            stored = [
+                Kept(draft.key or "", draft.entry or "", made + 86_400, made) for draft in batch if draft.hit is None
+            ]
+            writer.write([*stored, *batch])
             asked = [*asked, *(draft for draft in batch if draft.hit is None)][-1_000:]
         seconds = time.perf_counter() - began
         connection.execute("pragma wal_checkpoint(truncate)")
@@ -101,7 +106,7 @@ def _request(draw: random.Random, asked: list[Draft]) -> Draft:
     key = cache_key(request, "upstream")
     draft = Draft("chat", request.request_id, tenant, request, made)
     draft.key, draft.parts, draft.layer, draft.status = key.exact, key.parts, "forward", 200
-    draft.entry, draft.expires, draft.upstream = new_id(), made + 86_400, "http://127.0.0.1:8000"
+    draft.entry, draft.upstream = new_id(), "http://127.0.0.1:8000"
     draft.prompt_tokens, draft.completion_tokens, draft.reused_tokens = draw.randrange(2_000), draw.randrange(300), 512
     draft.looked, draft.opened = draft.began + 0.0004, draft.began + draw.uniform(0.1, 0.9)
     draft.first, draft.ended = draft.opened + 0.001, draft.opened + draw.uniform(0.1, 5)

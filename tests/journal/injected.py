@@ -100,7 +100,9 @@ class World:
         journal = open_journal(folder, settings, self.store, clock)
         assert isinstance(journal, FileJournal)
         self.journal = journal
-        self.answerer = Answerer(Model(), self.cache, CacheSettings(), clock, journal=journal)
+        # However busy the machine is: all that is injected is to be looked up.
+        patient = CacheSettings(budget=60)
+        self.answerer = Answerer(Model(), self.cache, patient, clock, journal=journal)
         self.asked = 0
 
     async def ask(
@@ -113,6 +115,8 @@ class World:
         id = f"request-{self.asked}-"
         object.__setattr__(request, "request_id", id)
         await self.answerer.answer(request)
+        # What is stored gets its vector behind the answer.
+        await self.semantic.behind.idle()
         return id
 
     def explain(self, id: str) -> Explained:
@@ -124,7 +128,7 @@ class World:
             reader.close()
 
     async def close(self) -> None:
-        await self.answerer.flights.close()
+        await self.answerer.close()
         self.cache.close()
         self.journal.close()
 

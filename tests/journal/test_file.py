@@ -14,6 +14,7 @@ from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.flow.keys import cache_key
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.past import Gone
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.savings import savings
 from kvproxy.settings.journal import JournalSettings, PriceSettings
@@ -51,8 +52,6 @@ def draft(question: str, id: str, *, hit: bool = False, tenant: str = "public", 
         made.layer = "exact"
         made.hit = make_entry(question, model="m", key=key.exact, prompt_tokens=100, completion_tokens=10)
         made.looked, made.first, made.ended = made.began + 0.001, made.began + 0.001, 0.0
-    else:
-        made.entry, made.expires = f"{hash(question) & (2**64 - 1):032x}", time.time() + 1000
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -162,7 +161,7 @@ def test_one_odd_request_does_not_harm_the_others(journal: FileJournal) -> None:
     imported.hit = make_entry("imported", id="an id of somebody's own", key="a key of somebody's own")
     for each in (draft("a", "1"), odd, imported, draft("b", "2")):
         journal.add(each)
-    journal.gone([("a key of somebody's own", "removed", time.time())])
+    journal.gone([Gone("a key of somebody's own", "removed", time.time())])
     assert [record.request_id for record in journal.latest(10)] == ["2", "imported", "1"]
     assert journal.latest(10)[1].entry == "an id of somebody's own"
     assert journal.lost == 1

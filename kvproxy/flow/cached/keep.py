@@ -18,6 +18,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
 _MOST_BEHIND = 256
@@ -51,6 +52,7 @@ class Shelf:
         backend: name of what computes the answers.
         clock: seconds since the epoch.
         observer: compares fresh answers with similar ones; None to learn nothing.
+        journal: is told what was stored.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class Shelf:
         backend: str,
         clock: Callable[[], float],
         observer: Observer | None,
+        journal: Journal,
     ) -> None:
         self._cache = cache
         self.settings = settings
         self._backend = backend
         self._clock = clock
         self._observer = observer
+        self._journal = journal
         self._under_way: set[asyncio.Task[str | None]] = set()
 
     def lifetime(self, request: ApiRequest) -> float:
@@ -127,9 +131,13 @@ class Shelf:
         near, observer = asked.near, self._observer
         if near is not None and near.skipped:
             told = partial(observer.compare, request, entry, late=True) if observer is not None else None
-            return entry.id if await self._cache.insert_soon(entry, told) else None
+            if not await self._cache.insert_soon(entry, told):
+                return None
+            self._journal.kept(entry)
+            return entry.id
         if not await self._cache.insert(entry):
             return None
+        self._journal.kept(entry)
         if observer is not None and near is not None:
             observer.compare(request, entry, near)
         return entry.id

@@ -32,12 +32,8 @@ def forwarded(draft: Draft, outcome: Outcome, flight: Flight) -> None:
         draft.upstream = source.upstream
 
 
-def ended(draft: Draft, flight: Flight, expires: float) -> None:
-    """The backend's answer is over: read to its end, broken off, or left by its client.
-
-    Args:
-        expires: when the entry expires that was made of it, if one was.
-    """
+def ended(draft: Draft, flight: Flight) -> None:
+    """The backend's answer is over: read to its end, broken off, or left by its client."""
     draft.ended = time.perf_counter()
     source = flight.source
     if flight.ended and flight.error is not None:
@@ -52,8 +48,6 @@ def ended(draft: Draft, flight: Flight, expires: float) -> None:
         draft.completion_tokens = source.usage[1]
         draft.prompt_tokens = draft.prompt_tokens or source.usage[0]
     draft.entry = flight.entry
-    # One that joined did not make the entry.
-    draft.expires = expires if draft.layer == "forward" else None
 
 
 def failed(draft: Draft, error: BaseException) -> None:

@@ -17,23 +17,23 @@ EVERY = "*"
 OTHER = "other"
 """A language that is none of those known here."""
 
-# Words that English does not have, or hardly ever. A question that holds more of one list than of English ones is in that language.
+# Words that English does not have, or hardly ever. A question with more of one list than of English ones is in that language.
 _WORDS = {
-    "de": "der das ist sind ein eine einen einem einer eines und ich nicht wie wo wann warum wer welche welcher welches kann"
-    " können könnte mein meine meinen meinem meiner mir mich dir dich sie wir ihr ihre auf für mit von zu zum zur den dem des"
-    " es wird werden wurde haben habe hat gibt bei nach oder aber auch über aus im vom sich dass muss soll möchte mache macht"
-    " bedeutet heißt heisst bitte wieviel viele unterschied zwischen",
+    "de": "der das ist sind ein eine einen einem einer eines und ich nicht wie wo wann warum wer welche welcher welches"
+    " kann können könnte mein meine meinen meinem meiner mir mich dir dich sie wir ihr ihre auf für mit von zu zum zur"
+    " den dem des es wird werden wurde haben habe hat gibt bei nach oder aber auch über aus im vom sich dass muss soll"
+    " möchte mache macht bedeutet heißt heisst bitte wieviel viele unterschied zwischen",
     "fr": "le les des une est et je ne pas comment où quoi quel quelle quels quelles pourquoi quand qui que peut peux puis"
-    " dans sur avec mon mes ton votre notre nous vous il elle ils elles du au aux ce cette cet ces sont fait faire c'est"
-    " qu'est qu'est-ce j'ai puis-je combien différence entre plutôt très",
-    "es": "el los las una es qué cómo dónde cuándo cuál cuáles quién cuánto cuántos para con mi mis sus del y lo puedo puede"
-    " hay está están hacer por como donde cuando porque cual diferencia entre significa",
-    "it": "gli una è che cosa come dove quando perché quale quali posso può mia mio miei quanto quanta quanti della dello dei delle degli del nel"
-    " nella sono per non di cos'è qual differenza tra questo questa",
+    " dans sur avec mon mes ton votre notre nous vous il elle ils elles du au aux ce cette cet ces sont fait faire"
+    " c'est qu'est qu'est-ce j'ai puis-je combien différence entre plutôt très",
+    "es": "el los las una es qué cómo dónde cuándo cuál cuáles quién cuánto cuántos para con mi mis sus del y lo puedo"
+    " puede hay está están hacer por como donde cuando porque cual diferencia entre significa",
+    "it": "gli una è che cosa come dove quando perché quale quali posso può mia mio miei quanto quanta quanti della dello"
+    " dei delle degli del nel nella sono per non di cos'è qual differenza tra questo questa",
     "pt": "um uma é que como onde quando qual quais por para com meu minha da dos das na não são posso pode fazer está você"
     " significa diferença entre",
-    "nl": "het een wat hoe waar ik en niet kan van voor met mijn dat zijn hebben wordt moet waarom wanneer welke ook verschil"
-    " tussen jij naar deze",
+    "nl": "het een wat hoe waar ik en niet kan van voor met mijn dat zijn hebben wordt moet waarom wanneer welke ook"
+    " verschil tussen jij naar deze",
     "pl": "jak gdzie kiedy dlaczego jest są nie na się czy mogę moje mój moja moją dla jaki jaka jakie który która oraz ile",
     "cs": "jak kde kdy proč je není jsem můj moje mohu se na jaký jaká jaké který mezi kolik",
     "sv": "hur vad är och inte jag mitt kan när varför ett för med på som till av den vilken mellan jag",
@@ -55,9 +55,22 @@ _ENGLISH = FUNCTION_WORDS | frozenset(
 _SHARED = frozenset("a an in on me do to no so as or he her will for at is has are was be by of us i".split())
 # Letters of these scripts are of one language, or of a few.
 _SCRIPTS = {
-    "CJK": "zh", "HIRAGANA": "ja", "KATAKANA": "ja", "HANGUL": "ko", "CYRILLIC": "ru", "GREEK": "el", "HEBREW": "he", "ARABIC": "ar",
-    "DEVANAGARI": "hi", "BENGALI": "bn", "TAMIL": "ta", "TELUGU": "te", "THAI": "th", "ARMENIAN": "hy", "GEORGIAN": "ka",
-}  # fmt: skip
+    "CJK": "zh",
+    "HIRAGANA": "ja",
+    "KATAKANA": "ja",
+    "HANGUL": "ko",
+    "CYRILLIC": "ru",
+    "GREEK": "el",
+    "HEBREW": "he",
+    "ARABIC": "ar",
+    "DEVANAGARI": "hi",
+    "BENGALI": "bn",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "THAI": "th",
+    "ARMENIAN": "hy",
+    "GEORGIAN": "ka",
+}
 _LATIN_END = 0x24F
 _LEAST_KNOWN = 0.3
 
@@ -85,14 +98,15 @@ def language_of(text: str) -> str:
 
 
 def _script(text: str) -> str | None:
-    """The language of the letters that are not Latin, where there are any; a single Greek letter is a sign of mathematics."""
+    """The language of the letters that are not Latin, where there are any; a Greek letter alone is a sign of mathematics."""
     found: dict[str, int] = {}
     for word in words(text):
-        for letter in word:
-            if ord(letter) > _LATIN_END and letter.isalpha():
-                name = unicodedata.name(letter, "").split(" ")[0].split("-")[0]
-                if name != "LATIN" and not (name == "GREEK" and len(word) == 1):
-                    found[name] = found.get(name, 0) + 1
+        foreign = [
+            unicodedata.name(letter, "").split(" ")[0].split("-")[0] for letter in word if ord(letter) > _LATIN_END
+        ]
+        for name in foreign if foreign != ["GREEK"] else ():
+            if name not in ("LATIN", "MODIFIER", "COMBINING"):
+                found[name] = found.get(name, 0) + 1
     if not found:
         return None
     # Japanese is written in Chinese letters too, and told from Chinese by its own.

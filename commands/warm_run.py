@@ -136,7 +136,8 @@ async def run(
     """
     import httpx
 
-    headers = {"cache-control": cache_control} if cache_control else {}
+    # What is counted as stored must be.
+    headers = {"cache-control": f"confirm, {cache_control}" if cache_control else "confirm"}
     waiting = iter(requests)
     limits = httpx.Timeout(600.0, connect=3.0)
     with progress_bar() as progress:

@@ -1,7 +1,7 @@
 """Embedders: they turn texts into vectors of length 1."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,10 @@ class Embedder(Protocol):
     name: str
     """Names the vectors. Vectors are compared only with those of the same name, so another model needs another name."""
     dim: int
+
+    @property
+    def vocabulary(self) -> Container[str] | None:
+        """The words of its tokenizer, if that was made from English text alone: most other words are not among them."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), dim]` float32, each row of unit length."""
@@ -36,6 +40,7 @@ class SentenceEmbedder:
         # The model changes its tokenizer's settings while it embeds, so `reads` needs a copy of its own.
         self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
+        self.vocabulary: Container[str] | None = None
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         vectors = self._model.encode(

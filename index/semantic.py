@@ -17,6 +17,7 @@ from kvproxy.index.behind import Behind, Late, Told
 from kvproxy.index.embedder import Embedder
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import EmbedderError
+from kvproxy.index.languages import EVERY, is_known
 from kvproxy.index.learning import Learning
 from kvproxy.index.lookup import Lookup, judge
 from kvproxy.index.lookups import Ask, Lookups
@@ -42,6 +43,7 @@ class SemanticCache:
         observations: what became of its decisions; None to remember nothing.
         chance: uniform numbers below 1, see `lookup.judge`.
         vectors: how vectors are kept in memory: float32, fp16 or int8.
+        languages: that the embedder and the policy know; questions in others are answered from equal requests only.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class SemanticCache:
         chance: Callable[[], float] = random.random,
         *,
         vectors: Kind = "float32",
+        languages: Sequence[str] = (EVERY,),
     ) -> None:
         self._store = store
         self._batcher = MicroBatcher(embedder)
@@ -60,6 +63,7 @@ class SemanticCache:
         self.policy = policy
         self.observations = observations
         self._chance = chance
+        self._languages = tuple(languages)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
@@ -166,8 +170,15 @@ class SemanticCache:
         return judge(self._store, self.observations, self.policy, ask.namespace, ask.question, near, ask.limits, chance)
 
     def reads(self, text: str) -> bool:
-        """Whether the embedder takes in all of a text; other ones are answered from equal requests only."""
-        return self._embedder.reads(text)
+        """Whether a text is looked at: it is in a known language, and the embedder takes in all of it.
+
+        Other ones are answered from equal requests only.
+        """
+        return self.knows(text) and self._embedder.reads(text)
+
+    def knows(self, text: str) -> bool:
+        """Whether a text is in a language that the models in use were made for."""
+        return is_known(text, self._languages, self._embedder.vocabulary)
 
     async def entry(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""

@@ -80,7 +80,7 @@ def _semantic(
         return None
     model = load_embedder(embedder, data)
     policy = build_policy(settings, observations, model.name, data)
-    semantic = SemanticCache(store, model, policy, observations, vectors=settings.vectors)
+    semantic = SemanticCache(store, model, policy, observations, vectors=settings.vectors, languages=settings.languages)
     semantic.rebuild()
     return semantic
 

@@ -1,7 +1,7 @@
 """The packaged all-MiniLM-L6-v2 as an embedder in ONNX Runtime."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -55,6 +55,7 @@ class MiniLMEmbedder:
         self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._pool = ThreadPoolExecutor(os.cpu_count(), "kvproxy-embed")
+        self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:

@@ -136,6 +136,8 @@ async def _semantic(answerer: Answerer, key: CacheKey) -> SemanticReport:
         return replace(report, reason=why)
     if not await answerer.cache.compares(key.text):
         return replace(report, reason="a part of it is redacted, so only an equal request is answered alike")
+    if not cache.knows(key.text):
+        return replace(report, reason="it is in a language that the models in use do not know, see cache.languages")
     if not cache.reads(key.text):
         return replace(report, reason="the embedder does not read all of this text (letters, length)")
     lookup = await cache.lookup(key.namespace, key.text, explore=False)

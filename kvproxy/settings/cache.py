@@ -31,6 +31,11 @@ class CacheSettings(BaseModel):
         "built-in",
         description="Reads both questions: built-in, a folder or id of a CrossEncoder, or none (not for checked).",
     )
+    languages: tuple[str, ...] = Field(
+        ("en",),
+        description="Languages that the embedder and the verifier in use know, as ISO 639-1 codes, or * for every one. Questions"
+        " in others are answered from equal requests only.",
+    )
     level: float = Field(
         0.8,
         ge=0.0,

@@ -30,6 +30,7 @@ class Known:
 
     name = EMBEDDER
     dim = DIM
+    vocabulary = None
 
     def __init__(self, vectors: np.ndarray) -> None:
         self._vectors = vectors

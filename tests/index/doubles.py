@@ -13,6 +13,7 @@ class HashEmbedder:
     """Texts that share words get vectors close together, always the same ones."""
 
     name = "hash"
+    vocabulary = None
 
     def __init__(self, dim: int = 64) -> None:
         self.dim = dim

@@ -1,0 +1,104 @@
+"""The budget of a request: what its caches cannot do in time goes on behind its answer, and is counted."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.store import Put, ResponseStore, Written
+from tests.flow.test_decisions import CLOSE, FAR, QUESTION, ask, compared, observed, proxy, stats
+from tests.index.doubles import HashEmbedder, OverlapVerifier
+
+NOTHING = 0.0
+
+
+def checked() -> CheckedPolicy:
+    return CheckedPolicy(OverlapVerifier(), 0.8, 0.6)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is clear, nothing is embedded."""
+    go, embed = threading.Event(), HashEmbedder.embed
+
+    def held(self: HashEmbedder, texts: Sequence[str]) -> np.ndarray:
+        assert go.wait(30)
+        return embed(self, texts)
+
+    monkeypatch.setattr(HashEmbedder, "embed", held)
+    go.set()
+    return go
+
+
+def until(true: Callable[[], Any]) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to be")
+
+
+def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(
+    tmp_path: Path, slow: threading.Event
+) -> None:
+    with proxy(tmp_path, checked(), budget=0.2) as (url, services, model):
+        model.answers = {QUESTION: "A list.", CLOSE: "A list."}
+        ask(url, QUESTION, "confirm")
+        slow.clear()
+        status = ask(url, CLOSE).headers["cache-status"]
+        assert "fwd=uri-miss" in status
+        assert 'detail="skipped"' in status
+        assert stats(url)["lookups"]["skipped"] == 1
+        assert 'kvproxy_semantic_lookups{outcome="skipped"} 1.0' in httpx.get(f"{url}/metrics").text
+        # It is stored all the same, and answers equal requests before anything is embedded.
+        until(lambda: services.answerer.store.count() == 2)
+        assert 'detail="exact"' in ask(url, CLOSE).headers["cache-status"]
+        assert observed(services).summary()["observed"] == 0
+        slow.set()
+        compared(services, 1)
+        assert stats(url)["compared"] == {"right": 1}
+        assert observed(services).summary() | {"observed": 1, "right": 1} == observed(services).summary()
+        # And it is found for similar questions.
+        until(lambda: "semantic" in ask(url, f"{CLOSE} then", "no-store").headers["cache-status"])
+
+
+def test_who_takes_only_a_cached_answer_has_all_the_time(tmp_path: Path, slow: threading.Event) -> None:
+    with proxy(tmp_path, checked(), budget=0.05) as (url, _, _):
+        ask(url, QUESTION, "confirm")
+        slow.clear()
+        threading.Timer(0.4, slow.set).start()
+        assert "semantic" in ask(url, CLOSE, "only-if-cached").headers["cache-status"]
+
+
+def test_an_answer_waits_for_its_store_no_longer_than_the_budget_unless_it_is_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, put_many = threading.Event(), ResponseStore.put_many
+
+    def held(self: ResponseStore, puts: Sequence[Put]) -> Written:
+        assert go.wait(30)
+        return put_many(self, puts)
+
+    monkeypatch.setattr(ResponseStore, "put_many", held)
+    with proxy(tmp_path, checked(), budget=0.05) as (url, services, _):
+        assert "stored" not in ask(url, QUESTION).headers["cache-status"]
+        assert services.answerer.store.count() == 0
+        # An equal request is answered from what is on its way.
+        assert 'detail="exact"' in ask(url, QUESTION).headers["cache-status"]
+        threading.Timer(0.4, go.set).start()
+        assert "; stored" in ask(url, FAR, "confirm").headers["cache-status"]
+        assert services.answerer.store.count() == 2
+    # A proxy that ends stores what is on its way first.
+    go.clear()
+    with proxy(tmp_path / "other", checked(), budget=NOTHING) as (url, services, _):
+        assert "stored" not in ask(url, QUESTION).headers["cache-status"]
+        threading.Timer(0.2, go.set).start()
+    again = ResponseStore(tmp_path / "other" / "responses.db")
+    assert again.count() == 1
+    again.close()

@@ -1,0 +1,188 @@
+"""Lookups share a job, and have a budget: what is not decided in time is skipped, and made good behind the answer."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.lookup import Lookup
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+
+class Held(HashEmbedder):
+    """Embeds nothing before it is let go; the texts of each call are noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.go.set()
+        self.calls: list[list[str]] = []
+        self.broken = False
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        self.calls.append(list(texts))
+        assert self.go.wait(20)
+        if self.broken:
+            raise RuntimeError("broken")
+        return super().embed(texts)
+
+
+class Cache:
+    def __init__(self, path: Path) -> None:
+        self.embedder = Held()
+        self.store = ResponseStore(path / "r.db")
+        self.semantic = SemanticCache(self.store, self.embedder, ThresholdPolicy(0.8, guards=()))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    made = Cache(tmp_path)
+    yield made
+    made.embedder.go.set()
+    made.semantic.close()
+    made.store.close()
+
+
+async def until(true: object) -> None:
+    for _ in range(2000):
+        if callable(true) and true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come to be")
+
+
+async def test_those_who_wait_share_a_job_and_each_gets_its_own(cache: Cache) -> None:
+    await asyncio.gather(*(cache.semantic.insert(make_entry(f"what is number {n}")) for n in range(20)))
+    cache.embedder.calls.clear()
+    found = await asyncio.gather(*(cache.semantic.lookup("n", f"what is number {n} really") for n in range(20)))
+    assert [lookup.question for lookup in found] == [f"what is number {n} really" for n in range(20)]
+    assert all(lookup.candidates[0].prompt in lookup.question for lookup in found)
+    assert sum(map(len, cache.embedder.calls)) == 20
+    assert len(cache.embedder.calls) <= 2
+
+
+async def test_what_is_not_decided_in_time_is_skipped_and_what_has_not_begun_never_begins(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    cache.embedder.go.clear()
+    first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=30))
+    await until(lambda: len(cache.embedder.calls) == 2)
+    skipped = await cache.semantic.lookup("n", "what is a queue", seconds=0.01)
+    assert (skipped.skipped, skipped.outcome, skipped.entry) == (True, "skipped", None)
+    assert (skipped.namespace, skipped.question) == ("n", "what is a queue")
+    cache.embedder.go.set()
+    assert (await first).entry is not None
+    # One more, which would be embedded after what was skipped.
+    assert (await cache.semantic.lookup("n", "what is a block exactly", seconds=30)).skipped is False
+    assert ["what is a queue"] not in cache.embedder.calls
+
+
+async def test_who_would_wait_too_long_is_told_at_once(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    cache.semantic._lookups._seconds = 5.0
+    cache.embedder.go.clear()
+    first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=1.0))
+    await until(lambda: len(cache.embedder.calls) == 2)
+    second = asyncio.create_task(cache.semantic.lookup("n", "what is a block then", seconds=1.0))
+    await asyncio.sleep(0)
+    assert second.done() or (await asyncio.wait([second], timeout=0.5))[0]
+    assert second.result().skipped
+    cache.embedder.go.set()
+    # Where nobody waits a lookup is tried, however slow the last ones were.
+    assert (await first).entry is not None
+
+
+async def test_a_lookup_that_fails_fails_alone(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    cache.embedder.broken = True
+    results = await asyncio.gather(
+        *(cache.semantic.lookup("n", f"what is number {n}") for n in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(result, EmbedderError) for result in results)
+    cache.embedder.broken = False
+    assert (await cache.semantic.lookup("n", "what is a block please")).entry is not None
+
+
+async def test_a_skipped_question_is_found_and_told_of_behind_its_answer(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    told: list[Lookup] = []
+    entry = make_entry("what is a block please")
+    cache.embedder.go.clear()
+    assert await cache.semantic.insert_soon(entry, told.append)
+    # It is stored before it is embedded, and found by equal requests.
+    assert cache.store.find(entry.key) == entry
+    cache.embedder.go.set()
+    await cache.semantic.behind.idle()
+    (lookup,) = told
+    assert [candidate.prompt for candidate in lookup.candidates] == ["what is a block"]
+    assert lookup.candidates[0].verdict == "accepted"
+    near = await cache.semantic.lookup("n", "what is a block please do")
+    assert near.entry is not None
+    assert near.candidates[0].id == entry.id
+
+
+async def test_what_is_beyond_the_bound_waits_in_the_store(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.index.behind._MOST", 3)
+    told: list[Lookup] = []
+    cache.embedder.go.clear()
+    for number in range(10):
+        assert await cache.semantic.insert_soon(make_entry(f"what is number {number}"), told.append)
+        assert len(cache.semantic.behind) <= 3
+    dropped = cache.semantic.behind.dropped
+    assert 3 <= dropped <= 7
+    cache.embedder.go.set()
+    await cache.semantic.behind.idle()
+    assert len(told) == 10 - dropped
+    assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
+    for number in range(10):
+        assert (await cache.semantic.lookup("n", f"what is number {number}")).candidates[0].similarity > 0.999
+
+
+async def test_lookups_come_first(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    cache.embedder.go.clear()
+    first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please"))
+    await until(lambda: cache.semantic.busy)
+    await cache.semantic.insert_soon(make_entry("what is a queue"), None)
+    await asyncio.sleep(0.03)
+    assert len(cache.semantic.behind) == 1
+    cache.embedder.go.set()
+    await first
+    await cache.semantic.behind.idle()
+    assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
+
+
+async def test_what_fails_behind_an_answer_is_made_good_with_the_next(cache: Cache) -> None:
+    cache.embedder.broken = True
+    await cache.semantic.insert_soon(make_entry("what is a block"), None)
+    await cache.semantic.behind.idle()
+    assert len(cache.store.missing_vectors(HashEmbedder.name, 10)) == 1
+    cache.embedder.broken = False
+    await cache.semantic.insert_soon(make_entry("what is a queue"), None)
+    await cache.semantic.behind.idle()
+    assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
+
+
+async def test_the_index_takes_vectors_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """It passes over numbers below the last, so that one that came late would never be found."""
+    from kvproxy.index.neighbours import FaissNeighbours
+
+    made = Cache(tmp_path)
+    made.semantic._neighbours = FaissNeighbours(made.store, HashEmbedder.name, 64, small=4)
+    for number in range(30):
+        insert = made.semantic.insert(make_entry(f"now {number}"))
+        soon = made.semantic.insert_soon(make_entry(f"soon {number}"), None)
+        await asyncio.gather(insert, soon)
+    await made.semantic.behind.idle()
+    index = made.semantic._neighbours.indexes["n"]
+    assert index.numbers() == set(made.store.vector_ids("n", HashEmbedder.name)[0].tolist())
+    assert len(index) == 60
+    made.semantic.close()
+    made.store.close()

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.blocks_picture import draw_pool
+from kvproxy.commands.blocks_picture import draw_pool, group_lines
 from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.client import ProxyClient, part
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
@@ -84,7 +84,7 @@ def _print_blocks(blocks: list[dict[str, Any]], as_json: bool, empty: str) -> No
 
 
 _OWN: tuple[Column | str, ...] = (
-    "block#", "state", "refs#", digest("hash"), digest("parent"), "last use#", text("requests"),
+    "block#", "state", "refs#", digest("hash"), digest("parent"), "group#", "last use#", text("requests"),
 )  # fmt: skip
 _MIRRORED: tuple[Column | str, ...] = (
     digest("hash"), digest("parent"), "tokens#", "copies#", "groups", "rank#", "medium", "engine",
@@ -93,8 +93,8 @@ _MIRRORED: tuple[Column | str, ...] = (
 
 def _own_row(block: dict[str, Any]) -> tuple[object, ...]:
     requests = ", ".join(block["requests"]) or None
-    return (str(block["id"]), block["state"], block["ref_count"], block["hash"], block["parent"], block["last_accessed"],
-            requests)  # fmt: skip
+    return (str(block["id"]), block["state"], block["ref_count"], block["hash"], block["parent"], block["group"],
+            block["last_accessed"], requests)  # fmt: skip
 
 
 def _mirrored_row(block: dict[str, Any]) -> tuple[object, ...]:
@@ -157,6 +157,8 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
             found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
         plain = {name: value for name, value in found.items() if value is not None and not isinstance(value, list)}
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in plain.items())
+        for line in group_lines(found["groups"]):
+            typer.echo(line)
 
 
 @app.command("reset")

@@ -38,6 +38,8 @@ class ComputedBlocks:
 class KVCacheManager:
     """Tables of blocks for live requests over one pool.
 
+    Its `main` group is the first one with full attention, or the first of all: chains are shown as it has them.
+
     Args:
         num_blocks: blocks in the pool, the null block included.
         block_size: tokens in a block, where `groups` is not given.
@@ -87,7 +89,8 @@ class KVCacheManager:
         )
         # Full attention bounds what the others must look at, so it is asked first.
         self._asked_first = sorted(range(len(self.groups)), key=lambda number: self.groups[number].spec.kind != "full")
-        self.block_size = self.groups[0].block_size
+        self.main = self.groups[self._asked_first[0]]
+        self.block_size = self.main.block_size
         self.lookups = LookupStats()
         self.requests: dict[str, CacheRequest] = {}
         self._watermark = int(watermark * num_blocks)

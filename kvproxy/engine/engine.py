@@ -80,6 +80,7 @@ class Engine:
             self.manager, max_blocks=blocks - 1 - self.manager.most_held(self.limits.capacity, pieces.most)
         )
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
+        self.block_bytes = shape.block_bytes(size, loaded.dtype)
         self._runner = Runner(loaded, pool, backends)
         self._strict = settings.strict
         if capture is None and settings.cuda_graphs and loaded.device.type == "cuda" and backends.decode.capturable:

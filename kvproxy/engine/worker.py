@@ -47,6 +47,7 @@ class EngineWorker:
         self.vocab_size = limits.vocab_size
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
+        self.block_bytes = self._engine.block_bytes
         self.publisher = self._thread.publisher
         self.async_tokenizer = AsyncTokenizer(
             loaded.tokenizer, lambda at_least: limits.check_length(at_least, 0, at_least=True)

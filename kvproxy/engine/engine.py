@@ -11,6 +11,7 @@ from kvproxy.blocks.residency import Residency
 from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
 from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
+from kvproxy.engine.grammars import Grammars
 from kvproxy.engine.graphs import Capture, CudaCapture, most_rows
 from kvproxy.engine.limits import Limits
 from kvproxy.engine.memory import count_blocks
@@ -75,6 +76,7 @@ class Engine:
             min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len),
             self.manager.longest(pieces.most),
         )
+        self.grammars = Grammars(loaded.tokenizer, self.limits.vocab_size)
         # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
         self.pins = Pins(
             self.manager, max_blocks=blocks - 1 - self.manager.most_held(self.limits.capacity, pieces.most)
@@ -127,7 +129,8 @@ class Engine:
         """
         if any(sequence.source.id == request.id for sequence in self._under_way()):
             raise InvalidRequest(f"a request {request.id!r} is under way: give each request an id of its own")
-        sequence = RunningSequence(request, 0, self.limits.check(request), self.tokenizer, emit, fail)
+        matcher = self.grammars.matcher(request.grammar) if request.grammar else None
+        sequence = RunningSequence(request, 0, self.limits.check(request), self.tokenizer, emit, fail, matcher)
         self._scheduler.add(sequence)
         self._stalled = False
         return sequence

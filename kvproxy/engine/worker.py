@@ -86,6 +86,9 @@ class EngineWorker:
             Overloaded: the engine is dead, or failed or stopped while the request was under way.
         """
         self._engine.limits.check(request)
+        if request.grammar is not None:
+            # A large schema takes a second: not on the engine's thread, which then finds it ready.
+            await asyncio.to_thread(self._engine.grammars.matcher, request.grammar)
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[Delta | KvproxyError] = asyncio.Queue()
 

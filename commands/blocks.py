@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.blocks_picture import draw_pool
+from kvproxy.commands.blocks_picture import draw_pool, group_lines
 from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.client import ProxyClient, part
 from kvproxy.commands.engines import engine_line
@@ -88,7 +88,7 @@ def _print_blocks(blocks: list[dict[str, Any]], as_json: bool, empty: str) -> No
 
 
 _OWN: tuple[Column | str, ...] = (
-    "block#", "state", "refs#", digest("hash"), digest("parent"), "last use#", text("requests"),
+    "block#", "state", "refs#", digest("hash"), digest("parent"), "group#", "last use#", text("requests"),
 )  # fmt: skip
 _MIRRORED: tuple[Column | str, ...] = (
     digest("hash"), digest("parent"), "tokens#", "copies#", "groups", "rank#", "medium", "engine",
@@ -97,8 +97,8 @@ _MIRRORED: tuple[Column | str, ...] = (
 
 def _own_row(block: dict[str, Any]) -> tuple[object, ...]:
     requests = ", ".join(block["requests"]) or None
-    return (str(block["id"]), block["state"], block["ref_count"], block["hash"], block["parent"], block["last_accessed"],
-            requests)  # fmt: skip
+    return (str(block["id"]), block["state"], block["ref_count"], block["hash"], block["parent"], block["group"],
+            block["last_accessed"], requests)  # fmt: skip
 
 
 def _mirrored_row(block: dict[str, Any]) -> tuple[object, ...]:
@@ -163,6 +163,8 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
         print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in plain.items())
         for engine in found["told"]:
             typer.echo(engine_line(engine))
+        for line in group_lines(found["groups"]):
+            typer.echo(line)
 
 
 @app.command("reset")

@@ -41,6 +41,19 @@ def draw_pool(states: list[str], stats: dict[str, Any]) -> None:
         f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
         f" {stats['evictions']:,} evictions, {stats['block_size']} tokens a block"
     )
+    for group in group_lines(stats["groups"]):
+        typer.echo(f" {group}")
+
+
+def group_lines(groups: list[dict[str, Any]]) -> list[str]:
+    """A line for each attention group with its share of the pool; none for a model that has one with full attention."""
+    return [f"{group_name(group)}: {group['used']:,} blocks used, {group['cached']:,} cached" for group in groups]
+
+
+def group_name(group: dict[str, Any]) -> str:
+    """An attention group in words."""
+    reach = f" of {group['reach']:,} tokens" if group["reach"] else ""
+    return f"group {group['number']}, {group['kind'].replace('_', ' ')}{reach}"
 
 
 def _legend(stats: dict[str, Any], per_cell: int) -> "Text":

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kvproxy.apis.api import ApiName
+from kvproxy.commands.blocks_picture import group_name
 from kvproxy.commands.bodies import credentials, read_body
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.explain_request import explain_request
@@ -131,6 +132,8 @@ def _render_prefix(prefix: dict[str, Any]) -> None:
         f"prefix     {prefix['matched_tokens']:,} of {prefix['prompt_tokens']:,} tokens are cached"
         f"{_blocks(prefix['blocks'])}"
     )
+    for group in prefix["groups"]:
+        typer.echo(f"  {group_name(group)}: {group['tokens']:,} tokens if it were alone")
     for name, tokens in prefix["tiers"].items():
         typer.echo(f"  {name:8} {tokens:,} tokens more")
     if prefix.get("engine"):

@@ -43,6 +43,19 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: every token is chosen among those that can still lead to such a text.
+
+    Attributes:
+        kind: `json_schema`, or `lark` for a grammar in llguidance's form of Lark.
+        text: the schema as JSON, or the grammar.
+    """
+
+    kind: Literal["json_schema", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt in token ids.
 
@@ -55,6 +68,7 @@ class GenerationRequest:
         tenant: whose request it is; tenants of the same queue priority get equal shares of the engine.
         queue_priority: lower is served first, whoever asks.
         own_priority: lower is served first among the tenant's own requests.
+        grammar: what the answer must look like; None for anything.
     """
 
     id: str
@@ -65,6 +79,7 @@ class GenerationRequest:
     tenant: str = ""
     queue_priority: int = 0
     own_priority: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +119,19 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model makes: a tool's name, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of answer number `index`; the last piece carries the finish reason and the answer's timing.
 
-    `prompt_logprobs` comes with the first piece, one item for each token of the prompt but the first.
+    `prompt_logprobs` comes with the first piece, one item for each token of the prompt but the first. `calls` are those that
+    the piece completes; their text is not part of `text`.
     """
 
     index: int
@@ -118,3 +142,4 @@ class Delta:
     usage: Usage
     timing: Timing | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[ToolCall, ...] = ()

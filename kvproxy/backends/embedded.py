@@ -10,9 +10,10 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
+from kvproxy.engine.calls import CallForm, CallReader
 from kvproxy.engine.worker import EngineWorker
-from kvproxy.errors import ModelNotFound, NotFound
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams
+from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
+from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
 
 _MOST = 1_000_000
 
@@ -71,14 +72,16 @@ class EmbeddedBackend:
         wanted = self._speaker(request).wanted(request.body)
         generation = await self.generation(request, wanted)
         echo = await self._echo(wanted, generation.tokens) if wanted.echo else None
+        form = await self._call_form(wanted)
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
 
         async def all_pieces() -> AsyncIterator[Delta]:
+            read = CallReader(form).read if form is not None else _as_it_is
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
-                yield first
+                yield read(first)
                 async for piece in rest:
-                    yield piece
+                    yield read(piece)
 
         inside = [self.door.leave]
 
@@ -114,7 +117,28 @@ class EmbeddedBackend:
             tenant=request.tenant,
             queue_priority=wanted.queue_priority if self._ranked else 0,
             own_priority=0 if self._ranked else wanted.queue_priority,
+            grammar=await self._grammar(wanted),
         )
+
+    async def _call_form(self, wanted: Wanted) -> CallForm | None:
+        """How the model writes calls, where the request lets it call tools."""
+        if wanted.tools is None:
+            return None
+        form = await self.worker.async_tokenizer.call_form()
+        if form is None:
+            raise InvalidRequest(
+                "this model's chat template cannot write calls of tools so that they can be read: leave tools out, or use"
+                " --upstream",
+                param="tools",
+            )
+        return form
+
+    async def _grammar(self, wanted: Wanted) -> Grammar | None:
+        form = await self._call_form(wanted)
+        if form is None or wanted.tools is None:
+            return wanted.grammar
+        tools = wanted.tools
+        return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
     def _salt(self, request: ApiRequest, wanted: Wanted) -> str | None:
         """What keeps a tenant's blocks apart, together with the salt of the request's own."""
@@ -136,6 +160,10 @@ class EmbeddedBackend:
         (first,) = await tokenizer.texts(list(tokens[:1]))
         text = wanted.prompt if isinstance(wanted.prompt, str) else await tokenizer.decode(list(tokens))
         return Echo(text, first)
+
+
+def _as_it_is(piece: Delta) -> Delta:
+    return piece
 
 
 def sampling_params(wanted: Wanted, recommended: SamplingParams) -> SamplingParams:

@@ -43,7 +43,9 @@ class EmbeddedPrefix:
         return block and replace(block, text=await self._text(block.tokens))
 
     async def figures(self) -> PrefixFigures:
-        return PrefixFigures(await self._worker.inspect(view.stats))
+        pool = await self._worker.inspect(view.stats)
+        size = self._worker.block_bytes
+        return PrefixFigures(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
 
     async def reset(self) -> ResetReport:
         return await self._worker.inspect(_reset)
@@ -58,6 +60,7 @@ class EmbeddedPrefix:
             blocks=found.blocks,
             tiers=await self._worker.tier_match(asked, found.matched_tokens),
             divergence=await self._spelled(found.divergence),
+            groups=found.groups,
         )
 
     async def pins(self) -> list[PinRow]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow, PoolFigures
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, GroupMatch, PinRow, PoolFigures
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.tiers.figures import TierFigures
@@ -76,6 +76,7 @@ class PrefixReport:
         complete: whether the mirror knows everything.
         named_alike: whether the engine names its blocks by the recipe that we were told.
         digests: the prompt's own block digests.
+        groups: what each attention group of the embedded engine could reuse alone, of a model with limited attention.
     """
 
     prompt_tokens: int | None = None
@@ -90,6 +91,7 @@ class PrefixReport:
     complete: bool | None = None
     named_alike: bool | None = None
     digests: tuple[str, ...] = ()
+    groups: tuple[GroupMatch, ...] = ()
 
     @property
     def reusable(self) -> int:

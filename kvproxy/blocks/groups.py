@@ -110,6 +110,10 @@ class BlockGroup:
         new = -(-num_tokens // self.block_size) - len(computed) - (len(held) if held else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
 
+    def most_held(self, num_tokens: int, step: int) -> int:
+        """Most blocks that a request of `num_tokens` holds at any time, where a step computes at most `step` of them."""
+        return -(-num_tokens // self.block_size)
+
     def adopt(self, request_id: str, computed: Sequence[Block]) -> None:
         """Begin a table with hit blocks, which the pool has touched."""
         self.tables[request_id] = list(computed)

@@ -41,20 +41,19 @@ def make_groups(
     merge: bool,
     eagle: bool,
 ) -> tuple[tuple[BlockGroup, ...], int]:
-    """Groups over a pool, full attention first, and the block size at which tokens are hashed."""
+    """Groups over a pool, in the order of their specs, and the block size at which tokens are hashed."""
     specs = tuple(specs) if specs else (GroupSpec("full", block_size),)
     specs = tuple(GroupSpec(spec.kind, spec.block_size * context_parallel, spec.reach) for spec in specs)
     if eagle and any(spec.kind == "chunked_local" for spec in specs):
         raise ValueError(
             "EAGLE and chunked local attention do not go together: a chunk's first token has no past to draft from"
         )
-    ordered = sorted(specs, key=lambda spec: spec.kind != "full")
-    alone = len(ordered) == 1
+    alone = len(specs) == 1
     groups = tuple(
         make_group(spec, pool, number=None if alone else number, merge=merge, eagle=eagle)
-        for number, spec in enumerate(ordered)
+        for number, spec in enumerate(specs)
     )
-    hash_block_size = gcd(*(spec.block_size for spec in ordered))
+    hash_block_size = gcd(*(spec.block_size for spec in specs))
     for group in groups:
         group.hash_factor = group.block_size // hash_block_size
     return groups, hash_block_size

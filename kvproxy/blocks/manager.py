@@ -3,6 +3,7 @@
 Behaviour follows vLLM v1's `KVCacheManager` block id by block id (see docs/block-cache.md for the rules).
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class ComputedBlocks:
 
 class KVCacheManager:
     """Tables of blocks for live requests over one pool.
+
+    Its `main` group is the first one with full attention, or the first of all: chains are shown as it has them.
 
     Args:
         num_blocks: blocks in the pool, the null block included.
@@ -84,7 +87,10 @@ class KVCacheManager:
         self.groups, self.hash_block_size = make_groups(
             groups, block_size, context_parallel, self.pool, merge=merge, eagle=eagle
         )
-        self.block_size = self.groups[0].block_size
+        # Full attention bounds what the others must look at, so it is asked first.
+        self._asked_first = sorted(range(len(self.groups)), key=lambda number: self.groups[number].spec.kind != "full")
+        self.main = self.groups[self._asked_first[0]]
+        self.block_size = self.main.block_size
         self.lookups = LookupStats()
         self.requests: dict[str, CacheRequest] = {}
         self._watermark = int(watermark * num_blocks)
@@ -99,8 +105,10 @@ class KVCacheManager:
         if request.skip_read:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
-        blocks, num_tokens = reusable(self.groups, hashes, request.num_tokens - 1)
-        return ComputedBlocks(blocks, num_tokens)
+        order = self._asked_first
+        blocks, num_tokens = reusable([self.groups[number] for number in order], hashes, request.num_tokens - 1)
+        found = dict(zip(order, blocks, strict=True))
+        return ComputedBlocks(tuple(found[number] for number in range(len(order))), num_tokens)
 
     def shorten(self, computed: ComputedBlocks, multiple: int) -> ComputedBlocks:
         """A lookup's result cut to whole multiples of a number of tokens, which all block sizes divide."""
@@ -211,8 +219,29 @@ class KVCacheManager:
         return self._copies.take()
 
     def block_ids(self, request_id: str, group: int = 0) -> list[int]:
-        """A request's block table."""
+        """A request's block table; 0 stands for blocks that its group needs no more."""
         return [block.id for block in self.groups[group].tables.get(request_id, ())]
+
+    def tables(self, request_id: str) -> tuple[list[int], ...]:
+        """A request's block tables, one for each group."""
+        return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
+
+    def most_held(self, num_tokens: int, step: int) -> int:
+        """Most blocks that a request of `num_tokens` holds at any time, where a step computes at most `step` of them."""
+        return sum(group.most_held(num_tokens, step) for group in self.groups)
+
+    def longest(self, step: int) -> int:
+        """Tokens of the longest request that the pool can hold alone, where a step computes at most `step` of them."""
+        # Windows alone hold sequences of any length.
+        lengths = range(1, 1 << 40)
+        return bisect_right(lengths, self.pool.num_blocks - 1, key=lambda tokens: self.most_held(tokens, step))
+
+    def has_room(self, request: CacheRequest, computed: ComputedBlocks, step: int) -> bool:
+        """Whether the free blocks suffice for all of a request, after `computed`; others may take them meanwhile."""
+        null = self.pool.null_block
+        hits = [block for hit in computed.groups for block in hit if block is not null]
+        idle = sum(1 for block in hits if block.ref_count == 0)
+        return self.most_held(request.num_tokens, step) - len(hits) + idle <= self.pool.num_free
 
     def num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """For each group, the leading blocks of a request that every live request shares."""

@@ -39,6 +39,7 @@ class BlockRow:
         num_tokens: tokens that it holds.
         last_accessed: ordinal of the block's last use.
         requests: ids of the requests that hold it.
+        group: number of the attention group whose layers the block holds, once that is known; None where there is one.
         copies: physical blocks with this content, in all groups.
         place: where it lies, for a mirrored block.
     """
@@ -53,6 +54,7 @@ class BlockRow:
     last_accessed: int | None
     priority: int | None
     requests: tuple[str, ...] | None
+    group: int | None = None
     copies: int | None = None
     place: Place | None = None
 
@@ -116,12 +118,40 @@ class ChainRow:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """An attention group's share of the pool.
+
+    Attributes:
+        kind, reach: how far its attention reaches; `reach` is the tokens of the window or chunk, 0 for full attention.
+        used, cached: blocks that requests hold, and idle ones that cache something.
+    """
+
+    number: int
+    kind: str
+    reach: int
+    used: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMatch:
+    """What one attention group alone could reuse of a prompt; what all of them can is the least that suits each."""
+
+    number: int
+    kind: str
+    reach: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolFigures:
     """Figures of a pool; see `PoolStats` for what each counts. None is what nobody tells.
 
     Attributes:
         distinct: cached blocks, copies counted once.
         pinned: blocks that pins hold.
+        block_bytes, used_bytes: memory of one block, and of those that are used.
+        groups: the attention groups of a model that has several, or one of limited reach.
     """
 
     num_blocks: int | None
@@ -137,6 +167,9 @@ class PoolFigures:
     pinned: int | None
     distinct: int | None = None
     residency: ResidencyStats | None = None
+    block_bytes: int | None = None
+    used_bytes: int | None = None
+    groups: tuple[GroupFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +198,11 @@ class PrefixMatch:
         matched_tokens: how many of them are cached.
         blocks: ids of the blocks that hold them.
         divergence: where the prompt leaves the chain that it follows furthest; None where it leaves none.
+        groups: what each attention group could reuse alone, of a model that has several, or one of limited reach.
     """
 
     prompt_tokens: int
     matched_tokens: int
     blocks: tuple[int, ...]
     divergence: Divergence | None
+    groups: tuple[GroupMatch, ...] = ()

@@ -1,15 +1,41 @@
 """The block cache as rows, for the admin routes and the command line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.groups import PUBLISHED, BlockGroup
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.rows import BlockContent, BlockRow, BlockState, ChainRow, Divergence, PoolFigures, PrefixMatch
+from kvproxy.blocks.rows import (
+    BlockContent,
+    BlockRow,
+    BlockState,
+    ChainRow,
+    Divergence,
+    GroupFigures,
+    GroupMatch,
+    PoolFigures,
+    PrefixMatch,
+)
 
-Holders = dict[int, list[str]]
-"""Ids of the requests that hold a block, by block id."""
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Who holds blocks.
+
+    Attributes:
+        requests: ids of the requests that hold a block, by block id.
+        groups: number of the attention group whose tables hold a block, by block id; None where there is one.
+    """
+
+    requests: dict[int, list[str]] = field(default_factory=dict)
+    groups: dict[int, int | None] = field(default_factory=dict)
+
+    def group(self, block: Block) -> int | None:
+        """The group whose layers a block holds; None where that is not known or there is one."""
+        return self.groups.get(block.id) if block.group is None else block.group
 
 
 def list_blocks(manager: KVCacheManager) -> list[BlockRow]:
@@ -20,7 +46,7 @@ def list_blocks(manager: KVCacheManager) -> list[BlockRow]:
 
 def eviction_queue(manager: KVCacheManager) -> list[BlockRow]:
     """Idle blocks, the next to be given up first."""
-    return [_row(manager, block, {}) for block in manager.pool.free_queue]
+    return [_row(manager, block, Holders()) for block in manager.pool.free_queue]
 
 
 def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
@@ -34,9 +60,9 @@ def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
 def chains(manager: KVCacheManager) -> list[ChainRow]:
     """Cached chains, each from its first block to a leaf, most recently used first. The caller adds the text.
 
-    Chains that share a beginning each list it. A hybrid model's are those of its first group.
+    Chains that share a beginning each list it. A hybrid model's are those of its first group with full attention.
     """
-    number = manager.groups[0].number
+    number = manager.main.number
     named = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == number}
     parents = {block.parent for block in named.values()}
     found = [_chain(manager, named, leaf) for digest, leaf in named.items() if digest not in parents]
@@ -77,8 +103,11 @@ def stats(manager: KVCacheManager) -> PoolFigures:
         hits=figures.hits,
         hit_rate=figures.hit_rate,
         evictions=figures.evictions,
-        pinned=sum(1 for block in pool.blocks if block.ref_count and block is not null and block.id not in holders),
+        pinned=sum(
+            1 for block in pool.blocks if block.ref_count and block is not null and block.id not in holders.requests
+        ),
         residency=pool.residency.stats() if pool.residency is not None else None,
+        groups=tuple(_share(manager, group) for group in _limited(manager)),
     )
 
 
@@ -96,12 +125,37 @@ def chain_to(manager: KVCacheManager, digest: str) -> CacheRequest | None:
 def match(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
     """What a prompt would reuse now, and where it leaves the closest cached chain; changes nothing."""
     computed = manager.get_computed_blocks(request)
-    ids = tuple(block.id for block in computed.blocks)
-    return PrefixMatch(request.num_tokens, computed.num_tokens, ids, _divergence(manager, request))
+    null = manager.pool.null_block
+    ids = tuple(block.id for hit in computed.groups for block in hit if block is not null)
+    alone = tuple(_alone(manager, group, request) for group in _limited(manager))
+    return PrefixMatch(request.num_tokens, computed.num_tokens, ids, _divergence(manager, request), alone)
+
+
+def _limited(manager: KVCacheManager) -> Sequence[BlockGroup]:
+    """The groups that are worth telling: none where all layers share one with full attention."""
+    groups = manager.groups
+    return () if len(groups) == 1 and groups[0].spec.kind == "full" else groups
+
+
+def _alone(manager: KVCacheManager, group: BlockGroup, request: CacheRequest) -> GroupMatch:
+    hashes = group.names(request.update_hashes(manager.hasher, manager.hash_block_size))
+    found = group.longest_hit(hashes, (request.num_tokens - 1) // group.block_size)
+    return GroupMatch(group.number or 0, PUBLISHED[group.spec.kind], group.spec.reach, len(found) * group.block_size)
+
+
+def _share(manager: KVCacheManager, group: BlockGroup) -> GroupFigures:
+    null = manager.pool.null_block
+    held = {block.id for table in group.tables.values() for block in table if block is not null}
+    cached = sum(
+        1
+        for block in manager.pool.blocks
+        if block.hash is not None and not block.ref_count and block.group == group.number
+    )
+    return GroupFigures(group.number or 0, PUBLISHED[group.spec.kind], group.spec.reach, len(held), cached)
 
 
 def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | None:
-    group = manager.groups[0]
+    group = manager.main
     hashes = group.names(request.update_hashes(manager.hasher, manager.hash_block_size))
     followed = 0
     while followed < len(hashes) and group.find(hashes[followed]) is not None:
@@ -118,11 +172,13 @@ def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | 
 
 
 def _holders(manager: KVCacheManager) -> Holders:
-    holders: Holders = {}
+    holders = Holders()
     for group in manager.groups:
         for request_id, table in group.tables.items():
             for block in table:
-                holders.setdefault(block.id, []).append(request_id)
+                if block is not manager.pool.null_block:
+                    holders.requests.setdefault(block.id, []).append(request_id)
+                    holders.groups[block.id] = group.number
     return holders
 
 
@@ -138,7 +194,8 @@ def _row(manager: KVCacheManager, block: Block, holders: Holders) -> BlockRow:
         num_tokens=manager.block_size if block.computed else 0,
         last_accessed=block.last_accessed,
         priority=block.priority,
-        requests=() if is_null else tuple(holders.get(block.id, ())),
+        requests=() if is_null else tuple(holders.requests.get(block.id, ())),
+        group=holders.group(block),
     )
 
 
@@ -147,7 +204,7 @@ def _state(block: Block, is_null: bool, holders: Holders) -> BlockState:
         return "null"
     if block.ref_count:
         # What is held by no request is held by a pin.
-        return "used" if block.id in holders else "pinned"
+        return "used" if block.id in holders.requests else "pinned"
     return "cached" if block.hash is not None else "free"
 
 

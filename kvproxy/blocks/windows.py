@@ -57,6 +57,11 @@ class SlidingWindowGroup(BlockGroup):
     def num_skipped(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - self.spec.reach + 1)
 
+    def most_held(self, num_tokens: int, step: int) -> int:
+        # The window and the step may begin and end inside of blocks.
+        window = -(-(self.spec.reach - 1 + step) // self.block_size) + 1
+        return min(super().most_held(num_tokens, step), window)
+
 
 class ChunkedLocalGroup(BlockGroup):
     """Each token attends to those before it in its own chunk of `reach` tokens."""
@@ -75,6 +80,10 @@ class ChunkedLocalGroup(BlockGroup):
 
     def num_skipped(self, num_computed_tokens: int) -> int:
         return num_computed_tokens // self.spec.reach * self.spec.reach
+
+    def most_held(self, num_tokens: int, step: int) -> int:
+        chunk = -(-(self.spec.reach + step) // self.block_size) + 1
+        return min(super().most_held(num_tokens, step), chunk)
 
 
 def make_group(spec: GroupSpec, pool: BlockPool, *, number: int | None, merge: bool, eagle: bool) -> BlockGroup:

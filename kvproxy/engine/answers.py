@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from kvproxy.engine.failure import is_device_error
+from kvproxy.engine.grammars import allowed
 from kvproxy.engine.runner import Output
 from kvproxy.engine.sampler import Sample, sample
 from kvproxy.engine.scheduler import Scheduler
@@ -118,12 +119,15 @@ def _samples(ready: Sequence[tuple[RunningSequence, Output]]) -> list[Sample]:
     """A token for each sequence, and for each of its guesses the one that would follow; in one call of the sampler."""
     counts = [1 + output.span.drafts for _, output in ready]
     rows = [sequence for (sequence, _), count in zip(ready, counts, strict=True) for _ in range(count)]
+    matchers = [sequence.matcher for sequence in rows]
+    logits = torch.cat([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)])
     return sample(
-        torch.cat([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)]),
+        logits,
         [sequence.sampling for sequence in rows],
         [
             point
             for (sequence, _), count in zip(ready, counts, strict=True)
             for point in ([0.0] * count if sequence.sampling.is_greedy else sequence.draws.peek(count))
         ],
+        allowed(matchers, logits.shape[-1]) if any(matchers) else None,
     )

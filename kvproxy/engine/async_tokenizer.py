@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from kvproxy.engine.calls import CallForm
 from kvproxy.engine.tokenizer import ChatTokenizer
 from kvproxy.errors import Overloaded
 
@@ -52,6 +53,10 @@ class AsyncTokenizer:
         return await self._run(
             _size(messages) + _size(tools), lambda: self._tokenizer.chat(messages, tools, self._check)
         )
+
+    async def call_form(self) -> CallForm | None:
+        """How the chat template writes calls of tools; None where it cannot."""
+        return await self._run(0, lambda: self._tokenizer.call_form)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""

@@ -7,34 +7,63 @@ import numpy as np
 import torch
 
 from kvproxy.engine.attention.backend import Backends
-from kvproxy.engine.attention.interface import Attend
+from kvproxy.engine.attention.interface import KV, Attend
+from kvproxy.engine.layers import LayerGroup, places
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
-class StepBatch:
-    """Everything that the model needs of a step; prefill spans come first in the row, then one token a decoding sequence.
+class GroupBatch:
+    """What the layers of one group need of a step.
 
     Attributes:
-        pool: KV tensors.
-        tokens, positions: `[1, tokens]`, the row and each token's place in its sequence.
         slots: `[tokens]`, block * block_size + offset that each token's key and value go to.
-        decode_start: where decoding rows begin in the row.
         prefill, decode: attention of the two parts of the row; None where a part is empty.
     """
 
-    pool: KVPool
-    tokens: torch.Tensor
-    positions: torch.Tensor
     slots: torch.Tensor
-    decode_start: int
     prefill: Attend | None
     decode: Attend | None
 
 
-def build_batch(pool: KVPool, prefills: Sequence[Span], decodes: Sequence[Span], backends: Backends) -> StepBatch:
+class StepBatch:
+    """Everything that the model needs of a step; prefill spans come first in the row, then one token a decoding sequence.
+
+    Args:
+        pool: KV tensors.
+        groups: the model's groups of layers.
+        tokens, positions: `[1, tokens]`, the row and each token's place in its sequence.
+        decode_start: where decoding rows begin in the row.
+        batches: what each group needs.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        groups: Sequence[LayerGroup],
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        decode_start: int,
+        batches: Sequence[GroupBatch],
+    ) -> None:
+        self.tokens = tokens
+        self.positions = positions
+        self.decode_start = decode_start
+        self._pool = pool
+        self._places = places(groups)
+        self._batches = batches
+
+    def layer(self, index: int) -> tuple[GroupBatch, KV]:
+        """What a layer of the model needs, and its keys and values in the pool."""
+        group, slot = self._places[index]
+        return self._batches[group], self._pool.layer(slot)
+
+
+def build_batch(
+    pool: KVPool, groups: Sequence[LayerGroup], prefills: Sequence[Span], decodes: Sequence[Span], backends: Backends
+) -> StepBatch:
     """Tensors for a step; each decode span has exactly one token."""
     device, size = pool.data.device, pool.block_size
     spans = [*prefills, *decodes]
@@ -42,25 +71,28 @@ def build_batch(pool: KVPool, prefills: Sequence[Span], decodes: Sequence[Span],
         [
             [token for span in spans for token in span.tokens],
             [at for span in spans for at in range(span.start, span.end)],
-            [slot for span in spans for slot in span.slots(size)],
+            *([slot for span in spans for slot in span.slots(size, group.number)] for group in groups),
         ],
         device,
     )
-    return StepBatch(
-        pool=pool,
-        tokens=row[:1],
-        positions=row[1:2],
-        slots=row[2],
-        decode_start=sum(len(span.tokens) for span in prefills),
-        prefill=backends.prefill.prepare(prefills, pool) if prefills else None,
-        decode=backends.decode.prepare(*decode_rows(decodes, size, device), pool) if decodes else None,
-    )
+    lengths = upload([span.end for span in decodes], device)
+    batches = [
+        GroupBatch(
+            slots=slots,
+            prefill=backends.prefill.prepare(prefills, pool, group) if prefills else None,
+            decode=backends.decode.prepare(decode_table(decodes, size, device, group.number), lengths, pool, group)
+            if decodes
+            else None,
+        )
+        for group, slots in zip(groups, row[2:], strict=True)
+    ]
+    return StepBatch(pool, groups, row[:1], row[1:2], sum(len(span.tokens) for span in prefills), batches)
 
 
-def decode_rows(spans: Sequence[Span], block_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Block table `[rows, blocks]` int32 and lengths `[rows]` of decoding sequences, on a device."""
-    table = block_table([span.blocks for span in spans], max(-(-span.end // block_size) for span in spans))
-    return upload(table, device, np.int32), upload([span.end for span in spans], device)
+def decode_table(spans: Sequence[Span], block_size: int, device: torch.device, group: int = 0) -> torch.Tensor:
+    """A group's block table of decoding sequences on a device, `[rows, blocks]` int32."""
+    table = block_table([span.tables[group] for span in spans], max(-(-span.end // block_size) for span in spans))
+    return upload(table, device, np.int32)
 
 
 def block_table(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from itertools import chain
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
@@ -11,6 +12,7 @@ from kvproxy.encryption import Cipher
 from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
 from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
+from kvproxy.engine.grammars import Grammars
 from kvproxy.engine.graphs import Capture, CudaCapture, most_rows
 from kvproxy.engine.limits import Limits
 from kvproxy.engine.memory import count_blocks
@@ -55,19 +57,16 @@ class Engine:
             loaded.device,
             loaded.dtype,
             shape.head_dim,
+            needs=loaded.needs,
             prefill=settings.prefill_attention,
             decode=settings.decode_attention,
         )
         blocks = count_blocks(loaded, backends, settings)
         self.tokenizer = loaded.tokenizer
-        self.limits = Limits(
-            loaded.model.get_input_embeddings().num_embeddings,
-            min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len),
-            (blocks - 1) * size,
-        )
+        pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
         self.manager = KVCacheManager(
             blocks,
-            size,
+            groups=[group.spec(size) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.policy,
             keep_tokens=True,
@@ -75,16 +74,24 @@ class Engine:
             residency=Residency(),
             record_events=settings.kv_events is not None,
         )
+        self.limits = Limits(
+            loaded.model.get_input_embeddings().num_embeddings,
+            min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len),
+            self.manager.longest(pieces.most),
+        )
+        self.grammars = Grammars(loaded.tokenizer, self.limits.vocab_size)
         # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
-        self.pins = Pins(self.manager, max_blocks=blocks - 1 - -(-self.limits.capacity // size))
+        self.pins = Pins(
+            self.manager, max_blocks=blocks - 1 - self.manager.most_held(self.limits.capacity, pieces.most)
+        )
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
+        self.block_bytes = shape.block_bytes(size, loaded.dtype)
         self._runner = Runner(loaded, pool, backends)
         self._strict = settings.strict
         if capture is None and settings.cuda_graphs and loaded.device.type == "cuda" and backends.decode.capturable:
             capture = CudaCapture(loaded.device)
         if capture is not None:
             self._runner.capture(capture, most=most_rows(settings), longest=self.limits.capacity)
-        pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
         self.tiers = make_tiering(loaded, pool, self.manager, pieces, settings, tiers, cipher)
         self._stalled = False
         self._scheduler = Scheduler(
@@ -125,7 +132,8 @@ class Engine:
         """
         if any(sequence.source.id == request.id for sequence in self._under_way()):
             raise InvalidRequest(f"a request {request.id!r} is under way: give each request an id of its own")
-        sequence = RunningSequence(request, 0, self.limits.check(request), self.tokenizer, emit, fail)
+        matcher = self.grammars.matcher(request.grammar) if request.grammar else None
+        sequence = RunningSequence(request, 0, self.limits.check(request), self.tokenizer, emit, fail, matcher)
         self._scheduler.add(sequence)
         self._stalled = False
         return sequence
@@ -184,7 +192,7 @@ class Engine:
         lost |= {
             sequence.source.id
             for sequence in self._under_way()
-            if doubtful.intersection(self.manager.block_ids(sequence.cache.id))
+            if not doubtful.isdisjoint(chain.from_iterable(self.manager.tables(sequence.cache.id)))
         }
         self._drop(lost, doubtful, request_failed(error))
 
@@ -195,8 +203,9 @@ class Engine:
         self._drop({request_id}, self._named(output.span), request_failed(error))
 
     def _named(self, span: Span) -> set[int]:
-        """The blocks that a span writes to."""
-        return set(span.blocks[span.start // self.manager.block_size :])
+        """The blocks that a span writes to, in all groups."""
+        first = span.start // self.manager.block_size
+        return {block for table in span.tables for block in table[first:]}
 
     def _drop(self, request_ids: set[str], doubtful: set[int], error: KvproxyError) -> None:
         pool = self.manager.pool

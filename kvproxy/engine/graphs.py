@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend
-from kvproxy.engine.batch import StepBatch, block_table
+from kvproxy.engine.batch import GroupBatch, StepBatch, block_table
+from kvproxy.engine.layers import LayerGroup
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import on_host
@@ -109,6 +110,7 @@ class DecodeGraphs:
     Args:
         forward: the model's logits for a step, `[rows, vocabulary]`.
         pool: the KV tensors.
+        groups: the model's groups of layers.
         decode: the attention.
         most: most rows of a step.
         width: blocks of the longest sequence.
@@ -122,6 +124,7 @@ class DecodeGraphs:
         self,
         forward: Callable[[StepBatch], torch.Tensor],
         pool: KVPool,
+        groups: Sequence[LayerGroup],
         decode: DecodeBackend,
         *,
         most: int,
@@ -130,12 +133,13 @@ class DecodeGraphs:
     ) -> None:
         self._forward = forward
         self._pool = pool
+        self._groups = groups
         self._decode = decode
         self._sizes = sizes(most)
         self._width = width
         device = pool.data.device
-        self._table = torch.zeros((most, width), dtype=torch.int32, device=device)
-        self._rows = {size: on_host(_idle_rows(size), device).to(device) for size in self._sizes}
+        self._tables = torch.zeros((len(groups), most, width), dtype=torch.int32, device=device)
+        self._rows = {size: on_host(self._idle_rows(size), device).to(device) for size in self._sizes}
         self._steps = {size: capture(partial(self._compute, size)) for size in reversed(self._sizes)}
 
     def fits(self, spans: Sequence[Span]) -> bool:
@@ -150,23 +154,30 @@ class DecodeGraphs:
 
     def _load(self, spans: Sequence[Span], size: int) -> None:
         device, block_size = self._pool.data.device, self._pool.block_size
-        rows = _idle_rows(size)
-        rows[:, : len(spans)] = np.array(
-            [[span.tokens[0], span.start, span.slots(block_size)[0], span.end] for span in spans]
-        ).T
+        rows = self._idle_rows(size)
+        rows[:, : len(spans)] = np.array([self._row(span, block_size) for span in spans]).T
         self._rows[size].copy_(on_host(rows, device), non_blocking=True)
         width = max(-(-span.end // block_size) for span in spans)
-        table = block_table([*(span.blocks for span in spans), *[()] * (size - len(spans))], width)
-        self._table[:size, :width].copy_(on_host(table, device, np.int32), non_blocking=True)
+        idle = [()] * (size - len(spans))
+        for group, own in zip(self._groups, self._tables, strict=True):
+            table = block_table([*(span.tables[group.number] for span in spans), *idle], width)
+            own[:size, :width].copy_(on_host(table, device, np.int32), non_blocking=True)
+
+    def _row(self, span: Span, block_size: int) -> list[int]:
+        """Token, position and length of a row, and its slot in each group."""
+        slots = [span.slots(block_size, group.number)[0] for group in self._groups]
+        return [span.tokens[0], span.start, span.end, *slots]
+
+    def _idle_rows(self, size: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
+        """Rows that pad a step: they see one key, in block 0."""
+        rows = np.zeros((3 + len(self._groups), size), np.int64)
+        rows[2] = 1
+        return rows
 
     def _compute(self, size: int) -> torch.Tensor:
-        tokens, positions, slots, lengths = self._rows[size]
-        attend = self._decode.prepare(self._table[:size], lengths, self._pool)
-        return self._forward(StepBatch(self._pool, tokens[None], positions[None], slots, 0, None, attend))
-
-
-def _idle_rows(size: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
-    """Token, position, slot and length of rows that pad a step: they see one key, in block 0."""
-    rows = np.zeros((4, size), np.int64)
-    rows[3] = 1
-    return rows
+        tokens, positions, lengths, *slots = self._rows[size]
+        batches = [
+            GroupBatch(own, None, self._decode.prepare(table[:size], lengths, self._pool, group))
+            for group, own, table in zip(self._groups, slots, self._tables, strict=True)
+        ]
+        return self._forward(StepBatch(self._pool, self._groups, tokens[None], positions[None], 0, batches))

@@ -101,7 +101,9 @@ def peak_of_step(loaded: LoadedModel, backends: Backends, settings: EngineSettin
     rows = min(settings.max_sequences, count)
     params = SamplingParams(top_p=0.9, logprobs=0)
     meter.start()
-    (logits,) = runner.compute([Span([0] * count, 0, blocks)], [], [rows])
+    # What the groups write to the same blocks has no meaning here.
+    tables = [blocks] * len(loaded.groups)
+    (logits,) = runner.compute([Span([0] * count, 0, tables)], [], [rows])
     sample(logits, [params] * rows, [0.5] * rows)
     prompt = meter.peak()
     del logits
@@ -110,7 +112,7 @@ def peak_of_step(loaded: LoadedModel, backends: Backends, settings: EngineSettin
     most = most_rows(settings)
     runner.capture(plainly, most=most, longest=longest)
     meter.start()
-    runner.replay([Span([0], 0, blocks)] * most, [1] * most)
+    runner.replay([Span([0], 0, tables)] * most, [1] * most)
     return prompt + meter.peak()
 
 

@@ -9,6 +9,9 @@ import torch
 
 from kvproxy.demo import DEMO, checked_model
 from kvproxy.engine import attention
+from kvproxy.engine.attention.interface import Needs
+from kvproxy.engine.attention.tuning import tune_by_position
+from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
 from kvproxy.engine.limits import check_sampling
 from kvproxy.engine.pool import KVShape
 from kvproxy.engine.tokenizer import ChatTokenizer
@@ -16,20 +19,23 @@ from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import SamplingParams
 
 _log = logging.getLogger("kvproxy")
-_ROPE_REFUSED = ("dynamic", "longrope")
+_ROPE_REFUSED = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready for paged attention, with what the engine must know of it.
 
-    `sampling` is what its `generation_config.json` recommends, for requests that do not say.
+    `groups` says which layers share block tables, `needs` what they ask of attention. `sampling` is what its
+    `generation_config.json` recommends, for requests that do not say.
     """
 
     name: str
     model: Any
     tokenizer: ChatTokenizer
     shape: KVShape
+    groups: tuple[LayerGroup, ...]
+    needs: Needs
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
@@ -79,15 +85,23 @@ def prepare(name: str, model: Any, tokenizer: Any, device: torch.device) -> Load
         )
     model.set_attn_implementation(attention.NAME)
     model.to(device).eval()
+    tune_by_position(model)
     heads = config.num_attention_heads
+    groups = group_layers(config)
     return LoadedModel(
         name=name,
         model=model,
         tokenizer=ChatTokenizer(tokenizer, _eos_ids(model, tokenizer)),
         shape=KVShape(
-            layers=config.num_hidden_layers,
+            layers=max(len(group.layers) for group in groups),
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        ),
+        groups=groups,
+        needs=Needs(
+            windows=any(group.kind == "sliding_window" for group in groups),
+            caps=bool(getattr(config, "attn_logit_softcapping", None)),
+            sinks=any(name.endswith("sinks") for name, _ in model.named_parameters()),
         ),
         max_model_len=getattr(config, "max_position_embeddings", None) or 4096,
         device=device,
@@ -98,27 +112,31 @@ def prepare(name: str, model: Any, tokenizer: Any, device: torch.device) -> Load
 
 def why_unsupported(model: Any, config: Any) -> str | None:
     """Why a model's layers cannot share blocks, or None where they can."""
-    layers = set(getattr(config, "layer_types", None) or ())
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    rope_type = rope.get("rope_type") or rope.get("type") if isinstance(rope, dict) else None
-    window = getattr(config, "sliding_window", None)
+    strange = set(getattr(config, "layer_types", None) or ()) - set(KINDS)
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention does not go through transformers' attention interface"
-    if layers - {"full_attention"}:
-        return f"it has {', '.join(sorted(layers - {'full_attention'}))} layers"
-    if window is not None and getattr(config, "use_sliding_window", True):
-        return f"it has a sliding window of {window} tokens"
-    if rope_type in _ROPE_REFUSED:
-        return f"its {rope_type} rotary embedding depends on the length of the whole sequence"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "it caps its attention scores"
-    if any(parameter.endswith("sinks") for parameter, _ in model.named_parameters()):
-        return "it has attention sinks"
+    if strange:
+        return f"it has {', '.join(sorted(strange))} layers"
+    if rope := _ROPE_REFUSED & _rope_types(config):
+        return f"its {min(rope)} rotary embedding depends on the length of the whole sequence"
     if getattr(config, "v_head_dim", None) or getattr(config, "kv_lora_rank", None):
         return "its keys and values differ in width"
+    if getattr(config, "global_head_dim", None) or getattr(config, "num_global_key_value_heads", None):
+        return "its layers differ in the width of keys and values"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "some of its layers read the keys and values of others"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its tokens attend to later ones"
     return None
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Kinds of rotary embedding, which may differ between kinds of layers."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))] if isinstance(rope, dict) else []
+    return {str(part.get("rope_type") or part.get("type")) for part in parts}
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -13,13 +13,15 @@ class Pieces:
 
     Args:
         block_size: tokens in a block.
+        most: most tokens of a sequence in a step.
         size: tokens of a strict piece, a multiple of the block size; None for the ordinary mode.
     """
 
-    def __init__(self, block_size: int, size: int | None = None) -> None:
+    def __init__(self, block_size: int, most: int, size: int | None = None) -> None:
         self.exact = size is not None
         self.multiple = size or block_size
         """Hits are whole multiples of so many tokens."""
+        self.most = max(most, size or 0)
 
     def next(self, sequence: RunningSequence, start: int, budget: int) -> int:
         """Tokens to compute from `start` on. A strict piece may exceed the budget, since it is computed alone."""
@@ -37,4 +39,5 @@ class Pieces:
 
 def make_pieces(block_size: int, max_batch_tokens: int, *, strict: bool) -> Pieces:
     """Pieces for the settings: strict ones are as long as a batch, in whole blocks."""
-    return Pieces(block_size, max(block_size, max_batch_tokens // block_size * block_size) if strict else None)
+    size = max(block_size, max_batch_tokens // block_size * block_size) if strict else None
+    return Pieces(block_size, max_batch_tokens, size)

@@ -11,19 +11,19 @@ from kvproxy.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What decides the size of a block: layers, key/value heads, and the width of a head."""
+    """What decides the size of a block: the layers whose keys and values it holds, key/value heads, and the width of a head."""
 
     layers: int
     kv_heads: int
     head_dim: int
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block over all layers, keys and values."""
+        """Bytes of one block over the layers of a group, keys and values."""
         return 2 * self.layers * block_size * self.kv_heads * self.head_dim * dtype.itemsize
 
 
 class KVPool:
-    """Keys and values of all blocks, `[layers, 2, blocks, block_size, kv_heads, head_dim]`.
+    """Keys and values of all blocks, `[layers, 2, blocks, block_size, kv_heads, head_dim]`; each block belongs to one group.
 
     Zeros at the start, because padding reads block 0 and a masked probability of 0 times NaN would be NaN.
     """
@@ -46,9 +46,9 @@ class KVPool:
         self._downloads = Downloads(device)
         self._uploads = Uploads()
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, each `[blocks, block_size, kv_heads, head_dim]`."""
-        return self.data[index, 0], self.data[index, 1]
+    def layer(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the layers in a slot, each `[blocks, block_size, kv_heads, head_dim]`."""
+        return self.data[slot, 0], self.data[slot, 1]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Carry out pending copies, (source, destination) block ids."""

@@ -45,6 +45,7 @@ class Runner:
     def __init__(self, loaded: LoadedModel, pool: KVPool, backends: Backends = SDPA) -> None:
         self._model = loaded.model
         self._device = loaded.device
+        self._groups = loaded.groups
         self.pool = pool
         self.backends = backends
         self._graphs: DecodeGraphs | None = None
@@ -65,6 +66,7 @@ class Runner:
                 self._graphs = DecodeGraphs(
                     lambda step: self._logits(step, 0),
                     self.pool,
+                    self._groups,
                     self.backends.decode,
                     most=most,
                     width=-(-longest // self.pool.block_size),
@@ -103,7 +105,7 @@ class Runner:
             end += len(span.tokens)
             rows += range(end - count, end)
         with self._on_device():
-            step = build_batch(self.pool, prefills, decodes, self.backends)
+            step = build_batch(self.pool, self._groups, prefills, decodes, self.backends)
             # Without a row to keep the model still needs one; its logits are dropped.
             logits = self._logits(step, upload(rows or [0], self._device))
         return torch.split(logits[: len(rows)], counts)

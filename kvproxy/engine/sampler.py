@@ -52,14 +52,23 @@ class Draws:
         self._ahead.popleft()
 
 
-def sample(logits: torch.Tensor, params: Sequence[SamplingParams], points: Sequence[float]) -> list[Sample]:
+def sample(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    points: Sequence[float],
+    allowed: torch.Tensor | None = None,
+) -> list[Sample]:
     """One token for each row. The device is waited for once, whatever the rows ask for.
 
     Args:
         logits: `[rows, vocabulary]`.
         params: settings of each row.
         points: each row's random number, from 0 to below 1, so that a draw never depends on what else is in the batch.
+        allowed: on the host, `[rows, vocabulary]`, the tokens to choose among; None for all. Log-probabilities do not heed it.
     """
+    plain = logits
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
     tokens = logits.argmax(dim=-1)
     drawing = [row for row, settings in enumerate(params) if not settings.is_greedy]
     vocabulary = logits.shape[-1]
@@ -69,7 +78,7 @@ def sample(logits: torch.Tensor, params: Sequence[SamplingParams], points: Seque
         if rows:
             at = upload(rows, logits.device)
             tokens[at] = _draw(logits[at].float(), [params[row] for row in rows], [points[row] for row in rows])
-    return _with_logprobs(logits, tokens, [each.logprobs for each in params])
+    return _with_logprobs(plain, tokens, [each.logprobs for each in params])
 
 
 def _with_logprobs(logits: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int | None]) -> list[Sample]:

@@ -125,7 +125,8 @@ class Scheduler:
             computed = self._match(sequence)
             if self._tiers and self._tiers.is_coming(sequence, computed.num_tokens):
                 continue
-            if not self._fits(sequence, computed):
+            # A prompt that fits in part would take blocks from the running ones to no end.
+            if not self.manager.has_room(sequence.cache, computed, self._pieces.most):
                 return
             self.waiting.remove(sequence)
             reach = self._tiers.reach(sequence, computed.num_tokens) if self._tiers else 0
@@ -156,7 +157,7 @@ class Scheduler:
         if not guesses or self.manager.allocate_slots(cache, 1, num_lookahead_tokens=len(guesses)) is None:
             return 0
         tokens = [*cache.tokens[start:], *guesses]
-        plan.prefills.append((sequence, Span(tokens, start, self.manager.block_ids(cache.id), len(guesses))))
+        plan.prefills.append((sequence, Span(tokens, start, self.manager.tables(cache.id), len(guesses))))
         cache.num_computed_tokens += 1
         self.waiting.charge(sequence, 1)
         return len(tokens)
@@ -164,13 +165,6 @@ class Scheduler:
     def _match(self, sequence: RunningSequence) -> ComputedBlocks:
         computed = self.manager.get_computed_blocks(sequence.cache)
         return self.manager.shorten(computed, self._pieces.multiple) if self._pieces.exact else computed
-
-    def _fits(self, sequence: RunningSequence, computed: ComputedBlocks) -> bool:
-        """Whether all of a prompt fits: one that fits in part would take blocks from the running ones to no end."""
-        manager = self.manager
-        whole = -(-sequence.cache.num_tokens // manager.block_size) - len(computed.blocks)
-        idle = sum(1 for block in computed.blocks if block.ref_count == 0)
-        return whole + idle <= manager.pool.num_free
 
     def _admit(self, sequence: RunningSequence, computed: ComputedBlocks, budget: int, plan: Plan) -> int:
         count = self._pieces.next(sequence, computed.num_tokens, budget)
@@ -189,13 +183,13 @@ class Scheduler:
 
     def _allocate(self, sequence: RunningSequence, computed: ComputedBlocks, count: int) -> None:
         blocks = self.manager.allocate_slots(sequence.cache, count, computed, delay_caching=True)
-        assert blocks is not None, "_fits counted too few blocks"
+        assert blocks is not None, "has_room counted too few blocks"
         sequence.admit(computed.num_tokens)
 
     def _append(self, sequence: RunningSequence, count: int, plan: Plan) -> None:
         cache = sequence.cache
         start = cache.num_computed_tokens
-        span = Span(cache.tokens[start : start + count], start, self.manager.block_ids(cache.id))
+        span = Span(cache.tokens[start : start + count], start, self.manager.tables(cache.id))
         (plan.decodes if count == 1 and start else plan.prefills).append((sequence, span))
         cache.num_computed_tokens += count
         # This step writes them, before anything of it is read.

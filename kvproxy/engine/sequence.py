@@ -8,6 +8,7 @@ import torch
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.draft import PromptLookup
+from kvproxy.engine.grammars import Matcher
 from kvproxy.engine.sampler import Draws, Sample, score
 from kvproxy.engine.tokenizer import ChatTokenizer
 from kvproxy.errors import KvproxyError
@@ -31,6 +32,7 @@ class RunningSequence:
         tokenizer: for text and end tokens.
         emit: receives each piece, on the engine's thread.
         fail: told, there too, why the request ends without an answer.
+        matcher: follows the request's grammar; None where it has none.
 
     Attributes:
         is_dropped: the request failed; nothing more of it is to be drawn or sent.
@@ -44,8 +46,10 @@ class RunningSequence:
         tokenizer: ChatTokenizer,
         emit: Emit,
         fail: Fail = ignore,
+        matcher: Matcher | None = None,
     ) -> None:
         self.source = request
+        self.matcher = matcher
         self.index = index
         self.sampling = request.sampling
         self.max_tokens = max_tokens
@@ -93,7 +97,8 @@ class RunningSequence:
 
     def sibling(self, index: int) -> "RunningSequence":
         """Another answer to the same request, to be forked from this one after the prompt is computed."""
-        other = RunningSequence(self.source, index, self.max_tokens, self._tokenizer, self._emit, self.fail)
+        matcher = self.matcher.fork() if self.matcher else None
+        other = RunningSequence(self.source, index, self.max_tokens, self._tokenizer, self._emit, self.fail, matcher)
         other.arrived, other.admitted = self.arrived, self.admitted
         other.cached_tokens, other.tier_tokens = self.cached_tokens, self.tier_tokens
         other.saved_chunks = self.saved_chunks
@@ -107,6 +112,9 @@ class RunningSequence:
 
     def guess(self, most: int) -> list[int]:
         """Guesses at the tokens after the last one; never so many that the answer must end before them."""
+        if self.matcher is not None:
+            # What a grammar allows is known after the token before only.
+            return []
         return self._lookup.guess(self.cache.tokens, min(most, self.max_tokens - self.num_generated - 1))
 
     def take_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
@@ -123,8 +131,10 @@ class RunningSequence:
             self._first_token = now()
         self.cache.append(sample.token)
         ended = sample.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
+        if self.matcher is not None:
+            self.matcher.accept(sample.token)
         text = "" if ended else self._detokenizer.push(sample.token)
-        if ended or self._detokenizer.stopped:
+        if ended or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_over):
             self.finish_reason = "stop"
         elif self.num_generated >= self.max_tokens:
             self.finish_reason = "length"

@@ -6,24 +6,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one sequence to compute next, `start` to `end - 1` of it, with its block table.
+    """Tokens of one sequence to compute next, `start` to `end - 1` of it, with its block tables.
 
-    The last `drafts` of the tokens are guesses.
+    `tables` has a block table for each group of layers; a table may hold block 0 for what its group reaches no more. The last
+    `drafts` of the tokens are guesses.
     """
 
     tokens: Sequence[int]
     start: int
-    blocks: Sequence[int]
+    tables: Sequence[Sequence[int]]
     drafts: int = 0
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
 
-    def slots(self, block_size: int) -> list[int]:
-        """Where the tokens' keys and values go, block * block_size + offset of each."""
-        return [self.blocks[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
+    def slots(self, block_size: int, group: int = 0) -> list[int]:
+        """Where the tokens' keys and values go in a group's layers, block * block_size + offset of each."""
+        table = self.tables[group]
+        return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
 
     def rows(self) -> "list[Span]":
         """The same tokens one by one, each as the last of what it sees."""
-        return [Span([token], at, self.blocks) for at, token in enumerate(self.tokens, self.start)]
+        return [Span([token], at, self.tables) for at, token in enumerate(self.tokens, self.start)]

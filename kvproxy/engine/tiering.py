@@ -45,9 +45,19 @@ def make_tiering(
 ) -> "Tiering | None":
     """The tiers that the settings ask for, with this model's chunks; None where there are none.
 
+    A chunk holds all layers of its tokens, which a model gives back where its attention is limited: none for such a model.
+
     Raises:
         SettingsError: a tier cannot be used as it is set.
     """
+    if any(group.kind != "full" for group in loaded.groups):
+        if tiers.enabled:
+            _log.warning(
+                "%s runs without tiers: its attention is limited to windows or chunks, so blocks of old tokens are given back"
+                " before they could be kept",
+                loaded.name,
+            )
+        return None
     arena = Arena() if loaded.device.type == "cuda" else None
     chain = build_chain(
         tiers,

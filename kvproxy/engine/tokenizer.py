@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from kvproxy.engine.calls import CallForm, learn_form
 from kvproxy.engine.token_length import longest_token
 from kvproxy.errors import InvalidRequest
 
@@ -105,6 +107,36 @@ class ChatTokenizer:
         """Text of token ids, special tokens left out."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """How the chat template writes calls of tools; None where it cannot."""
+        if self._tokenizer.chat_template is None:
+            return None
+
+        def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], speaks: bool) -> str:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools), add_generation_prompt=speaks, tokenize=False
+            )
+            return text
+
+        added = self._tokenizer.added_tokens_decoder.items()
+        return learn_form(render, {token.content: number for number, token in added if token.special})
+
+    def for_grammars(self, vocabulary: int) -> Any:
+        """The same tokenizer as llguidance has it.
+
+        Raises:
+            InvalidRequest: it is none of Hugging Face's fast ones.
+        """
+        from llguidance.hf import from_tokenizer
+
+        if not self._tokenizer.is_fast:
+            raise InvalidRequest(
+                "this model's tokenizer is written in Python, so answers cannot be held to a schema: leave it out",
+                param="response_format",
+            )
+        return from_tokenizer(self._tokenizer, vocabulary, sorted(self.eos_ids) or None)
 
     def token_text(self, token: int) -> str:
         """Text of one token, special tokens included."""

@@ -55,6 +55,7 @@ class EngineWorker:
         self.vocab_size = limits.vocab_size
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
+        self.block_bytes = self._engine.block_bytes
         self.publisher = self._thread.publisher
         self.async_tokenizer = AsyncTokenizer(
             loaded.tokenizer, lambda at_least: limits.check_length(at_least, 0, at_least=True)
@@ -95,6 +96,9 @@ class EngineWorker:
             Overloaded: the engine is dead, or failed or stopped while the request was under way.
         """
         self._engine.limits.check(request)
+        if request.grammar is not None:
+            # A large schema takes a second: not on the engine's thread, which then finds it ready.
+            await asyncio.to_thread(self._engine.grammars.matcher, request.grammar)
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[Delta | KvproxyError] = asyncio.Queue()
 

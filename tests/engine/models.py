@@ -5,14 +5,26 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -36,6 +48,49 @@ _MAKERS: dict[str, Any] = {
     "phi": lambda: PhiForCausalLM(PhiConfig(num_key_value_heads=4, **_SHAPE)),
 }
 ARCHITECTURES = tuple(_MAKERS)
+_SLIDING, _FULL, _CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+_HYBRID = _SHAPE | {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+# So wide that answers depend on what is attended to.
+_HYBRID["initializer_range"] = 0.2
+_HYBRID_MAKERS: dict[str, Any] = {
+    # Seven layers, of which two are full: the last group has a slot to spare.
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            sliding_window=11,
+            **_HYBRID | {"num_hidden_layers": 7},
+            layer_types=[_SLIDING, _SLIDING, _FULL, _SLIDING, _SLIDING, _FULL, _SLIDING],
+            query_pre_attn_scalar=16,
+        )
+    ),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(sliding_window=13, attn_logit_softcapping=2.0, query_pre_attn_scalar=16, **_HYBRID)
+    ),
+    "gpt-oss": lambda: GptOssForCausalLM(
+        GptOssConfig(sliding_window=9, num_local_experts=4, num_experts_per_tok=2, **_HYBRID)
+    ),
+    "phi3-window": lambda: Phi3ForCausalLM(Phi3Config(sliding_window=17, **_without_head_dim(_HYBRID))),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(sliding_window=6, **_HYBRID)),
+    "qwen2-window": lambda: Qwen2ForCausalLM(
+        Qwen2Config(sliding_window=8, use_sliding_window=True, max_window_layers=1, **_without_head_dim(_HYBRID))
+    ),
+    "llama4": lambda: Llama4ForCausalLM(
+        Llama4TextConfig(
+            attention_chunk_size=12,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            intermediate_size_mlp=96,
+            floor_scale=20,
+            **_HYBRID | {"num_hidden_layers": 4},
+            no_rope_layers=[1, 1, 1, 0],
+        )
+    ),
+}
+HYBRIDS = tuple(_HYBRID_MAKERS)
+"""Models with windows, chunks, sinks or capped scores."""
+
+
+def _without_head_dim(shape: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shape.items() if name != "head_dim"}
 
 
 class LetterTokenizer:
@@ -55,8 +110,14 @@ class LetterTokenizer:
 def random_model(architecture: str, seed: int = 0) -> Any:
     """A model with random weights in float32."""
     torch.manual_seed(seed)
-    model = _MAKERS[architecture]().float().eval()
+    model = (_MAKERS | _HYBRID_MAKERS)[architecture]().float().eval()
     model.generation_config.eos_token_id = None
+    if architecture in HYBRIDS:
+        model.set_attn_implementation("eager")
+    # As they are made, sinks are empty memory or zeros.
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
     return model
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
-from tests.engine.models import ARCHITECTURES, VOCABULARY, LetterTokenizer, random_model, reference
+from tests.engine.models import ARCHITECTURES, HYBRIDS, VOCABULARY, LetterTokenizer, random_model, reference
 
 ANSWER = 12
 
@@ -55,6 +56,35 @@ def test_tokens_equal_generate(architecture: str) -> None:
         assert engine.manager.stats().used == 0
         assert engine.manager.stats().hits > 0
         if blocks == 26:
+            assert engine.manager.stats().evictions > 50
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_tokens_of_models_with_limited_attention_equal_generate(architecture: str) -> None:
+    loaded, prompts, expected = load(architecture)
+    assert len({tuple(answer) for answer in expected}) > 4, "answers that do not depend on the prompt prove nothing"
+    specs = [group.spec(4) for group in loaded.groups]
+    # The longest request just fits the last pool.
+    least = 1 + KVCacheManager(1000, groups=specs).most_held(92 + ANSWER, 32)
+    for blocks in (20 * least, 2 * least, least):
+        settings = EngineSettings(num_blocks=blocks, block_size=4, max_batch_tokens=32, max_sequences=8, speculate=2)
+        engine = Engine(loaded, settings)
+        for round in ("cold", "warm"):
+            answers: dict[str, list[int]] = {}
+            for number, prompt in enumerate(prompts):
+                submit(engine, f"{round}{number}", prompt, answers)
+                submit(engine, f"{round}{number} leaves", prompt, {})
+            steps = 0
+            while engine.has_work:
+                if steps < len(prompts):
+                    engine.cancel(f"{round}{steps} leaves")
+                steps += 1
+                engine.step()
+                engine.manager.check_integrity()
+            assert [answers[f"{round}{number}#0"] for number in range(len(prompts))] == expected
+        assert engine.manager.stats().used == 0
+        assert engine.manager.stats().hits > 0
+        if blocks == least:
             assert engine.manager.stats().evictions > 50
 
 

@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.engine import attention
+from kvproxy.engine.attention.interface import Attend
 from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.batch import StepBatch
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.graphs import CudaCapture, DecodeGraphs, Step, plainly, sizes
+from kvproxy.engine.layers import FULL, LayerGroup
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.engine.pool import KVPool, KVShape
 from kvproxy.engine.runner import Runner
@@ -71,22 +73,24 @@ def inputs_of(most: int = 5, width: int = 6) -> tuple[DecodeGraphs, Recorder]:
     seen: dict[str, torch.Tensor] = {}
 
     class Spy(SdpaDecode):
-        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool):  # type: ignore[no-untyped-def]
+        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
             seen.update(table=table, lengths=lengths)
-            return super().prepare(table, lengths, pool)
+            return super().prepare(table, lengths, pool, group)
 
     def forward(step: StepBatch) -> torch.Tensor:
-        columns = [step.tokens[0], step.positions[0], step.slots, seen["lengths"], *seen["table"].T]
+        columns = [step.tokens[0], step.positions[0], step.layer(0)[0].slots, seen["lengths"], *seen["table"].T]
         return torch.stack([column.long() for column in columns], dim=1)
 
-    return DecodeGraphs(forward, pool, Spy(), most=most, width=width, capture=recorder), recorder
+    return DecodeGraphs(
+        forward, pool, [LayerGroup(layers=(0,))], Spy(), most=most, width=width, capture=recorder
+    ), recorder
 
 
 def test_inputs_reach_the_step_and_padding_points_at_block_0() -> None:
     graphs, recorder = inputs_of()
     assert recorder.captured == [5, 4, 2, 1]
-    long = Span([7], 13, [3, 9, 4, 8])
-    short = Span([5], 2, [6])
+    long = Span([7], 13, [[3, 9, 4, 8]])
+    short = Span([5], 2, [[6]])
     assert graphs([long, short, short]).tolist() == [
         [7, 13, 8 * 4 + 1, 14, 3, 9, 4, 8, 0, 0],
         [5, 2, 6 * 4 + 2, 3, 6, 0, 0, 0, 0, 0],

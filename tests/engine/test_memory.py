@@ -10,6 +10,7 @@ from kvproxy.engine import memory
 from kvproxy.engine.attention.backend import SDPA
 from kvproxy.engine.attention.interface import Attend
 from kvproxy.engine.attention.sdpa import SdpaDecode
+from kvproxy.engine.layers import FULL, LayerGroup
 from kvproxy.engine.memory import count_blocks, peak_of_step, share_of
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.runner import Runner
@@ -72,9 +73,9 @@ def test_what_graphs_keep_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> No
     class Capturable(SdpaDecode):
         capturable = True
 
-        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool) -> Attend:
+        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
             meter.log.append(tuple(table.shape))
-            return super().prepare(table, lengths, pool)
+            return super().prepare(table, lengths, pool, group)
 
     meter = Meter()
     backends = replace(SDPA, decode=Capturable())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Phi3Config, Phi3ForCausalLM
 
 from kvproxy.engine import attention
 from kvproxy.engine.detokenizer import Detokenizer
@@ -119,9 +119,23 @@ def test_models_that_cannot_share_blocks_are_refused_with_the_reason() -> None:
         "num_attention_heads": 2,
     }
     attention.register()
-    windowed = MistralForCausalLM(MistralConfig(num_key_value_heads=2, sliding_window=8, **shape))
-    capped = Gemma2ForCausalLM(Gemma2Config(num_key_value_heads=2, head_dim=16, **shape))
-    for model, reason in ((windowed, "sliding"), (capped, "sliding")):
+    scaled = Phi3Config(
+        num_key_value_heads=2,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 8,
+            "long_factor": [1.0] * 8,
+            "original_max_position_embeddings": 20,
+        },
+        **shape,
+    )
+    both_ways = Gemma3TextConfig(num_key_value_heads=2, head_dim=16, use_bidirectional_attention=True, **shape)
+    for model, reason in (
+        (Phi3ForCausalLM(scaled), "longrope rotary embedding depends on the length"),
+        (Gemma3ForCausalLM(both_ways), "its tokens attend to later ones"),
+    ):
         with pytest.raises(ModelUnsupported, match=reason):
             prepare("m", model, LetterTokenizer(), torch.device("cpu"))
     with pytest.raises(ModelUnsupported, match="no such folder"):

@@ -20,6 +20,9 @@ from kvproxy.engine.attention.triton_decode import launch_options, tile_of
 
 _TYPES = {"bf16": (tl.bfloat16, 2), "fp16": (tl.float16, 2), "fp32": (tl.float32, 4)}
 _CUT = {"SPLIT": 128, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
+Kind = dict[str, Any]
+FULL: Kind = {"KIND": "full", "REACH": 0, "CAPPED": False}
+WINDOW: Kind = {"KIND": "sliding_window", "REACH": 4096, "CAPPED": True}
 _SCRATCH = {"partial": "*fp32", "logsums": "*fp32", "lengths": "*i64"}
 _ALIGNED = ("query_row", "query_head", "pool_block", "pool_slot", "pool_head")
 
@@ -29,7 +32,7 @@ def facts(
 ) -> dict[str, int]:
     """Registers of a thread, bytes of its stack, bytes of shared memory of a program, and buffers of its tiles of values."""
     names = kernel.arg_names
-    kinds = {"scale": "fp32"} | pointers | dict.fromkeys(constants, "constexpr")
+    kinds = {"scale": "fp32", "cap": "fp32"} | pointers | dict.fromkeys(constants, "constexpr")
     source = ASTSource(
         fn=kernel,
         signature={name: kinds.get(name, "i32") for name in names},
@@ -58,7 +61,7 @@ def facts(
     }
 
 
-def attend(capability: int, dtype: str, group: int, *, roomy: bool) -> dict[str, int]:
+def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind = FULL) -> dict[str, int]:
     """Facts of the first kernel for so many query heads a key head."""
     product, size = _TYPES[dtype]
     padded = max(16, 1 << (group - 1).bit_length())
@@ -71,13 +74,24 @@ def attend(capability: int, dtype: str, group: int, *, roomy: bool) -> dict[str,
     }
     content = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"table": "*i32"}
     options = launch_options(padded, roomy=roomy)
-    return facts(decode_kernel.attend_stretch, capability, _SCRATCH | content, _CUT | shape, options)
+    return facts(decode_kernel.attend_stretch, capability, _SCRATCH | content, _CUT | shape | kind, options)
 
 
-def merge(capability: int, dtype: str) -> dict[str, int]:
+def merge(capability: int, dtype: str, *, sinks: bool = False) -> dict[str, int]:
     """Facts of the second kernel."""
     options = {"num_warps": 4, "num_stages": 2}
-    return facts(decode_kernel.merge_stretches, capability, _SCRATCH | {"output": f"*{dtype}"}, _CUT, options)
+    limits = (
+        {"KIND": "sliding_window", "REACH": 128, "HAS_SINKS": True}
+        if sinks
+        else {"KIND": "full", "REACH": 0, "HAS_SINKS": False}
+    )
+    return facts(
+        decode_kernel.merge_stretches,
+        capability,
+        _SCRATCH | {"output": f"*{dtype}", "sinks": f"*{dtype}"},
+        _CUT | limits,
+        options,
+    )
 
 
 def everything() -> dict[str, dict[str, int]]:
@@ -93,6 +107,10 @@ def everything() -> dict[str, dict[str, int]]:
         ("sm_90 roomy fp32 4", 90, "fp32", 4, True),
     ]
     found = {name: attend(capability, dtype, group, roomy=roomy) for name, capability, dtype, group, roomy in cases}
+    # Gemma 2's: a window, and capped scores.
+    found["sm_90 roomy bf16 window cap 4"] = attend(90, "bf16", 4, roomy=True, kind=WINDOW)
+    found["sm_80 small bf16 window cap 4"] = attend(80, "bf16", 4, roomy=False, kind=WINDOW)
+    found["merge sm_90 bf16 sinks"] = merge(90, "bf16", sinks=True)
     return found | {f"merge sm_{capability} bf16": merge(capability, "bf16") for capability in (80, 90)}
 
 

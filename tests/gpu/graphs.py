@@ -42,7 +42,7 @@ def replay_equals_eager(device: torch.device) -> Figures:
         tokens = torch.randint(0, 300, (rows,), generator=chance).tolist()
         places = torch.randint(0, 512, (rows,), generator=chance).tolist()
         spans = [
-            Span([token], at, table[: at // 16 + 1])
+            Span([token], at, [table[: at // 16 + 1]])
             for token, at, table in zip(tokens, places, tables[:rows], strict=True)
         ]
         right = plain(spans).clone()

@@ -3,11 +3,11 @@
 import torch
 
 from kvproxy.engine.attention import triton_decode, varlen
-from kvproxy.engine.attention.interface import DecodeBackend, PrefillBackend
+from kvproxy.engine.attention.interface import PLAIN, DecodeBackend, PrefillBackend, Scores
 from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
 from kvproxy.engine.attention.triton_decode import TritonDecode
 from kvproxy.engine.attention.varlen import VarlenPrefill
-from kvproxy.engine.batch import decode_rows
+from kvproxy.engine.batch import decode_table
 from kvproxy.engine.span import Span
 from tests.gpu.check import Check, Figures, Missed, NotHere
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
@@ -74,10 +74,11 @@ def _decode_error(
     if not backend.capturable:
         pool.data.nan_to_num_()
     query = torch.randn(len(lengths), heads.heads, heads.head_dim, device=device).to(dtype)
-    spans = [Span([0], length - 1, table) for table, length in zip(tables, lengths, strict=True)]
-    attend = backend.prepare(*decode_rows(spans, block_size, device), pool)
-    output = attend(query, pool.layer(0), pool.layer(0), None)
-    return error(output, expected_rows(query, pool, spans, None))
+    spans = [Span([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
+    ends = torch.tensor(lengths, device=device)
+    attend = backend.prepare(decode_table(spans, block_size, device), ends, pool)
+    output = attend(query, pool.layer(0), pool.layer(0), PLAIN)
+    return error(output, expected_rows(query, pool, spans))
 
 
 def _prefills(backend: PrefillBackend, dtype: torch.dtype, device: torch.device) -> Figures:
@@ -106,13 +107,13 @@ def _prefill_error(
     tables = random_tables(lengths, 16, blocks)
     pool = poisoned_pool(heads, blocks, 16, dtype, device)
     fill(pool, tables, lengths)
-    spans = [Span([0] * count, past, table) for (past, count), table in zip(shape, tables, strict=True)]
+    spans = [Span([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
     rows = sum(count for _, count in shape)
     query = torch.randn(rows, heads.heads, heads.head_dim, device=device).to(dtype)
     slots = torch.tensor([slot for span in spans for slot in span.slots(16)], device=device)
     key, value = (part.flatten(0, 1)[slots] for part in pool.layer(0))
-    output = backend.prepare(spans, pool)(query, (key, value), pool.layer(0), scaling)
-    return error(output, expected_rows(query, pool, spans, scaling))
+    output = backend.prepare(spans, pool)(query, (key, value), pool.layer(0), Scores(scaling))
+    return error(output, expected_rows(query, pool, spans, Scores(scaling)))
 
 
 def _judge(worst: float, found: float, dtype: torch.dtype, case: str) -> float:

@@ -12,6 +12,7 @@ from tests.gpu.scale import scale_of
 def large_pool(device: torch.device) -> Figures:
     """Blocks beyond 2^31 elements of a layer's keys: written, read, copied and attended to like the first ones."""
     from kvproxy.engine.attention.backend import choose
+    from kvproxy.engine.attention.interface import PLAIN
     from kvproxy.engine.pool import KVPool, KVShape
 
     shape = scale_of(device).shape
@@ -32,7 +33,9 @@ def large_pool(device: torch.device) -> Figures:
 
     def attended(table: list[int]) -> torch.Tensor:
         rows = torch.tensor([table], dtype=torch.int32, device=device)
-        return decode.prepare(rows, torch.tensor([500], device=device), pool)(query, pool.layer(0), pool.layer(0), None)
+        return decode.prepare(rows, torch.tensor([500], device=device), pool)(
+            query, pool.layer(0), pool.layer(0), PLAIN
+        )
 
     out = torch.empty((1, 2, 32, *pool.data.shape[3:]), dtype=torch.bfloat16, pin_memory=device.type == "cuda")
     pool.read_blocks(high, out)()

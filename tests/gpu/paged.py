@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
+from kvproxy.engine.attention.interface import PLAIN, Scores
+from kvproxy.engine.layers import FULL, LayerGroup
 from kvproxy.engine.pool import KVPool, KVShape
 from kvproxy.engine.span import Span
 
@@ -51,22 +52,41 @@ def random_tables(
     return [[common[at] if at < shared else next(rest) for at in range(-(-length // block_size))] for length in lengths]
 
 
-def expected_rows(query: torch.Tensor, pool: KVPool, spans: Sequence[Span], scaling: float | None) -> torch.Tensor:
+def expected_rows(
+    query: torch.Tensor, pool: KVPool, spans: Sequence[Span], scores: Scores = PLAIN, group: LayerGroup = FULL
+) -> torch.Tensor:
     """Attention of the spans' rows in float64, one sequence after the other, `[rows, heads, head_dim]`."""
     outputs, begin = [], 0
+    scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     for span in spans:
-        rows = query[begin : (begin := begin + len(span.tokens))].double().transpose(0, 1)
-        blocks = torch.tensor(span.blocks, device=query.device)
+        rows = query[begin : (begin := begin + len(span.tokens))].double()
+        blocks = torch.tensor(span.tables[group.number], device=query.device)
         key, value = (
-            part[blocks].flatten(0, 1)[: span.end].double().transpose(0, 1).repeat_interleave(
-                query.shape[1] // part.shape[2], dim=0
+            part[blocks].flatten(0, 1)[: span.end].double().nan_to_num().repeat_interleave(
+                query.shape[1] // part.shape[2], dim=1
             )
             for part in pool.layer(0)
         )  # fmt: skip
-        places = torch.arange(span.end, device=query.device)
-        seen = places[None] <= torch.arange(span.start, span.end, device=query.device)[:, None]
-        outputs.append(F.scaled_dot_product_attention(rows, key, value, attn_mask=seen, scale=scaling).transpose(0, 1))
+        weights = torch.einsum("qhd,khd->hqk", rows, key) * scaling
+        if scores.cap is not None:
+            weights = scores.cap * torch.tanh(weights / scores.cap)
+        at = torch.arange(span.start, span.end, device=query.device)[:, None]
+        seen = _seen(at, torch.arange(span.end, device=query.device)[None], group)
+        weights = weights.exp().masked_fill(~seen, 0.0)
+        total = weights.sum(dim=-1, keepdim=True)
+        if scores.sinks is not None:
+            total = total + scores.sinks.double().exp()[:, None, None]
+        outputs.append(torch.einsum("hqk,khd->qhd", weights / total, value))
     return torch.cat(outputs)
+
+
+def _seen(at: torch.Tensor, key: torch.Tensor, group: LayerGroup) -> torch.Tensor:
+    """Whether the token at a place sees a key, by transformers' rules."""
+    if group.kind == "sliding_window":
+        return (key <= at) & (key > at - group.reach)
+    if group.kind == "chunked_local":
+        return (key <= at) & (key // group.reach == at // group.reach)
+    return key <= at
 
 
 def error(output: torch.Tensor, exact: torch.Tensor) -> float:

@@ -126,4 +126,4 @@ def runner(device: torch.device, rows: int, context: int, *, graphs: bool) -> tu
         capture = CudaCapture(device) if device.type == "cuda" else plainly
         made.capture(capture, most=rows, longest=scale_of(device).longest)
     tables = (torch.randperm(rows * width) + 1).view(rows, width).tolist()
-    return made, [Span([7], context - 1, table) for table in tables]
+    return made, [Span([7], context - 1, [table]) for table in tables]

@@ -1,6 +1,7 @@
 """The real `openai` client against a running proxy with the demo model."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_tools_that_must_not_be_called_are_cached_exactly_only(client: openai.Op
     ("name", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "regex"}),
         ("min_p", 0.1),
         ("repetition_penalty", 1.2),
     ],
@@ -181,6 +182,26 @@ def test_what_the_engine_cannot_honour_is_refused(client: openai.OpenAI, name: s
     with pytest.raises(openai.BadRequestError) as told:
         ask(client, "What is a hash chain?", extra_body={name: value})
     assert told.value.param == name
+
+
+def test_json_by_a_schema(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["prefix", "semantic"]}, "sure": {"type": "boolean"}},
+        "required": ["kind", "sure"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "Which cache?"}], response_format=form
+    )
+    told = json.loads(answer.choices[0].message.content or "")
+    assert set(told) == {"kind", "sure"}
+    assert told["kind"] in ("prefix", "semantic")
+    assert answer.choices[0].finish_reason == "stop"
+    broken = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strange"}}}
+    with pytest.raises(openai.BadRequestError, match="cannot be followed"):
+        ask(client, "Which cache?", extra_body={"response_format": broken})
 
 
 def test_cache_control_steers(client: openai.OpenAI) -> None:

@@ -5,33 +5,35 @@ from collections.abc import Iterator
 
 from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.embedded import reading
+from kvproxy.apis.embedded.formats import check_one_form, json_format, tool_use
 from kvproxy.apis.embedded.said import Said, SaidChoice
-from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Wanted
+from kvproxy.apis.embedded.speaker import Conversation, Echo, Wanted
 from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import DONE, event
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, TokenLogprob
+from kvproxy.generation import Delta, TokenLogprob, ToolCall
 
 
 class ChatSpeaker:
     """See `Speaker`."""
 
-    def prompt(self, body: JsonMap) -> PromptForm:
+    def prompt(self, body: JsonMap) -> Conversation:
         turns = tuple(reading.flat(message) for message in objects(body.get("messages")))
         return Conversation(turns, tuple(objects(body.get("tools"))))
 
     def wanted(self, body: JsonMap) -> Wanted:
         reading.check_engine(body)
-        reading.check_format(body.get("response_format"), "response_format")
-        reading.check_tools(body)
+        form, grammar = self.prompt(body), json_format(body.get("response_format"), "response_format")
+        tools = tool_use(body, form.tools)
+        check_one_form(grammar, tools, "response_format")
         check_integer(body, "top_logprobs", least=0, most=20)
         if body.get("echo"):
             raise InvalidRequest("echo belongs to /v1/completions: leave it out", param="echo")
         limit = reading.integer(body, "max_completion_tokens")
         return Wanted(
-            self.prompt(body),
+            form,
             max_tokens=reading.integer(body, "max_tokens") if limit is None else limit,
             temperature=reading.number(body, "temperature"),
             top_p=reading.number(body, "top_p"),
@@ -44,6 +46,8 @@ class ChatSpeaker:
             ignore_eos=bool(body.get("ignore_eos")),
             salt=reading.salt(body),
             queue_priority=reading.integer(body, "priority") or 0,
+            grammar=grammar,
+            tools=tools,
         )
 
     def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "ChatWriter":
@@ -68,8 +72,14 @@ class ChatWriter:
             if piece.logprobs:
                 choice["logprobs"] = {"content": [_logprob(item) for item in piece.logprobs]}
             yield self._chunk(choice)
+        if piece.calls:
+            first = len(self._said.choices[piece.index].calls) - len(piece.calls)
+            numbered: list[Json] = [
+                {"index": at, **_call(self._id, piece.index, at, call)} for at, call in enumerate(piece.calls, first)
+            ]
+            yield self._chunk(_choice(piece.index, {"tool_calls": numbered}))
         if piece.finish_reason:
-            yield self._chunk(_choice(piece.index, {}, piece.finish_reason))
+            yield self._chunk(_choice(piece.index, {}, _reason(self._said.choices[piece.index])))
 
     def _chunk(self, choice: JsonObject) -> bytes:
         head: JsonObject = {**self._id, "object": "chat.completion.chunk", **self._made}
@@ -82,7 +92,7 @@ class ChatWriter:
         yield event(DONE)
 
     def whole(self) -> JsonObject:
-        choices: list[Json] = [_whole(index, choice) for index, choice in sorted(self._said.choices.items())]
+        choices: list[Json] = [_whole(self._id, index, choice) for index, choice in sorted(self._said.choices.items())]
         # vLLM has the prompt's scores beside the choices of a chat, and in each choice of a completion.
         beside: JsonObject = {} if self._scores is None else {"prompt_logprobs": scores_of(self._said, self._scores)}
         head: JsonObject = {**self._id, "object": "chat.completion", **self._made}
@@ -115,12 +125,25 @@ def _choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> 
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _whole(index: int, choice: SaidChoice) -> JsonObject:
+def _whole(id: JsonObject, index: int, choice: SaidChoice) -> JsonObject:
     message: JsonObject = {"role": "assistant", "content": choice.text}
-    whole: JsonObject = {"index": index, "message": message, "finish_reason": choice.finish_reason}
+    if choice.calls:
+        calls: list[Json] = [_call(id, index, at, call) for at, call in enumerate(choice.calls)]
+        message |= {"content": choice.text or None, "tool_calls": calls}
+    whole: JsonObject = {"index": index, "message": message, "finish_reason": _reason(choice)}
     if choice.logprobs:
         whole["logprobs"] = {"content": [_logprob(item) for item in choice.logprobs]}
     return whole
+
+
+def _reason(choice: SaidChoice) -> str | None:
+    return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
+
+
+def _call(id: JsonObject, index: int, at: int, call: ToolCall) -> JsonObject:
+    """A call with an id of its own among all answers of a request."""
+    function: JsonObject = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{id['id']}-{index}-{at}", "type": "function", "function": function}
 
 
 def _logprob(item: TokenLogprob) -> JsonObject:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.embedded import reading
 from kvproxy.apis.embedded.chat import scores_of, usage_of
+from kvproxy.apis.embedded.formats import json_format
 from kvproxy.apis.embedded.said import Said, SaidChoice
 from kvproxy.apis.embedded.speaker import Echo, PromptForm, Wanted
 from kvproxy.apis.fields import check_integer
@@ -32,7 +33,6 @@ class CompletionsSpeaker:
 
     def wanted(self, body: JsonMap) -> Wanted:
         reading.check_engine(body)
-        reading.check_format(body.get("response_format"), "response_format")
         check_integer(body, "logprobs", least=0, most=20)
         limit = reading.integer(body, "max_tokens")
         logprobs = reading.integer(body, "logprobs")
@@ -53,6 +53,7 @@ class CompletionsSpeaker:
             echo=bool(body.get("echo")),
             salt=reading.salt(body),
             queue_priority=reading.integer(body, "priority") or 0,
+            grammar=json_format(body.get("response_format"), "response_format"),
         )
 
     def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "CompletionsWriter":

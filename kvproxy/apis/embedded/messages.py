@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import orjson
 
 from kvproxy.apis.embedded import reading
+from kvproxy.apis.embedded.formats import check_one_form, json_format, tool_use
 from kvproxy.apis.embedded.said import Said
-from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Wanted
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects, text_of
+from kvproxy.apis.embedded.speaker import Conversation, Echo, Wanted
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, text_of
 from kvproxy.apis.messages import typed
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta
+from kvproxy.generation import Delta, ToolCall
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _PASSED_OVER = ("tool_result", "tool_use", "thinking", "redacted_thinking")
@@ -20,7 +21,7 @@ _PASSED_OVER = ("tool_result", "tool_use", "thinking", "redacted_thinking")
 class MessagesSpeaker:
     """See `Speaker`."""
 
-    def prompt(self, body: JsonMap) -> PromptForm:
+    def prompt(self, body: JsonMap) -> Conversation:
         given = body.get("system")
         system = text_of(given) if given is not None else ""
         if system is None:
@@ -31,14 +32,22 @@ class MessagesSpeaker:
 
     def wanted(self, body: JsonMap) -> Wanted:
         reading.check_engine(body)
-        reading.refuse(body, ("mcp_servers", "container", "output_format", "output_config"))
-        reading.check_tools(body)
+        reading.refuse(body, ("mcp_servers", "container"))
+        form, name = self.prompt(body), "output_format" if body.get("output_format") else "output_config"
+        config = body.get("output_config")
+        if isinstance(config, dict) and set(config) - {"format"}:
+            raise InvalidRequest(
+                "the embedded engine has output_config.format and no other: leave the rest out", param=name
+            )
+        grammar = json_format(body.get("output_format") or field(config, "format"), name)
+        tools = tool_use(body, form.tools)
+        check_one_form(grammar, tools, name)
         if field(body.get("thinking"), "type") not in (None, "disabled"):
             raise InvalidRequest(
                 "the embedded engine has no thinking: leave it out, or use --upstream", param="thinking"
             )
         return Wanted(
-            self.prompt(body),
+            form,
             max_tokens=reading.integer(body, "max_tokens"),
             temperature=reading.number(body, "temperature"),
             top_p=reading.number(body, "top_p"),
@@ -46,6 +55,8 @@ class MessagesSpeaker:
             stop=reading.texts(body, "stop_sequences"),
             salt=reading.salt(body),
             queue_priority=reading.integer(body, "priority") or 0,
+            grammar=grammar,
+            tools=tools,
         )
 
     def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "MessagesWriter":
@@ -57,6 +68,7 @@ class MessagesWriter:
 
     def __init__(self, request: ApiRequest, model: str) -> None:
         self._said = Said()
+        self._blocks = 0
         self._head: JsonObject = {
             "id": f"msg_{request.request_id}",
             "type": "message",
@@ -68,23 +80,46 @@ class MessagesWriter:
         if self._said.add(piece):
             begun: JsonObject = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage(0)}
             yield typed({"type": "message_start", "message": {**self._head, **begun}})
-            empty: JsonObject = {"type": "text", "text": ""}
-            yield typed({"type": "content_block_start", "index": 0, "content_block": empty})
         if piece.text:
-            delta: JsonObject = {"type": "text_delta", "text": piece.text}
-            yield typed({"type": "content_block_delta", "index": 0, "delta": delta})
+            if not self._blocks:
+                yield self._begin({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": piece.text})
+        for call in piece.calls:
+            yield self._begin({**self._call(self._blocks, call), "input": {}})
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            yield typed({"type": "content_block_stop", "index": self._blocks - 1})
+
+    def _begin(self, block: JsonObject) -> bytes:
+        self._blocks += 1
+        return typed({"type": "content_block_start", "index": self._blocks - 1, "content_block": block})
+
+    def _delta(self, delta: JsonObject) -> bytes:
+        return typed({"type": "content_block_delta", "index": self._blocks - 1, "delta": delta})
 
     def end(self) -> Iterator[bytes]:
-        yield typed({"type": "content_block_stop", "index": 0})
+        if not self._blocks:
+            yield self._begin({"type": "text", "text": ""})
+        if not self._said.first.calls:
+            yield typed({"type": "content_block_stop", "index": 0})
         yield typed({"type": "message_delta", "delta": self._stopped(), "usage": self._usage()})
         yield typed({"type": "message_stop"})
 
     def whole(self) -> JsonObject:
-        content: list[Json] = [{"type": "text", "text": self._said.first.text}]
-        return {**self._head, "content": content, **self._stopped(), "usage": self._usage()}
+        said = self._said.first
+        text: list[Json] = [{"type": "text", "text": said.text}] if said.text or not said.calls else []
+        calls: list[Json] = [
+            {**self._call(at, call), "input": loads(call.arguments.encode())} for at, call in enumerate(said.calls)
+        ]
+        return {**self._head, "content": [*text, *calls], **self._stopped(), "usage": self._usage()}
+
+    def _call(self, at: int, call: ToolCall) -> JsonObject:
+        return {"type": "tool_use", "id": f"toolu_{self._head['id']}-{at}", "name": call.name}
 
     def _stopped(self) -> JsonObject:
-        return {"stop_reason": _REASONS[self._said.first.finish_reason or "stop"], "stop_sequence": None}
+        said = self._said.first
+        called = said.calls and said.finish_reason == "stop"
+        reason = "tool_use" if called else _REASONS[said.finish_reason or "stop"]
+        return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self, output_tokens: int | None = None) -> JsonObject:
         said = self._said

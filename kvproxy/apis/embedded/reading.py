@@ -54,21 +54,6 @@ def check_engine(body: JsonMap) -> None:
         raise InvalidRequest("cache_salt is a text", param="cache_salt")
 
 
-def check_format(kind: Json, param: str) -> None:
-    """Refuse structured output: the engine would answer in prose all the same."""
-    if kind is not None and field(kind, "type") != "text":
-        raise InvalidRequest(
-            f"the embedded engine has no {param} but text: leave it out, or use --upstream", param=param
-        )
-
-
-def check_tools(body: JsonMap) -> None:
-    """Refuse tools: the engine would put them into the prompt, and never read a call out of the answer."""
-    choice = body.get("tool_choice")
-    if body.get("tools") and (choice if isinstance(choice, str) else field(choice, "type")) != "none":
-        raise InvalidRequest("the embedded engine calls no tools: leave them out, or use --upstream", param="tools")
-
-
 def refuse(body: JsonMap, names: tuple[str, ...]) -> None:
     """Refuse fields that the engine cannot honour, whatever their value."""
     for name in names:

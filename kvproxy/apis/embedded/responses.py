@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator
 
 from kvproxy.apis.embedded import reading
+from kvproxy.apis.embedded.formats import check_one_form, json_format, tool_use
 from kvproxy.apis.embedded.said import Said
-from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Wanted
+from kvproxy.apis.embedded.speaker import Conversation, Echo, Wanted
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta
+from kvproxy.generation import Delta, ToolCall
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _REMEMBERED = ("previous_response_id", "conversation", "background", "prompt")
@@ -19,7 +20,7 @@ _REMEMBERED = ("previous_response_id", "conversation", "background", "prompt")
 class ResponsesSpeaker:
     """See `Speaker`."""
 
-    def prompt(self, body: JsonMap) -> PromptForm:
+    def prompt(self, body: JsonMap) -> Conversation:
         given, instructions = body.get("input"), body.get("instructions")
         asked: list[JsonObject] = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given)
         first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
@@ -29,15 +30,20 @@ class ResponsesSpeaker:
     def wanted(self, body: JsonMap) -> Wanted:
         reading.check_engine(body)
         reading.refuse(body, _REMEMBERED)
-        reading.check_tools(body)
-        reading.check_format(field(body.get("text"), "format"), "text.format")
+        form, grammar = self.prompt(body), json_format(field(body.get("text"), "format"), "text.format")
+        if strange := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
+            raise InvalidRequest(f"the embedded engine has no {min(strange)} tools: use --upstream", param="tools")
+        tools = tool_use(body, form.tools)
+        check_one_form(grammar, tools, "text.format")
         return Wanted(
-            self.prompt(body),
+            form,
             max_tokens=reading.integer(body, "max_output_tokens"),
             temperature=reading.number(body, "temperature"),
             top_p=reading.number(body, "top_p"),
             salt=reading.salt(body),
             queue_priority=reading.integer(body, "priority") or 0,
+            grammar=grammar,
+            tools=tools,
         )
 
     def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "ResponsesWriter":
@@ -50,6 +56,7 @@ class ResponsesWriter:
     def __init__(self, request: ApiRequest, model: str) -> None:
         self._said = Said()
         self._next = 0
+        self._speaks = False
         self._item_id = f"msg_{request.request_id}"
         self._begun = _response(request, model)
         self._at: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
@@ -58,31 +65,57 @@ class ResponsesWriter:
         if self._said.add(piece):
             for name in ("response.created", "response.in_progress"):
                 yield self._event(name, {"response": self._begun})
-            yield self._event("response.output_item.added", {"output_index": 0, "item": self._item("in_progress", [])})
-            yield self._event("response.content_part.added", {**self._at, "part": _part("")})
         if piece.text:
+            if not self._speaks:
+                yield from self._speak()
             yield self._event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
+        first = len(self._said.first.calls) - len(piece.calls)
+        for place, call in enumerate(piece.calls, first):
+            item = self._call(place, call)
+            at: JsonObject = {"item_id": item["id"], "output_index": place}
+            emptied: JsonObject = {**item, "arguments": "", "status": "in_progress"}
+            yield self._event("response.output_item.added", {"output_index": place, "item": emptied})
+            yield self._event("response.function_call_arguments.delta", {**at, "delta": call.arguments})
+            done: JsonObject = {**at, "name": call.name, "arguments": call.arguments}
+            yield self._event("response.function_call_arguments.done", done)
+            yield self._event("response.output_item.done", {"output_index": place, "item": item})
+
+    def _speak(self) -> Iterator[bytes]:
+        """The events before the first text."""
+        self._speaks = True
+        yield self._event("response.output_item.added", {"output_index": 0, "item": self._item("in_progress", [])})
+        yield self._event("response.content_part.added", {**self._at, "part": _part("")})
 
     def end(self) -> Iterator[bytes]:
-        text = self._said.first.text
-        yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
-        yield self._event("response.content_part.done", {**self._at, "part": _part(text)})
-        whole = self.whole()
-        (item,) = objects(whole["output"])
-        yield self._event("response.output_item.done", {"output_index": 0, "item": item})
+        whole, text = self.whole(), self._said.first.text
+        if not self._said.first.calls:
+            if not self._speaks:
+                yield from self._speak()
+            yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
+            yield self._event("response.content_part.done", {**self._at, "part": _part(text)})
+            (item,) = objects(whole["output"])
+            yield self._event("response.output_item.done", {"output_index": 0, "item": item})
         yield self._event(f"response.{whole['status']}", {"response": whole})
 
     def whole(self) -> JsonObject:
         said = self._said.first
         status = "incomplete" if said.finish_reason == "length" else "completed"
         why: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        calls: list[Json] = [self._call(place, call) for place, call in enumerate(said.calls)]
         ended: JsonObject = {
             "status": status,
             "incomplete_details": why,
-            "output": [self._item(status, [_part(said.text)])],
+            "output": calls or [self._item(status, [_part(said.text)])],
             "usage": self._usage(),
         }
         return {**self._begun, **ended}
+
+    def _call(self, place: int, call: ToolCall) -> JsonObject:
+        """A call as an item of the output; a call is never beside text."""
+        names: JsonObject = {"id": f"fc_{self._item_id}-{place}", "call_id": f"call_{self._item_id}-{place}"}
+        return {
+            **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,
+        }  # fmt: skip
 
     def _event(self, name: str, data: JsonObject) -> bytes:
         written = event({"type": name, "sequence_number": self._next, **data}, name)

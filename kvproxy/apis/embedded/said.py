@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvproxy.generation import Delta, FinishReason, TokenLogprob
+from kvproxy.generation import Delta, FinishReason, TokenLogprob, ToolCall
 
 
 @dataclass(slots=True)
@@ -11,6 +11,7 @@ class SaidChoice:
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     completion_tokens: int = 0
 
@@ -44,6 +45,7 @@ class Said:
         choice = self.choices.setdefault(piece.index, SaidChoice())
         choice.texts.append(piece.text)
         choice.logprobs += piece.logprobs
+        choice.calls += piece.calls
         choice.finish_reason = piece.finish_reason or choice.finish_reason
         choice.completion_tokens = piece.usage.completion_tokens
         return begins

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from kvproxy.apis.embedded.formats import ToolUse
 from kvproxy.apis.json import JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
-from kvproxy.generation import Delta
+from kvproxy.generation import Delta, Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Wanted:
         echo: begin the answer with the prompt.
         salt: requests with different salts never share blocks.
         queue_priority: a lower one is served first.
+        grammar: what the answer must look like.
+        tools: which tools it may call.
     The others: see `generation.SamplingParams`.
     """
 
@@ -47,6 +50,8 @@ class Wanted:
     echo: bool = False
     salt: str | None = None
     queue_priority: int = 0
+    grammar: Grammar | None = None
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kvproxy.engine.attention import triton_decode, varlen
-from kvproxy.engine.attention.interface import DecodeBackend, PrefillBackend
+from kvproxy.engine.attention.interface import NEEDS_NOTHING, DecodeBackend, Needs, PrefillBackend
 from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
 from kvproxy.errors import SettingsError
 
@@ -22,20 +22,26 @@ SDPA = Backends(SdpaPrefill(), SdpaDecode())
 
 
 def choose(
-    device: torch.device, dtype: torch.dtype, head_dim: int, *, prefill: str = "auto", decode: str = "auto"
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    needs: Needs = NEEDS_NOTHING,
+    prefill: str = "auto",
+    decode: str = "auto",
 ) -> Backends:
     """The backends asked for; with `auto` the fastest that run on the device, SDPA on a CPU.
 
     Raises:
         SettingsError: a backend that was named cannot run here.
     """
-    return Backends(_prefill(device, dtype, head_dim, prefill), _decode(device, decode))
+    return Backends(_prefill(device, dtype, head_dim, needs, prefill), _decode(device, decode))
 
 
-def _prefill(device: torch.device, dtype: torch.dtype, head_dim: int, name: str) -> PrefillBackend:
+def _prefill(device: torch.device, dtype: torch.dtype, head_dim: int, needs: Needs, name: str) -> PrefillBackend:
     if name == "sdpa":
         return SdpaPrefill()
-    reason = varlen.why_not(device, dtype, head_dim)
+    reason = varlen.why_not(device, dtype, head_dim, needs)
     if reason is None:
         return varlen.VarlenPrefill()
     if name == "auto":

@@ -11,11 +11,25 @@ The same source runs on a CPU under `TRITON_INTERPRET=1`, set before this file i
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def _stretch(length, SPLIT: tl.constexpr, MOST: tl.constexpr):
-    """Keys in each stretch of a sequence: as few as `MOST` stretches allow."""
+    """Keys in each stretch of so many: as few as `MOST` stretches allow."""
     return tl.cdiv(tl.cdiv(length, MOST), SPLIT) * SPLIT
+
+
+@triton.jit
+def _first_seen(length, KIND: tl.constexpr, REACH: tl.constexpr):
+    """The first key that the last token of a sequence attends to (see `LayerGroup.first_seen`)."""
+    if KIND == "sliding_window":
+        first = tl.maximum(length - REACH, 0)
+    elif KIND == "chunked_local":
+        first = (length - 1) // REACH * REACH
+    else:
+        first = length * 0
+    return first
 
 
 # What differs from step to step must not have the kernels compiled again.
@@ -28,7 +42,8 @@ def attend_stretch(
     lengths,  # [rows]
     partial,  # [rows, heads, stretches, HEAD_DIM] float32: the output of each stretch
     logsums,  # [rows, heads, stretches] float32: its log2-sum-exp2
-    scale,  # of the scores, times log2(e)
+    scale,  # of the scores, times log2(e); of capped ones, divided by the cap
+    cap,  # times log2(e), where scores are capped
     query_row,
     query_head,
     pool_block,
@@ -45,12 +60,16 @@ def attend_stretch(
     PADDED_DIM: tl.constexpr,
     TILE: tl.constexpr,
     PRODUCT: tl.constexpr,
+    CAPPED: tl.constexpr,
+    KIND: tl.constexpr,
+    REACH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
-    size = _stretch(length, SPLIT, MOST)
-    used = tl.cdiv(length, size)
+    origin = _first_seen(length, KIND, REACH)
+    size = _stretch(length - origin, SPLIT, MOST)
+    used = tl.cdiv(length - origin, size)
     if tl.program_id(2) >= used:
         return
 
@@ -66,7 +85,7 @@ def attend_stretch(
     ).to(PRODUCT)
 
     for stretch in range(tl.program_id(2), used, tl.num_programs(2)):
-        start = stretch * size
+        start = origin + stretch * size
         end = tl.minimum(start + size, length)
         best = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         total = tl.zeros([PADDED_GROUP], tl.float32)
@@ -78,6 +97,9 @@ def attend_stretch(
             place = block * pool_block + (at % BLOCK_SIZE) * pool_slot + kv_head * pool_head
             key = tl.load(keys + place[None, :] + dims[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0)
             scores = tl.dot(rows, key.to(PRODUCT), input_precision="ieee") * scale
+            if CAPPED:
+                # tanh, which Triton has not on every backend.
+                scores = cap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest = tl.maximum(best, tl.max(scores, 1))
             weights = tl.exp2(scores - highest[:, None])
@@ -101,16 +123,21 @@ def merge_stretches(
     partial,
     logsums,
     lengths,
+    sinks,  # [heads], read where there are any
     output,  # [rows, heads, HEAD_DIM], contiguous
     stretches,
     SPLIT: tl.constexpr,
     MOST: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    KIND: tl.constexpr,
+    REACH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row).to(tl.int32)
-    used = tl.cdiv(length, _stretch(length, SPLIT, MOST))
+    seen = length - _first_seen(length, KIND, REACH)
+    used = tl.cdiv(seen, _stretch(seen, SPLIT, MOST))
     which = tl.arange(0, MOST)
     dims = tl.arange(0, PADDED_DIM)
     is_used = which < used
@@ -118,8 +145,15 @@ def merge_stretches(
 
     place = row * tl.num_programs(1) + tl.program_id(1)
     sums = tl.load(logsums + place * stretches + which, mask=is_used, other=float("-inf"))
-    weights = tl.exp2(sums - tl.max(sums, 0))
-    weights = weights / tl.sum(weights, 0)
+    highest = tl.max(sums, 0)
+    if HAS_SINKS:
+        sink = tl.load(sinks + tl.program_id(1)).to(tl.float32) * LOG2E
+        highest = tl.maximum(highest, sink)
+    weights = tl.exp2(sums - highest)
+    total = tl.sum(weights, 0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - highest)
+    weights = weights / total
     parts = tl.load(
         partial + (place * stretches + which)[:, None] * HEAD_DIM + dims[None, :],
         mask=is_used[:, None] & is_dim[None, :],

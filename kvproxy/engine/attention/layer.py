@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvproxy.engine.attention.interface import Scores
+
 if TYPE_CHECKING:
     from kvproxy.engine.batch import StepBatch
 
@@ -31,6 +33,8 @@ def paged_attention(
     *,
     step: "StepBatch",
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one layer for all sequences of a step.
@@ -41,20 +45,24 @@ def paged_attention(
         key, value: `[1, kv_heads, tokens, head_dim]`.
         attention_mask: unused, the batch knows who sees whom.
         step: the step's batch.
-        scaling: factor of the scores; 1 / sqrt(head_dim) by default.
+        scaling, softcap, s_aux: see `Scores`; the names are transformers'.
 
     Returns:
         `[1, tokens, heads, head_dim]`.
     """
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-    cached = step.pool.layer(module.layer_idx)  # type: ignore[arg-type]
+    tuning = getattr(module, "tuning", None)
+    if tuning is not None:
+        query = (query * tuning(step.positions[0])[:, None, None]).to(query.dtype)
+    group, cached = step.layer(module.layer_idx)  # type: ignore[arg-type]
+    scores = Scores(scaling, softcap, s_aux)
     for pool, new in zip(cached, (key, value), strict=True):
-        pool.view(-1, *pool.shape[2:])[step.slots] = new
+        pool.view(-1, *pool.shape[2:])[group.slots] = new
     parts = []
-    if step.prefill is not None:
+    if group.prefill is not None:
         rows = slice(step.decode_start)
-        parts.append(step.prefill(query[rows], (key[rows], value[rows]), cached, scaling))
-    if step.decode is not None:
+        parts.append(group.prefill(query[rows], (key[rows], value[rows]), cached, scores))
+    if group.decode is not None:
         rows = slice(step.decode_start, None)
-        parts.append(step.decode(query[rows], (key[rows], value[rows]), cached, scaling))
+        parts.append(group.decode(query[rows], (key[rows], value[rows]), cached, scores))
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None

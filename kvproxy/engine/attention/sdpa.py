@@ -1,4 +1,7 @@
-"""Attention by `scaled_dot_product_attention` over gathered blocks: on every device, in every data type."""
+"""Attention by `scaled_dot_product_attention` over gathered blocks: on every device, in every data type.
+
+Where scores are capped or heads have sinks, which SDPA does not know, the scores are written out.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,77 +9,125 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvproxy.engine.attention.interface import KV, Attend
+from kvproxy.engine.attention.interface import KV, Attend, Scores
+from kvproxy.engine.attention.plain import attend_rows, weigh
+from kvproxy.engine.layers import FULL, LayerGroup
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import upload
 
+_LONGEST_RUN = 256
+"""Most rows that are computed together where attention is limited: each run reads its rows' keys and no others."""
+
 
 class SdpaPrefill:
-    """One call a span."""
+    """One call a span, or one for each run of a span where attention is limited."""
 
     name = "sdpa"
 
-    def prepare(self, spans: Sequence[Span], pool: KVPool) -> Attend:
-        runs, begin = [], 0
+    def prepare(self, spans: Sequence[Span], pool: KVPool, group: LayerGroup = FULL) -> Attend:
+        runs: list[_Run] = []
+        begin = 0
         for span in spans:
-            rows = slice(begin, begin := begin + len(span.tokens))
-            runs.append(_Run(rows, span.end, *(_past(span, pool) if span.start else (None, None))))
+            runs += _runs(span, begin, pool, group)
+            begin += len(span.tokens)
         return _PrefillRuns(tuple(runs))
 
 
 class SdpaDecode:
-    """One call for all rows, over a batch that is padded to the longest sequence."""
+    """One call for all rows, over a batch that is padded to the row that sees most."""
 
     name = "sdpa"
     capturable = False
 
-    def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool) -> Attend:
-        places = torch.arange(table.shape[1] * pool.block_size, device=table.device)
-        mask = _additive(places[None] < lengths[:, None], pool.data.dtype)
-        return _DecodeRows(table, mask[:, None, None])
+    def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
+        size = pool.block_size
+        places = torch.arange(table.shape[1] * size, device=table.device)[None]
+        seen = places < lengths[:, None]
+        if group.kind != "full":
+            first = group.first_seen(lengths - 1)
+            # Each row's table begins with the first block that it sees.
+            width = min(table.shape[1], -(-group.reach // size) + 1)
+            blocks = (first // size)[:, None] + torch.arange(width, device=table.device)[None]
+            table = table.gather(1, blocks.clamp(max=table.shape[1] - 1))
+            places = (blocks[:, :, None] * size + torch.arange(size, device=table.device)).flatten(1)
+            seen = (places < lengths[:, None]) & (places >= first[:, None])
+        return _DecodeRows(table, _additive(seen, pool.data.dtype)[:, None, None])
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens of one sequence: their rows, what they see, its blocks; without blocks and mask where it has no past."""
+    """Tokens of one sequence and what they see.
+
+    Attributes:
+        rows: of the step.
+        keys: of the step's own rows, where the sequence has no past; else the tokens of `blocks` that are seen.
+        blocks: the sequence's blocks from the first that is seen on; None without a past.
+        mask: who sees what; None where each row sees all keys up to itself.
+    """
 
     rows: slice
-    context: int
+    keys: slice
     blocks: torch.Tensor | None
     mask: torch.Tensor | None
+
+
+def _runs(span: Span, begin: int, pool: KVPool, group: LayerGroup) -> list[_Run]:
+    """The runs of a span whose first row is `begin`."""
+    device, size = pool.data.device, pool.block_size
+    runs = []
+    for first, start, end in group.runs(span.start, span.end, _LONGEST_RUN):
+        rows = slice(begin + start - span.start, begin + end - span.start)
+        mask = None
+        if first < start or first < group.first_seen(end - 1):
+            at = torch.arange(start, end, device=device)[:, None]
+            keys = torch.arange(first, end, device=device)[None]
+            mask = _additive((keys <= at) & (keys >= group.first_seen(at)), pool.data.dtype)
+        if span.start:
+            table = span.tables[group.number][first // size : -(-end // size)]
+            seen = slice(first % size, end - first // size * size)
+            runs.append(_Run(rows, seen, upload(table, device), mask))
+        else:
+            runs.append(_Run(rows, slice(begin + first, begin + end), None, mask))
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
 class _PrefillRuns:
     runs: tuple[_Run, ...]
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scaling: float | None) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
         output = torch.empty_like(query)
         for run in self.runs:
-            key, value = (part[run.rows] for part in new)
-            if run.blocks is not None:
-                key, value = (part.index_select(0, run.blocks).flatten(0, 1)[: run.context] for part in cached)
-            output[run.rows] = _attend(query[run.rows], key, value, run.mask, scaling)
+            parts = new if run.blocks is None else _gather(cached, run.blocks)
+            key, value = (part[run.keys] for part in parts)
+            attend = _attend if scores.is_plain else attend_rows
+            output[run.rows] = attend(query[run.rows], key, value, run.mask, scores)
         return output
 
 
+def _gather(cached: KV, blocks: torch.Tensor) -> KV:
+    """The tokens of blocks, `[tokens, kv_heads, head_dim]` each."""
+    keys, values = cached
+    return keys.index_select(0, blocks).flatten(0, 1), values.index_select(0, blocks).flatten(0, 1)
+
+
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: Scores
 ) -> torch.Tensor:
     group = query.shape[1] // key.shape[1]
     if group > 1 and query.is_cuda:
         # Grouped heads keep SDPA off its memory-efficient kernel, and what is left writes out the whole score matrix.
         key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
         group = 1
-    # SDPA's is_causal aligns queries and keys at their first element: right only for a span without a past.
+    # SDPA's is_causal aligns queries and keys at their first element: right only for rows that see nothing before them.
     output = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],
         value.transpose(0, 1)[None],
         attn_mask=mask,
         is_causal=mask is None,
-        scale=scaling,
+        scale=scores.scaling,
         enable_gqa=group > 1,
     )
     return output[0].transpose(0, 1)
@@ -89,7 +140,7 @@ class _DecodeRows:
     table: torch.Tensor
     mask: torch.Tensor
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scaling: float | None) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
         rows, heads, head_dim = query.shape
         kv_heads = cached[0].shape[2]
         blocks = self.table.flatten()
@@ -98,15 +149,11 @@ class _DecodeRows:
         )
         # The query heads that share a key head become rows of one small matrix product.
         grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scaling)
+        if scores.is_plain:
+            output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)
+        else:
+            output = weigh(grouped[:, :, :, None], key[:, :, None], value[:, :, None], self.mask[:, :, None], scores)
         return output.reshape(rows, heads, head_dim)
-
-
-def _past(span: Span, pool: KVPool) -> tuple[torch.Tensor, torch.Tensor]:
-    device = pool.data.device
-    blocks = upload(span.blocks[: -(-span.end // pool.block_size)], device)
-    rows = torch.arange(span.start, span.end, device=device)[:, None]
-    return blocks, _additive(torch.arange(span.end, device=device)[None] <= rows, pool.data.dtype)
 
 
 def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

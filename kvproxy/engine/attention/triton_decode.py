@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.attention.interface import KV, Attend
+from kvproxy.engine.attention.interface import KV, Attend, Scores
+from kvproxy.engine.layers import FULL, LayerGroup
 from kvproxy.engine.pool import KVPool
 
 _TILE = {2: 8192, 4: 2048}
@@ -48,9 +49,9 @@ class TritonDecode:
         self._warps = warps
         self._stages = stages
 
-    def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool) -> Attend:
+    def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
         roomy = _shared_memory(table.device) >= _ROOMY
-        return _Rows(table, lengths, self._most, self._split, self._programs, self._warps, self._stages, roomy)
+        return _Rows(table, lengths, group, self._most, self._split, self._programs, self._warps, self._stages, roomy)
 
 
 @cache
@@ -96,6 +97,7 @@ def why_not(device: torch.device) -> str | None:
 class _Rows:
     table: torch.Tensor
     lengths: torch.Tensor
+    group: LayerGroup
     most: int
     split: int
     programs: int
@@ -103,7 +105,7 @@ class _Rows:
     stages: int | None
     roomy: bool
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scaling: float | None) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
         from kvproxy.engine.attention.decode_kernel import attend_stretch, merge_stretches
 
         keys, values = cached
@@ -111,6 +113,8 @@ class _Rows:
         rows, heads, head_dim = query.shape
         block_size, kv_heads = keys.shape[1:3]
         longest = self.table.shape[1] * block_size
+        if self.group.kind != "full":
+            longest = min(longest, self.group.reach)
         stretches = min(self.most, -(-longest // self.split))
         partial = torch.empty((rows, heads, stretches, head_dim), dtype=torch.float32, device=query.device)
         logsums = torch.empty((rows, heads, stretches), dtype=torch.float32, device=query.device)
@@ -121,7 +125,9 @@ class _Rows:
         options["num_warps"] = self.warps or options["num_warps"]
         options["num_stages"] = self.stages or options["num_stages"]
         shares = min(stretches, -(-self.programs // (rows * kv_heads)))
-        scale = (scaling if scaling is not None else head_dim**-0.5) * math.log2(math.e)
+        scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
+        # Every launch compiles for one kind of model, so what it does not have costs nothing.
+        limits = {"KIND": self.group.kind, "REACH": self.group.reach}
         attend_stretch[(rows, kv_heads, shares)](
             query,
             keys,
@@ -130,7 +136,8 @@ class _Rows:
             self.lengths,
             partial,
             logsums,
-            scale,
+            scale / scores.cap if scores.cap is not None else scale * math.log2(math.e),
+            scores.cap * math.log2(math.e) if scores.cap is not None else 0.0,
             query.stride(0),
             query.stride(1),
             *keys.stride()[:3],
@@ -145,18 +152,24 @@ class _Rows:
             PADDED_DIM=padded_dim,
             TILE=tile_of(padded_dim, query.element_size(), padded_group),
             PRODUCT=_product_type(query),
+            CAPPED=scores.cap is not None,
+            **limits,
             **options,
         )
         merge_stretches[(rows, heads)](
             partial,
             logsums,
             self.lengths,
+            # What is not read may be any tensor.
+            output if scores.sinks is None else scores.sinks,
             output,
             stretches,
             SPLIT=self.split,
             MOST=self.most,
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
+            HAS_SINKS=scores.sinks is not None,
+            **limits,
         )
         return output
 

@@ -24,7 +24,7 @@ def test_compiles_without_spilling(tmp_path: Path) -> None:
         check=True,
     )
     found = json.loads(done.stdout)
-    assert len(found) == 10
+    assert len(found) == 13
     for name, facts in found.items():
         assert facts["stack"] == 0, f"{name} spills registers"
         assert facts["shared"] <= SHARED, name

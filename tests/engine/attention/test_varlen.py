@@ -6,8 +6,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.blocks.groups import GroupKind
+from kvproxy.engine.attention.interface import PLAIN, Scores
 from kvproxy.engine.attention.sdpa import SdpaPrefill
-from kvproxy.engine.attention.varlen import Packing, VarlenPrefill, why_not
+from kvproxy.engine.attention.varlen import Packing, VarlenPrefill, why_not, with_sinks
+from kvproxy.engine.layers import FULL, LayerGroup
 from kvproxy.engine.span import Span
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 
@@ -15,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scaling: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scores: Scores
 ) -> torch.Tensor:
     """FlashAttention's contract on any device: causal, the last query aligned with the last key."""
     parts = []
@@ -28,17 +31,44 @@ def packed_attention(
         assert count <= packing.longest_query
         assert context <= packing.longest_key
         mask = torch.ones(count, context, dtype=torch.bool).tril(context - count)
-        parts.append(
-            F.scaled_dot_product_attention(
-                query[rows].transpose(0, 1),
-                key[seen].transpose(0, 1),
-                value[seen].transpose(0, 1),
-                attn_mask=mask,
-                scale=scaling,
-                enable_gqa=True,
-            ).transpose(0, 1)
-        )
+        if packing.window is not None:
+            mask &= torch.ones(count, context, dtype=torch.bool).triu(context - count - packing.window + 1)
+        repeated = key[seen].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        weights = torch.einsum("qhd,khd->qhk", query[rows], repeated) * (scores.scaling or query.shape[-1] ** -0.5)
+        weights = weights.masked_fill(~mask[:, None], float("-inf"))
+        output = F.scaled_dot_product_attention(
+            query[rows].transpose(0, 1),
+            key[seen].transpose(0, 1),
+            value[seen].transpose(0, 1),
+            attn_mask=mask,
+            scale=scores.scaling,
+            enable_gqa=True,
+        ).transpose(0, 1)
+        parts.append(output if scores.sinks is None else with_sinks(output, weights.logsumexp(dim=-1), scores.sinks))
     return torch.cat(parts)
+
+
+def check(shape: list[tuple[int, int]], block_size: int, shared: int, scores: Scores, group: LayerGroup = FULL) -> None:
+    """Both backends for prompts of (past, new) tokens."""
+    heads = Heads(4, 2, 8)
+    lengths = [past + count for past, count in shape]
+    blocks = sum(-(-length // block_size) for length in lengths) + 2
+    tables = random_tables(lengths, block_size, blocks, shared)
+    pool = poisoned_pool(heads, blocks, block_size, torch.float32, CPU)
+    fill(pool, tables, lengths)
+    spans = [Span([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
+    query = torch.randn(sum(count for _, count in shape), heads.heads, heads.head_dim)
+    slots = torch.tensor([slot for span in spans for slot in span.slots(block_size)])
+    new = tuple(part.flatten(0, 1)[slots] for part in pool.layer(0))
+    exact = expected_rows(query, pool, spans, scores, group)
+    for span, table in zip(spans, tables, strict=True):
+        # The engine has block 0 where no row reaches.
+        out_of_reach = group.first_seen(span.start) // block_size
+        table[:out_of_reach] = [0] * out_of_reach
+    backends = [SdpaPrefill()] if scores.cap is not None else [VarlenPrefill(packed_attention), SdpaPrefill()]
+    for backend in backends:
+        output = backend.prepare(spans, pool, group)(query, new, pool.layer(0), scores)  # type: ignore[attr-defined]
+        assert error(output, exact) < TOLERANCE[torch.float32]
 
 
 @settings(deadline=None)
@@ -51,20 +81,29 @@ def packed_attention(
 def test_packed_prompts_equal_plain_attention(
     shape: list[tuple[int, int]], block_size: int, shared: int, scaling: float | None
 ) -> None:
-    heads = Heads(4, 2, 8)
-    lengths = [past + count for past, count in shape]
-    blocks = sum(-(-length // block_size) for length in lengths) + 2
-    tables = random_tables(lengths, block_size, blocks, shared)
-    pool = poisoned_pool(heads, blocks, block_size, torch.float32, CPU)
-    fill(pool, tables, lengths)
-    spans = [Span([0] * count, past, table) for (past, count), table in zip(shape, tables, strict=True)]
-    query = torch.randn(sum(count for _, count in shape), heads.heads, heads.head_dim)
-    slots = torch.tensor([slot for span in spans for slot in span.slots(block_size)])
-    new = tuple(part.flatten(0, 1)[slots] for part in pool.layer(0))
-    exact = expected_rows(query, pool, spans, scaling)
-    for backend in (VarlenPrefill(packed_attention), SdpaPrefill()):
-        output = backend.prepare(spans, pool)(query, new, pool.layer(0), scaling)  # type: ignore[arg-type]
-        assert error(output, exact) < TOLERANCE[torch.float32]
+    check(shape, block_size, shared, Scores(scaling))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=3),
+    st.integers(1, 7),
+    st.sampled_from(["full", "sliding_window", "chunked_local"]),
+    st.integers(1, 50),
+    st.sampled_from([None, 0.5, 30.0]),
+    st.booleans(),
+)
+def test_limited_attention_capped_scores_and_sinks(
+    shape: list[tuple[int, int]], block_size: int, kind: GroupKind, reach: int, cap: float | None, has_sinks: bool
+) -> None:
+    scores = Scores(0.4, cap, torch.randn(4) if has_sinks else None)
+    check(shape, block_size, 0, scores, LayerGroup(0, kind, reach))
+
+
+@pytest.mark.parametrize("group", [LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)], ids=str)
+@pytest.mark.parametrize("scores", [PLAIN, Scores(None, 20.0, torch.zeros(4))], ids=["plain", "capped"])
+def test_long_prompts_are_computed_in_runs(group: LayerGroup, scores: Scores) -> None:
+    check([(0, 700), (333, 290)], 16, 0, scores, group)
 
 
 @pytest.mark.parametrize(("device", "reason"), [("cpu", "needs a CUDA device"), ("meta", "needs a CUDA device")])

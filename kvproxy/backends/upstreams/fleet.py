@@ -186,7 +186,7 @@ class Fleet:
         ticket = engine.load.add(route.work[engine.url])
         engine.sent += 1
         try:
-            reply = await engine.upstream.send(request)
+            reply = await engine.send(request)
         except BaseException as error:
             ticket.ended()
             if isinstance(error, UpstreamError):
@@ -196,7 +196,7 @@ class Fleet:
             engine.health.succeeded()
         reply.when_begun.append(ticket.begun)
         reply.when_over.append(ticket.ended)
-        reply.taker = engine.taker(route.predicted.get(engine.url), route.work[engine.url])
+        reply.taker = reply.taker or engine.taker(route.predicted.get(engine.url), route.work[engine.url])
         return reply
 
     def _first(self) -> FleetEngine:

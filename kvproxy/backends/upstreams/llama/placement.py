@@ -47,6 +47,7 @@ class Placement:
         self._view = view
         self._prompt = prompt
         self._left = False
+        self._strangers = server.strangers
 
     def follow(self, reply: Relayed) -> None:
         """Listen to the answer, and give the slot back when it is over."""
@@ -65,7 +66,7 @@ class Placement:
     async def _settle(self, heard: Heard, status: int) -> None:
         try:
             told = await asyncio.to_thread(heard.told)
-            state = await self._after()
+            state = await self._after(told)
             if state is not None:
                 held = await self._held(told, status, state)
                 if self.restored is not None and told.prompt is not None and self._server.keeper is not None:
@@ -77,12 +78,14 @@ class Placement:
             self._left = True
             self._server.left(self._view)
 
-    async def _after(self) -> SlotState | None:
-        """The slot once it is idle; None where it stays busy, with somebody else's request."""
+    async def _after(self, told: Told) -> SlotState | None:
+        """The slot once it is idle; None where somebody else's request is in it by now."""
         for _ in range(_LOOKS):
             state = next((each for each in await self._server.routes.slots() if each.slot == self._view.slot), None)
             if state is None or not state.busy:
                 return state
+            if told.prompt is not None and self._server.strangers > self._strangers:
+                break
             await asyncio.sleep(_PAUSE)
         self._view.held = b""
         return None
@@ -99,16 +102,18 @@ class Placement:
             return view.held if state.tokens == view.tokens else b""
         if told.prompt is not None and told.prompt[0] != count(prompt):
             return b""
+        # Nobody else can have been in the slot, unless the server chose it for somebody.
+        alone = self._server.strangers == self._strangers
         if state.tokens < count(prompt):
             # The client left before the prompt was computed; after an answer it means that the context was shifted.
-            return first(prompt, state.tokens) if told.text is None else b""
+            return first(prompt, state.tokens) if alone and told.text is None else b""
         if told.text is None:
-            return prompt
+            return prompt if alone else b""
         answer = await self._server.routes.tokenize(told.text)
         if count(prompt) + count(answer) >= state.context > 0:
             return b""
         exact = count(prompt) + count(answer) - state.tokens in (0, 1)
-        return first(prompt + answer, state.tokens) if exact else prompt
+        return first(prompt + answer, state.tokens) if exact else prompt if alone else b""
 
 
 def naming(request: ApiRequest, slot: int) -> ApiRequest:

@@ -50,7 +50,7 @@ class SlotPrefix(ToldPrefix):
     async def _known(self) -> list[_Prefix]:
         """All prefixes, slots first."""
         servers = self._servers()
-        await asyncio.gather(*(server.slots.look() for server in servers), return_exceptions=True)
+        await asyncio.gather(*(server.refresh() for server in servers), return_exceptions=True)
         return [prefix for server in servers for prefix in _prefixes(server)]
 
     async def blocks(self) -> list[BlockRow]:
@@ -101,33 +101,30 @@ class SlotPrefix(ToldPrefix):
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         try:
             known = await self._known()
-            servers = {prefix.server.url: prefix.server for prefix in known}
-            prompts = {url: await server.routes.prompt(request) for url, server in servers.items()}
+            found = []
+            for server in self._servers():
+                prompt = await server.routes.prompt(request)
+                if (plan := server.plan(prompt, list(server.slots.views.values()))) is not None:
+                    found.append((server, prompt, plan))
         except NoPrefixCache:
             return None
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
-        common = [shared(prefix.tokens, prompts[prefix.server.url]) for prefix in known]
-        held = dict.fromkeys(servers, 0)
-        for prefix, tokens in zip(known, common, strict=True):
-            if prefix.slot is not None:
-                held[prefix.server.url] = max(held[prefix.server.url], tokens)
-        best, most = max(zip(known, common, strict=True), key=lambda each: each[1])
-        prompt, server = prompts[best.server.url], best.server
-        in_slot = computed_less(held[server.url], prompt)
-        # What disk would add is worth a restore only from some tokens on.
-        worth = best.slot is None and most >= held[server.url] + server.settings.least_tokens
-        more = computed_less(most, prompt) - in_slot if worth else 0
-        where = "saved on disk" if worth else f"in slot {best.slot}" if best.slot is not None else None
+        if not found:
+            return PrefixReport(reason="the server told of no slot")
+        server, prompt, plan = max(found, key=lambda each: each[2].reused)
+        in_slot = computed_less(plan.keeps, prompt)
+        near = max((each for each in known if each.server is server), key=lambda each: shared(each.tokens, prompt))
         return PrefixReport(
             prompt_tokens=count(prompt),
             matched_tokens=in_slot,
-            tiers={_DISK: more} if more else {},
-            divergence=await self._parting(best, prompt, most),
-            reason=f"most of it is {where}" if where and most else None,
+            tiers={_DISK: plan.reused - in_slot} if plan.restore else {},
+            divergence=await self._parting(near, prompt, shared(near.tokens, prompt)),
+            reason=f"it would go to slot {plan.slot}"
+            + (", which is read back from disk first" if plan.restore else ""),
             engine=server.url,
-            engines={url: computed_less(tokens, prompts[url]) for url, tokens in held.items()},
-            complete=True,
+            engines={one.url: best.reused for one, _, best in found},
+            complete=all(view.known and not view.taken for view in server.slots.views.values()),
         )
 
     async def _parting(self, prefix: _Prefix, prompt: Tokens, position: int) -> SpelledDivergence | None:

@@ -57,6 +57,7 @@ class LlamaServer:
         asked: whether the server has told what it is since it was last away.
         slots: its slots.
         keeper: what saves and restores; None where nothing is.
+        strangers: requests for which the server chose the slot.
     """
 
     def __init__(self, upstream: Upstream, settings: SlotSettings, data: Path) -> None:
@@ -66,6 +67,7 @@ class LlamaServer:
         self.asked = False
         self.slots = Slots(self.routes)
         self.keeper: Keeper | None = None
+        self.strangers = 0
         self._data = data
         self._facts: Facts | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,10 +128,9 @@ class LlamaServer:
             self.asked = True
 
     async def _begin(self, facts: Facts | None) -> None:
-        if self._facts is None and facts is not None:
+        if facts is not None:
             _log.info("%s is llama.cpp with %d slots", self.url, facts.slots)
-        shelf, self.keeper = self.keeper.shelf if self.keeper else None, None
-        self._facts, self.slots = facts, Slots(self.routes)
+        shelf, self.keeper, self._facts = self.keeper.shelf if self.keeper else None, None, None
         keeps = facts is not None and facts.told and facts.saves and not facts.adapters and self.settings.disk_size > 0
         if shelf is None and keeps:
             path = self._data / "slots.db"
@@ -142,12 +143,19 @@ class LlamaServer:
             self.keeper = Keeper(self.url, self.routes, facts, shelf, most, least)
         elif shelf is not None:
             await asyncio.to_thread(shelf.close)
+        self._facts, self.slots = facts, Slots(self.routes)
 
     async def place(self, request: ApiRequest) -> Placement | None:
         """Choose a slot for a request and get it ready; None where the server is to choose.
 
         The slot is locked until the placement is over or gone.
         """
+        placed = await self._place(request)
+        # What others do while it is under way may be in its slot before anybody looks.
+        self.strangers += placed is None and self.active
+        return placed
+
+    async def _place(self, request: ApiRequest) -> Placement | None:
         only = request.body.get("id_slot")
         if not self.active or not placeable(request) or not (only is None or (type(only) is int and only >= 0)):
             return None
@@ -155,10 +163,8 @@ class LlamaServer:
             return None  # The server has a cache of its own for the slots that it clears, and asks it where it chooses.
         try:
             prompt = await self.routes.prompt(request)
-            if await self.slots.look():
-                _log.info("%s was restarted: its slots are empty", self.url)
-                await self.recognise()
-            found = await self.slots.lease(lambda free: self._plan(prompt, free), only, self.settings.wait)
+            await self.refresh()
+            found = await self.slots.lease(lambda free: self.plan(prompt, free), only, self.settings.wait)
         except KvproxyError as error:
             _log.debug("%s chooses the slot itself: %s", self.url, error.message)
             return None
@@ -176,7 +182,14 @@ class LlamaServer:
             raise
         return placement
 
-    def _plan(self, prompt: Tokens, free: list[View]) -> Plan | None:
+    async def refresh(self) -> None:
+        """Learn what became of the slots, and of the server. Raises an UpstreamError where it does not tell."""
+        if await self.slots.look():
+            _log.info("%s was restarted: its slots are empty", self.url)
+            await self.recognise()
+
+    def plan(self, prompt: Tokens, free: list[View]) -> Plan | None:
+        """Where a prompt would go if these slots were free."""
         saved = self.keeper.saved() if self.keeper else []
         held = [Held(view.slot, view.held, view.used) for view in free]
         return choose(prompt, held, saved, self.settings.least_tokens)
@@ -206,7 +219,7 @@ class LlamaServer:
 
     async def save(self, view: View, keeper: Keeper) -> str | None:
         """Save a free slot; the file's name, None where that failed."""
-        view.take()
+        view.take(saving=True)
         try:
             return await keeper.save(view)
         finally:

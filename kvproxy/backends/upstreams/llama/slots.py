@@ -42,8 +42,11 @@ class Slots:
         """
         end = time.monotonic() + seconds
         while only is None or only in self.views:
-            chosen = plan([view for view in self.views.values() if view.free and only in (None, view.slot)])
-            if chosen is not None:
+            usable = [view for view in self.views.values() if only in (None, view.slot)]
+            chosen = plan([view for view in usable if view.free])
+            best = plan([view for view in usable if view.free or view.saving])
+            # What is being saved is free in a moment, and may be worth the wait.
+            if chosen is not None and best is not None and chosen.reused >= best.reused:
                 view = self.views[chosen.slot]
                 view.take()
                 return view, chosen
@@ -68,7 +71,7 @@ class Slots:
 
     def release(self, view: View) -> None:
         """Give a slot back."""
-        view.taken = False
+        view.taken = view.saving = False
         view.used = time.monotonic()
         view.version += 1
         while self._waiting:

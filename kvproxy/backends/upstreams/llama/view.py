@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvproxy.backends.upstreams.llama.routes import SlotState
-from kvproxy.backends.upstreams.llama.tokens import Tokens
+from kvproxy.backends.upstreams.llama.tokens import Tokens, count
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class View:
         context: how many tokens it can hold.
         used: when it was last used.
         taken: whether a request of ours uses it, or it is being saved: the slot's lock. Who takes it alone may change the rest.
+        saving: whether it is taken for no longer than a file takes to be written.
         busy: whether somebody else's request uses it.
         version: grows with each change, so that what was asked before a change is not believed after it.
     """
@@ -29,6 +30,7 @@ class View:
     context: int = 0
     used: float = 0.0
     taken: bool = False
+    saving: bool = False
     busy: bool = False
     version: int = 0
 
@@ -37,9 +39,14 @@ class View:
         """Whether a request may have it."""
         return not self.taken and not self.busy
 
-    def take(self) -> None:
+    @property
+    def known(self) -> bool:
+        """Whether all that it holds is known."""
+        return count(self.held) == self.tokens
+
+    def take(self, *, saving: bool = False) -> None:
         """Lock it."""
-        self.taken = True
+        self.taken, self.saving = True, saving
         self.version += 1
 
     def learn(self, held: Tokens, state: SlotState) -> None:

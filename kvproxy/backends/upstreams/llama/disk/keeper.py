@@ -149,14 +149,16 @@ class Keeper:
         unused = [file for file in self.shelf.unused() if file.size > _EMPTY]
         if self.shelf.size <= self._most or not unused:
             return
+        back = None
         try:
             await self._routes.erase(view.slot)
-            held, view.held, view.tokens = view.held, b"", 0
             for file in unused:
                 if self.shelf.size > self._most:
                     self.shelf.drop(file.name, (await self._routes.save(view.slot, file.name)).size)
             if name in dict(self.saved()):
-                view.tokens = (await self._routes.restore(view.slot, name)).tokens
-                view.held = held
+                back = await self._routes.restore(view.slot, name)
         except UpstreamError as error:
             _log.warning("%s: saved slots of no more use still take room: %s", self._url, error.message)
+        finally:
+            if back is None:
+                view.held, view.tokens = b"", 0

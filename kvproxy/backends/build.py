@@ -77,5 +77,5 @@ def _engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":
 
     engine = FleetEngine(server, settings.forward, settings.routing, settings.limits)
     if engine.mirror is None:
-        engine.llama = LlamaServer(engine.upstream, settings.slots, settings.data)
+        engine.llama = LlamaServer(engine.upstream, settings.slots, settings.data, load_cipher(settings.encryption))
     return engine

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvproxy.backends.upstreams.llama.disk.shelf import Shelf
 from kvproxy.backends.upstreams.llama.tokens import pack
+from kvproxy.encryption import Cipher
 
 URL = "http://127.0.0.1:8080"
 STEPS = st.lists(
@@ -92,3 +93,20 @@ def test_pins_run_out(tmp_path: Path) -> None:
     shelf.evict(0)
     assert shelf.of("one") == []
     shelf.close()
+
+
+def test_prefixes_are_encrypted_where_there_is_a_key(tmp_path: Path) -> None:
+    path, secret = tmp_path / "slots.db", pack([77_777] * 20)
+
+    def opened(*keys: bytes) -> Shelf:
+        return Shelf(path, URL, cipher=Cipher(keys) if keys else None)
+
+    shelf = opened(b"1" * 32)
+    name = shelf.begin("one")
+    shelf.end(name, "one", secret, 20, 10)
+    shelf.close()
+    assert secret not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    for keys, found in (((b"1" * 32,), [secret]), ((b"2" * 32, b"1" * 32), [secret]), ((b"2" * 32,), [])):
+        shelf = opened(*keys)
+        assert [file.tokens for file in shelf.of("one")] == found
+        shelf.close()

@@ -17,6 +17,7 @@ from kvproxy.backends.upstreams.llama.slots import Slots
 from kvproxy.backends.upstreams.llama.tokens import Tokens
 from kvproxy.backends.upstreams.llama.view import View
 from kvproxy.backends.upstreams.upstream import Upstream
+from kvproxy.encryption import Cipher
 from kvproxy.errors import KvproxyError
 from kvproxy.settings.slots import SlotSettings
 
@@ -52,6 +53,7 @@ class LlamaServer:
         upstream: the server.
         settings: what is kept, and how long requests wait.
         data: folder of the database that tells what is on disk.
+        cipher: encrypts that database.
 
     Attributes:
         asked: whether the server has told what it is since it was last away.
@@ -60,7 +62,7 @@ class LlamaServer:
         strangers: requests for which the server chose the slot.
     """
 
-    def __init__(self, upstream: Upstream, settings: SlotSettings, data: Path) -> None:
+    def __init__(self, upstream: Upstream, settings: SlotSettings, data: Path, cipher: Cipher | None = None) -> None:
         self.url = upstream.url
         self.settings = settings
         self.routes = LlamaRoutes(upstream)
@@ -69,6 +71,7 @@ class LlamaServer:
         self.keeper: Keeper | None = None
         self.strangers = 0
         self._data = data
+        self._cipher = cipher
         self._facts: Facts | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,6 +99,11 @@ class LlamaServer:
         if self.slots.clears:
             notes.append(
                 "llama-server clears idle slots when another one begins: start it with -np N, a number of slots"
+            )
+        if self._cipher is not None and self.keeper is not None:
+            notes.append(
+                "llama-server writes slots as they are, whatever is encrypted here: put its --slot-save-path on an encrypted"
+                " disk, or set slots.disk_size = 0"
             )
         trouble = self.keeper.trouble() if self.keeper else None
         return notes + ([trouble] if trouble else [])
@@ -135,7 +143,7 @@ class LlamaServer:
         if shelf is None and keeps:
             path = self._data / "slots.db"
             try:
-                shelf = await asyncio.to_thread(Shelf, path, self.url)
+                shelf = await asyncio.to_thread(Shelf, path, self.url, cipher=self._cipher)
             except (sqlite3.Error, OSError) as error:
                 _log.warning("slots of %s are not saved: %s cannot be used: %s", self.url, path, error)
         if shelf is not None and keeps and facts is not None:

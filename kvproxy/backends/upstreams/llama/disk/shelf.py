@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.backends.upstreams.llama.tokens import Tokens, shared
+from kvproxy.encryption import Cipher
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -60,13 +61,17 @@ class Shelf:
         path: the database; every server's files are in the same one.
         url: the server's URL.
         clock: seconds since 1970.
+        cipher: encrypts the prefixes in the database; None writes them as they are.
 
     Raises:
         sqlite3.Error: the database cannot be used.
     """
 
-    def __init__(self, path: Path, url: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, url: str, clock: Callable[[], float] = time.time, cipher: Cipher | None = None
+    ) -> None:
         self._url = url
+        self._cipher = cipher
         self._clock = clock
         self._begun: set[str] = set()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,7 +83,7 @@ class Shelf:
             self._database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
             columns = "name, identity, tokens, held, size, used"
             rows = self._database.execute(f"SELECT {columns} FROM files WHERE url = ?", (url,))
-            self._files = {row[0]: Saved(*row) for row in rows}
+            self._files = {row[0]: self._opened(Saved(*row)) for row in rows}
             pins = self._database.execute("SELECT pin, file, until FROM pins WHERE url = ?", (url,))
             self._pins = {row[0]: Pin(*row) for row in pins if row[1] in self._files}
         except sqlite3.Error:
@@ -183,8 +188,20 @@ class Shelf:
 
     def _put(self, file: Saved) -> None:
         self._files[file.name] = file
-        values = (self._url, file.name, file.identity, file.tokens, file.held, file.size, file.used)
+        tokens = file.tokens
+        if tokens is not None and self._cipher is not None:
+            tokens = self._cipher.seal(tokens, file.name.encode())
+        values = (self._url, file.name, file.identity, tokens, file.held, file.size, file.used)
         self._write("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
+
+    def _opened(self, file: Saved) -> Saved:
+        """A row of the database with its tokens; without them where the key does not open them."""
+        if file.tokens is not None and self._cipher is not None:
+            try:
+                file.tokens = self._cipher.open(file.tokens, file.name.encode())
+            except ValueError:
+                file.tokens = None
+        return file
 
     def _write(self, statement: str, *values: object) -> None:
         self._writer.submit(self._execute, statement, values)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from kvproxy.commands.blocks_picture import draw_pool, group_lines
+from kvproxy.commands.blocks_slots import print_slots
 from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.client import ProxyClient, part
 from kvproxy.commands.engines import engine_line
@@ -19,7 +20,7 @@ State = Literal["free", "cached", "used", "pinned"]
 
 @app.callback(invoke_without_command=True)
 def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """Draw the pool: which blocks are free, cached and in use.
+    """Draw the pool: which blocks are free, cached and in use. In front of llama.cpp, list its slots and saved prefixes.
 
     Example: kvproxy blocks
     """
@@ -30,7 +31,9 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     if as_json:
         print_json({"stats": stats, "states": [block["state"] for block in blocks]})
         return
-    if stats["engines"]:
+    if stats["slots"]:
+        print_slots(blocks, client.get("/admin/blocks/chains"))
+    elif stats["engines"]:
         _mirrored(stats)
     else:
         draw_pool([block["state"] for block in blocks], stats)

@@ -8,6 +8,7 @@ from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import percent, print_json
 from kvproxy.commands.table import print_table
+from kvproxy.commands.units import size
 
 app = typer.Typer(help="The upstreams that requests are routed between.")
 
@@ -66,6 +67,12 @@ def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
         columns["pool used#"] = [_share(each.get("usage")) for each in figures]
         columns["waiting#"] = [each.get("waiting") for each in figures]
         columns["reused#"] = [_share(_hit_rate(each)) for each in figures]
+    if any(each["slots"] for each in upstreams):
+        slots = [each["slots"] or {} for each in upstreams]
+        columns["slots#"] = [each.get("slots") for each in slots]
+        columns["saved#"] = [each.get("saved") for each in slots]
+        columns["on disk#"] = [size(each["saved_bytes"]) if each else None for each in slots]
+        columns["restored#"] = [each.get("restores") for each in slots]
     print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream")
     for each in upstreams:
         for note in [each["error"], *each["notes"], *_predictions(each)]:

@@ -8,9 +8,10 @@ from kvproxy.backends.prefix import PrefixCache
 from kvproxy.backends.protocol import Backend
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
-from kvproxy.settings import Settings
+from kvproxy.settings import Settings, UpstreamServer
 
 if TYPE_CHECKING:
+    from kvproxy.backends.upstreams.engine import FleetEngine
     from kvproxy.backends.upstreams.fleet import Fleet
     from kvproxy.engine.worker import EngineWorker
 
@@ -55,14 +56,13 @@ def _embedded(settings: Settings) -> Built:
 
 
 def _upstreams(settings: Settings) -> Built:
-    from kvproxy.backends.upstreams.engine import FleetEngine
     from kvproxy.backends.upstreams.fleet import Fleet
+    from kvproxy.backends.upstreams.llama.prefix import SlotPrefix
     from kvproxy.backends.upstreams.pinned.pins import UpstreamPins
     from kvproxy.backends.upstreams.tokenize import load_tokenizer
     from kvproxy.backends.upstreams.told.mirrored_prefix import MirroredPrefix
-    from kvproxy.backends.upstreams.told.prefix import ToldPrefix
 
-    engines = [FleetEngine(server, settings.forward, settings.routing, settings.limits) for server in settings.servers]
+    engines = [_engine(server, settings) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError(
             "an upstream is named twice: give each once, with a weight if it is faster", param="upstreams"
@@ -70,6 +70,16 @@ def _upstreams(settings: Settings) -> Built:
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
     mirrored = any(engine.mirror is not None for engine in engines)
     if not mirrored:
-        return Built(fleet, ToldPrefix(fleet), fleet=fleet)
+        return Built(fleet, SlotPrefix(fleet), fleet=fleet)
     pins = UpstreamPins(fleet, settings.routing.pinned_tokens_per_minute)
     return Built(fleet, MirroredPrefix(fleet, pins), fleet=fleet)
+
+
+def _engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":
+    from kvproxy.backends.upstreams.engine import FleetEngine
+    from kvproxy.backends.upstreams.llama.server import LlamaServer
+
+    engine = FleetEngine(server, settings.forward, settings.routing, settings.limits)
+    if engine.mirror is None:
+        engine.llama = LlamaServer(engine.upstream, settings.slots, settings.data, load_cipher(settings.encryption))
+    return engine

@@ -41,6 +41,7 @@ class PrefixFigures:
         streams: how the mirrors' event streams fare.
         engines: URLs of the upstreams; none for the embedded engine.
         told: what each upstream says of itself, where it does.
+        slots: whether the blocks are slots of llama.cpp, each of its own length.
     """
 
     pool: PoolFigures
@@ -48,6 +49,7 @@ class PrefixFigures:
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()
     told: tuple[EnginePool, ...] = ()
+    slots: bool = False
 
 
 @dataclass(frozen=True, slots=True)

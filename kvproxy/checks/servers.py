@@ -30,7 +30,7 @@ def check_upstream(server: "UpstreamServer", settings: "Settings") -> str:
         return f"{server.url} answers, and wants a key of each client"
     if response.status_code >= 500:
         raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: look at its log")
-    return f"{server.url} answers{_models(response)}"
+    return f"{server.url} answers{_models(response)}{_slots(server, settings)}"
 
 
 def check_proxy(url: str, token: str | None) -> str:
@@ -83,6 +83,27 @@ def _models(response: "Response") -> str:
     except (ValueError, KeyError, TypeError):
         return ""
     return f", and serves {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
+
+
+def _slots(server: "UpstreamServer", settings: "Settings") -> str:
+    """What a llama.cpp server lacks for its slots to be used; nothing for any other server."""
+    seconds, headers = settings.routing.health_timeout, _credentials(server)
+    props = _get(f"{server.url}/props", seconds, headers)
+    if props is None or props.status_code != 200 or b'"default_generation_settings"' not in props.content:
+        return ""
+    slots = _get(f"{server.url}/slots", seconds, headers)
+    if slots is None or slots.status_code != 200:
+        return "; it is llama.cpp and does not tell of its slots: start it with --slots"
+    import httpx
+
+    try:
+        # With a folder for slots it refuses this because there is no such action, without one whatever the action is.
+        asked = httpx.post(f"{server.url}/slots/0?action=none", json={}, timeout=seconds, headers=headers)
+    except httpx.HTTPError:
+        return ""
+    if asked.status_code == 501:
+        return "; it is llama.cpp without a folder for slots: start it with --slot-save-path FOLDER, and a restart loses none"
+    return ""
 
 
 def _reason(response: "Response") -> str:

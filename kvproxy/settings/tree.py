@@ -30,6 +30,7 @@ from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
+from kvproxy.settings.slots import SlotSettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.urls import read_url
@@ -75,6 +76,7 @@ class Settings(BaseSettings):
     tiers: TierSettings = TierSettings()
     forward: UpstreamSettings = UpstreamSettings()
     routing: RoutingSettings = RoutingSettings()
+    slots: SlotSettings = SlotSettings()
     access: AccessSettings = AccessSettings()
     clients: tuple[ClientSettings, ...] = Field(
         (),

@@ -5,7 +5,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvproxy.backends.protocol import Taker
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.protocol import Relayed, Taker
 from kvproxy.backends.upstreams.told.figures import EngineFigures, read_figures
 from kvproxy.backends.upstreams.told.reuse import ReuseFigures
 from kvproxy.backends.upstreams.told.watch import Watch
@@ -21,6 +22,7 @@ from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 
 if TYPE_CHECKING:
+    from kvproxy.backends.upstreams.llama.server import LlamaServer, SlotsStatus
     from kvproxy.mirror.mirror import Mirror
 
 _MOST_MODELS = 64
@@ -46,6 +48,7 @@ class EngineStatus:
         reuse: what it said that it reused, by model.
         figures: what it says of itself; None where it does not tell.
         notes: what is wrong between it and us, a sentence each, with its fix.
+        slots: figures of a llama.cpp server's slots; None for any other server.
     """
 
     url: str
@@ -63,6 +66,7 @@ class EngineStatus:
     reuse: dict[str, ReuseFigures]
     figures: EngineFigures | None
     notes: tuple[str, ...]
+    slots: "SlotsStatus | None"
 
 
 class FleetEngine:
@@ -76,6 +80,9 @@ class FleetEngine:
 
     Raises:
         SettingsError: an events endpoint is none.
+
+    Attributes:
+        llama: its slots, should it be llama.cpp; None where nobody asks.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class FleetEngine:
         self._notes: list[str] = []
         self._figures: tuple[float, EngineFigures] | None = None
         self._ask_again = 0.0
+        self.llama: LlamaServer | None = None
 
     async def start(self) -> None:
         """Open connections and follow the engine's events."""
@@ -109,6 +117,8 @@ class FleetEngine:
         """Close them."""
         if self.mirror is not None:
             await self.mirror.close()
+        if self.llama is not None:
+            await self.llama.close()
         await self.upstream.close()
 
     async def probe(self) -> None:
@@ -117,14 +127,36 @@ class FleetEngine:
             async with asyncio.timeout(self._probe_timeout):
                 status = await self.upstream.probe()
         except TimeoutError:
-            self.health.failed(f"/health gave no answer in {self._probe_timeout:g} s")
+            self._probed(f"/health gave no answer in {self._probe_timeout:g} s")
         except KvproxyError as error:
-            self.health.failed(error.message)
+            self._probed(error.message)
         else:
-            if status < 500:
-                self.health.succeeded()
-            else:
-                self.health.failed(f"/health answered {status}")
+            self._probed(None if status < 500 else f"/health answered {status}")
+        if self.llama is not None and not self.llama.asked and self.health.error is None:
+            await self.llama.recognise()
+
+    def _probed(self, failure: str | None) -> None:
+        if failure is None:
+            self.health.succeeded()
+            return
+        self.health.failed(failure)
+        if self.llama is not None:
+            # What comes back may be another server.
+            self.llama.asked = False
+
+    async def send(self, request: ApiRequest) -> Relayed:
+        """Forward a request, to the slot that serves it best where the engine has slots."""
+        placed = None if self.llama is None else await self.llama.place(request)
+        if placed is None:
+            return await self.upstream.send(request)
+        try:
+            reply = await self.upstream.send(placed.request)
+        except BaseException:
+            placed.gone()
+            raise
+        placed.follow(reply)
+        reply.taker = self.taker(placed.predicted, placed.work)
+        return reply
 
     async def look(self) -> None:
         """Read what it says of itself, and see whether anything is wrong between it and us."""
@@ -172,7 +204,8 @@ class FleetEngine:
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,
             figures=self.figures(),
-            notes=tuple(self._notes),
+            notes=(*self._notes, *(self.llama.notes() if self.llama else ())),
+            slots=self.llama.status() if self.llama else None,
         )
 
     def taker(self, predicted: int | None, work: int) -> Taker:

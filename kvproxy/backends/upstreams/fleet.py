@@ -187,7 +187,7 @@ class Fleet:
         ticket = engine.load.add(route.work[engine.url])
         engine.sent += 1
         try:
-            reply = await engine.upstream.send(request)
+            reply = await engine.send(request)
             reply.when_begun.append(ticket.begun)
             reply.when_over.append(ticket.ended)
             if reply.status == 200 and engine is not route.engines[-1]:
@@ -200,7 +200,7 @@ class Fleet:
             raise
         if reply.status < 500:
             engine.health.succeeded()
-        reply.taker = engine.taker(route.predicted.get(engine.url), route.work[engine.url])
+        reply.taker = reply.taker or engine.taker(route.predicted.get(engine.url), route.work[engine.url])
         return reply
 
     def _first(self) -> FleetEngine:

@@ -92,7 +92,7 @@ class Upstream:
 
     async def probe(self) -> int:
         """The status that `/health` answers with; it waits for no other request."""
-        reply = await self._request("GET", "/health", {}, b"")
+        reply = await self.aside("GET", "/health", {}, b"")
         await reply.close()
         return reply.status
 
@@ -112,6 +112,10 @@ class Upstream:
         finally:
             await reply.close()
         return bytes(read[:most]) if reply.status == 200 else None
+
+    async def aside(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+        """Ask a question of our own, beside the clients' requests: it waits for none of them. Raises an UpstreamError."""
+        return await self._request(method, path, headers, body)
 
     async def _request(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
         sent = self._headers(headers, path, whole=isinstance(body, bytes))

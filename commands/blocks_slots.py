@@ -1,0 +1,29 @@
+"""The slots of llama.cpp and what is saved of them, as a table."""
+
+from typing import Any
+
+from kvproxy.commands.table import digest, print_table, text
+
+
+def print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> None:
+    """Print a row for each slot and each file.
+
+    Args:
+        blocks: slots and files.
+        chains: those of them that hold something, with the text that they begin with.
+    """
+    begins = {chain["leaf"]: repr(chain["begins"]) for chain in chains}
+    several = len({block["engine"] for block in blocks}) > 1
+    columns = ("in", "state", "tokens#", digest("hash"), *(("engine",) if several else ()), text("begins"))
+    rows = (
+        (
+            block["medium"],
+            block["state"],
+            block["num_tokens"],
+            block["hash"],
+            *((block["engine"],) if several else ()),
+            begins.get(block["hash"]),
+        )
+        for block in blocks
+    )
+    print_table(columns, rows, empty="there is no slot")

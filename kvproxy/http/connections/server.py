@@ -107,7 +107,8 @@ class ProxyServer(uvicorn.Server):
             cuts.cancel()
 
     def _end_requests(self) -> None:
-        _log.warning("the drain time is over: %s connections with requests are ended", len(self._connections()))
+        if count := len(self._connections()):
+            _log.warning("the drain time is over: %s connections with requests are ended", count)
         self._lifetimes.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
 
     def _cut_off(self) -> None:

@@ -14,7 +14,12 @@ def private_file(path: Path) -> None:
     Raises:
         OSError: it cannot be made, or is a folder.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # A file that is there is never opened: closing it would end the locks that SQLite has on it in this process, and the next
+    # process that closes the store would delete the log from under this one.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
     take_rights(path)
 
 

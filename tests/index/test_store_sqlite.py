@@ -16,6 +16,7 @@ from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.steps import apply_steps
 from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 from tests.index.entries import make_entry
 
 
@@ -46,6 +47,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 from tests.index.entries import make_entry
 store = ResponseStore(Path(sys.argv[1]))
 for number in range(100_000):
@@ -95,3 +97,20 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
     store.delete([entry.id])
     assert store.count() == 0
     store.close()
+
+
+def test_another_process_that_closes_the_store_leaves_the_log_of_this_one(tmp_path: Path) -> None:
+    """A second connection here ended the locks of the first; whoever closed the store elsewhere then deleted our log."""
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path)
+    observations = SqliteObservations(path)
+    try:
+        log = path.with_name("responses.db-wal")
+        before = log.stat().st_ino
+        code = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('select count(*) from sqlite_master'); c.close()"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert log.stat().st_ino == before
+        assert store.count() == 0
+    finally:
+        observations.close()
+        store.close()

@@ -112,8 +112,6 @@ class Recall:
             match=match,
         )
         trail.hit(asked.draft, outcome, entry)
-        if request.account is not None:
-            request.account.cached(entry.prompt_tokens + entry.completion_tokens)
         return Answer(200, headers, body, outcome)
 
 

@@ -17,6 +17,7 @@ from kvproxy.commands import (
     cache,
     cache_encrypt,
     calibrate,
+    config,
     doctor,
     estimate,
     explain,
@@ -67,6 +68,9 @@ app.add_typer(log.app, name="log")
 log.app.command("top")(log_sums.top)
 log.app.command("hist")(log_sums.hist)
 app.command("savings")(savings.savings)
+app.add_typer(config.app, name="config")
+app.command("init")(config.init)
+app.command("reload")(config.reload)
 app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.command("warm")(warm.warm)

@@ -88,6 +88,7 @@ def _render(found: dict[str, Any]) -> None:
     print_facts(
         [
             ("tenant", found["tenant"]),
+            *([("rule", found["rule"])] if found.get("rule") else []),
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
             *((name, semantic[name]) for name in ("policy", "threshold", "level", "max_error") if semantic.get(name)),

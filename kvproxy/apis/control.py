@@ -34,6 +34,8 @@ class Control:
         ttl: seconds to keep the answer for; None where the request does not say.
         priority: 0 to 9; blocks of a higher one outlive those of a lower one.
         timeout: seconds within which the answer must be there to its end; None where the request does not say.
+        rule: name of the operator's rule that holds for it; `semantic` (whether similar questions count) and `usual_ttl` (the
+            seconds to keep an answer of which the request says nothing) are what it sets.
     """
 
     no_cache: bool = False
@@ -46,6 +48,9 @@ class Control:
     ttl: float | None = None
     priority: int = 0
     timeout: float | None = None
+    rule: str | None = None
+    semantic: bool = True
+    usual_ttl: float | None = None
 
 
 _NOTHING_ASKED = Control()

@@ -98,6 +98,8 @@ class Answerer:
             return await watched(self._recorded(draft, self._beyond(asked)))
         hit = await self._recall.equal(asked)
         if hit is not None:
+            if request.account is not None:
+                return await self._recorded(draft, self._paid(asked, hit))
             self.journal.add(draft)
             return hit
         return await watched(self._recorded(draft, self._beyond(asked)))
@@ -121,13 +123,20 @@ class Answerer:
         if asked.draft.passed is None:
             hit, near = await self._recall.similar(asked)
             if hit is not None:
-                return hit
+                return await self._paid(asked, hit)
             asked = replace(asked, near=near)
         if control.only_if_cached:
             raise NotCached(
                 "no stored answer, and the request said only-if-cached: send it without to have it computed"
             )
         return await self._forward(asked)
+
+    async def _paid(self, asked: Asked, hit: Answer) -> Answer:
+        """A stored answer, where the client may have one more; raises TooMany."""
+        account, entry = asked.request.account, asked.draft.hit
+        if account is not None and entry is not None:
+            account.cached(entry.prompt_tokens + entry.completion_tokens)
+        return hit
 
     async def close(self) -> None:
         """End what is under way, and wait for the answers that are still being stored."""

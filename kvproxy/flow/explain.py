@@ -66,6 +66,7 @@ class Explanation:
         layer: exact, semantic, prefix (the engine computes, and reuses a part of the prompt) or none.
         key, namespace: the request's names.
         tenant: who asks, as the headers say.
+        rule: name of the operator's rule that holds for it.
         other_tenants: whether another tenant has an equal request stored.
         prefix: what the engine would reuse; None where that cannot be known.
     """
@@ -79,13 +80,14 @@ class Explanation:
     exact: ExactReport
     semantic: SemanticReport
     prefix: PrefixReport | None
+    rule: str | None = None
 
 
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> Explanation:
     """What would happen to a request; raises what reading it raises."""
     key = await answerer.key(request)
-    exact = await answerer.cache.find(key.exact)
-    semantic = await _semantic(answerer, key)
+    exact = None if request.control.no_cache else await answerer.cache.find(key.exact)
+    semantic = _refused(request) or await _semantic(answerer, key)
     prefix = await prefix_cache.explain(request)
     layer: Literal["exact", "semantic", "prefix", "none"] = "none"
     if exact is not None:
@@ -104,7 +106,17 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         ExactReport(exact is not None, exact.id if exact else None),
         semantic,
         prefix,
+        request.control.rule,
     )
+
+
+def _refused(request: ApiRequest) -> SemanticReport | None:
+    """Why no similar question counts for a request, where it or its rule says so."""
+    control = request.control
+    who = "the request" if control.rule is None else f"the rule {control.rule}"
+    if control.no_cache:
+        return SemanticReport(reason=f"{who} takes no stored answer")
+    return None if control.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
 
 
 async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:

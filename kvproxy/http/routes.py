@@ -57,7 +57,8 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     limits, lifetime = app.settings.limits, app.lifetimes.begin()
     raw = await whole_body(request, limits.body, limits.body_seconds)
     try:
-        asked = await api_request(request, api, raw, app.settings, check=forwarder is None)
+        read = await api_request(request, api, raw, app.settings, check=forwarder is None)
+        asked = app.rules.apply(read)
         check_choices(asked.body, limits.choices)
         lifetime.shorten(asked.control.timeout)
         request.scope["state"][SEEN] = True

@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from kvproxy.clients import all_clients
 from kvproxy.errors import SettingsError
@@ -51,7 +52,17 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 
 def make_server(services: Services) -> ProxyServer:
     """The server of an app over its parts."""
-    return ProxyServer(create_app(services), services.settings.limits, services.lifetimes, services.metrics.limited)
+    limits, limited = services.settings.limits, services.metrics.limited
+    return ProxyServer(create_app(services), limits, services.lifetimes, limited, partial(_reload, services))
+
+
+def _reload(services: Services) -> None:
+    try:
+        services.rules.reload()
+    except SettingsError as error:
+        _log.error("the rules stay as they were: %s", error.message)
+    else:
+        _log.info("%s rules hold from now on", len(services.rules))
 
 
 def _allow_descriptors(settings: Settings) -> None:

@@ -20,6 +20,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.opening import open_journal
 from kvproxy.redaction import load_redactor
 from kvproxy.responses import open_response_cache
+from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
@@ -40,6 +41,10 @@ class Services:
     @cached_property
     def quotas(self) -> Quotas:
         return Quotas(self.metrics, cached=self.settings.limits.cached_tokens)
+
+    @cached_property
+    def rules(self) -> Rules:
+        return Rules(self.settings)
 
     @cached_property
     def access(self) -> Access:

@@ -7,8 +7,9 @@ An empty environment variable counts as unset. The TOML file is `kvproxy.toml` i
 
 import os
 import tomllib
+from collections.abc import Set
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
@@ -29,11 +30,16 @@ from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
+from kvproxy.settings.lines import line_of
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
+from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.slots import SlotSettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.urls import read_url
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class Settings(BaseSettings):
@@ -84,6 +90,9 @@ class Settings(BaseSettings):
         " requests_per_minute, tokens_per_minute, concurrent_requests and stored_bytes. With any, nobody else may.",
     )
     limits: LimitSettings = LimitSettings()
+    rules: tuple[RuleSettings, ...] = Field(
+        (), description="What holds for some requests only, see [rules](rules.md); read again without a restart."
+    )
     edits: tuple[EditSettings, ...] = Field(
         (),
         description="Changes that make the beginnings of prompts alike: tables with name, model, action, role, pattern and"
@@ -180,7 +189,8 @@ def load_settings(**flags: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        raise _explained(error) from None
+        given = {name for name, value in flags.items() if value is not None}
+        raise _explained(error, _config_file(flags.get("data")), given) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"cannot read {_config_file(flags.get('data'))}: {error}") from None
     except ValueError as error:
@@ -188,8 +198,16 @@ def load_settings(**flags: Any) -> Settings:
         raise SettingsError(f"an environment variable must hold JSON: {error} ({error.__cause__})") from None
 
 
-def _explained(error: ValidationError) -> SettingsError:
+def _explained(error: ValidationError, file: Path, flags: Set[str]) -> SettingsError:
+    """What is wrong with the first setting that is wrong, and where in the file it stands, unless it was set elsewhere."""
     first = error.errors()[0]
+    told, place = _told(first), first["loc"]
+    elsewhere = not place or place[0] in flags or "KVPROXY_" + "__".join(map(str, place)).upper() in os.environ
+    line = None if elsewhere or not file.is_file() else line_of(file.read_text(), place)
+    return told if line is None else SettingsError(f"{told.message} ({file}, line {line})", param=told.param)
+
+
+def _told(first: "ErrorDetails") -> SettingsError:
     path = ".".join(str(part) for part in first["loc"]) or "settings"
     # What is given may be a secret: our own messages show what may be shown, and an unknown setting is told by its name.
     if first["type"] == "value_error":

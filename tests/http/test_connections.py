@@ -145,6 +145,45 @@ def test_a_head_within_the_limits_is_taken_in_any_parts(quick: Proxy) -> None:
             assert client.recv(12) == b"HTTP/1.1 200"
 
 
+POST = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+def post(path: bytes, body: bytes) -> bytes:
+    return POST % (path, len(body), body)
+
+
+CHAT = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "%s"}]}'
+
+
+CHUNKED = b"POST /v1/stream HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"0\r\n" + b"x: 1\r\n" * 300_000, b"0\r\nx: " + b"y" * 2_000_000, b"1;" + b"y" * 2_000_000],
+    ids=["many trailers", "a long trailer", "a long extension of a chunk"],
+)
+def test_what_stands_around_a_body_is_bounded_too(quick: Proxy, rest: bytes) -> None:
+    port, services = quick
+    before = counted(services, "header_bytes")
+    with connected(port, CHUNKED) as client:
+        with suppress(ConnectionError):
+            client.sendall(rest)
+        everything(client)
+    assert counted(services, "header_bytes") == before + 1
+    assert healthy(port)
+
+
+def test_a_body_in_many_small_chunks_is_taken(quick: Proxy) -> None:
+    body = CHAT.replace(b"true", b"false") % (b"x" * 20_000)
+    head = CHUNKED.replace(b"/v1/stream", b"/v1/chat/completions")
+    with connected(quick[0], head) as client:
+        for start in range(0, len(body), 50):
+            client.sendall(b"%x\r\n%s\r\n" % (len(body[start : start + 50]), body[start : start + 50]))
+        client.sendall(b"0\r\nx-trailer: 1\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+
+
 def test_what_is_no_http_is_told_so(quick: Proxy) -> None:
     with connected(quick[0], b"\x16\x03\x01\x02\x00\x01hello\r\n\r\n") as client:
         answer = everything(client)
@@ -223,16 +262,6 @@ def _open(services: Services, port: int) -> list[str]:
     """Connections that the server has accepted."""
     lines = Path("/proc/net/tcp").read_text().splitlines()
     return [line for line in lines if line.split()[1] == f"0100007F:{port:04X}" and line.split()[3] == "01"]
-
-
-POST = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-
-
-def post(path: bytes, body: bytes) -> bytes:
-    return POST % (path, len(body), body)
-
-
-CHAT = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "%s"}]}'
 
 
 @pytest.mark.parametrize("path", [b"/v1/stream", b"/v1/chat/completions"])

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.settings": {"kvproxy.errors"},
@@ -65,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients", "journal",
-        "redaction",
+        "redaction", "rules",
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",

@@ -73,8 +73,11 @@ class Shelf:
         self._under_way: set[asyncio.Task[str | None]] = set()
 
     def lifetime(self, request: ApiRequest) -> float:
-        """Seconds that an answer is kept: those that the request asks for, as far as the settings let it."""
-        asked, usual = request.control.ttl, self.settings.ttl
+        """Seconds that an answer is kept: those that the request asks for, as far as it may, or those of its rule."""
+        asked, ruled = request.control.ttl, request.control.usual_ttl
+        if asked is None and ruled is not None:
+            return ruled
+        usual = ruled or self.settings.ttl
         longest = usual if self.settings.max_ttl is None else self.settings.max_ttl
         return min(usual if asked is None else asked, longest)
 
@@ -117,7 +120,7 @@ class Shelf:
             model=request.model,
             endpoint=request.api.name,
             prompt=key.text or key.prompt,
-            semantic=key.text is not None and self._cache.searches,
+            semantic=key.text is not None and self._cache.searches and request.control.semantic,
             request=request.raw,
             response=dumps(whole),
             created=now,

@@ -62,7 +62,7 @@ class Recall:
     async def similar(self, asked: Asked) -> tuple[Answer | None, Lookup | None]:
         """The answer to a similar question; without one, those whose answers a fresh one may be compared with."""
         request, key = asked.request, asked.key
-        if asked.draft.lost:
+        if asked.draft.lost or not request.control.semantic:
             return None, None
         try:
             if self._semantic is None or key.text is None or not await self._cache.compares(key.text):
@@ -112,8 +112,6 @@ class Recall:
             match=match,
         )
         trail.hit(asked.draft, outcome, entry)
-        if request.account is not None:
-            request.account.cached(entry.prompt_tokens + entry.completion_tokens)
         return Answer(200, headers, body, outcome)
 
 

@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvproxy.errors import NotFound
-from kvproxy.http.admin import blocks, cache, explain, feedback, pins, tiers, upstreams
+from kvproxy.http.admin import blocks, cache, explain, feedback, pins, reload, tiers, upstreams
 
 _EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
@@ -22,5 +22,6 @@ ROUTES = [
     *upstreams.ROUTES,
     *cache.ROUTES,
     *feedback.ROUTES,
+    *reload.ROUTES,
     Route("/{path:path}", _nothing, methods=_EVERY_METHOD),
 ]

@@ -46,8 +46,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limited = limited
         self._in_head = False
         self._head_since: float | None = None
-        self._head_parts = 0  # Bytes of the URL and of the headers that are whole.
-        self._head_raw = 0  # Bytes that belong to the head alone, whole headers or not.
+        self._steps = 0  # Heads begun and ended, and parts of bodies.
+        self._raw = 0  # Bytes since the last of them.
         self._refusal: KvproxyError | None = None
         self._unread: _Unread | None = None
 
@@ -65,49 +65,43 @@ class LimitedProtocol(HttpToolsProtocol):
                 transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        head = self.scope if self._in_head else None
+        steps = self._steps
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._in_head or not self._answering:
             # Also where bytes came that begin no request: they have ended uvicorn's wait for one.
             self._head_since = self._head_since or self.loop.time()
-        if head is not None and self._in_head and head is self.scope:
-            # The parser tells of a header when it is whole, and holds whatever has come of it until then.
-            self._head_raw += len(data)
-            if self._head_raw > self._limits.header_bytes:
-                self._refuse(self._too_large())
+        # The parser holds what has come of a header, of the trailers behind a body, and of the words around its chunks.
+        self._raw = self._raw + len(data) if steps == self._steps else 0
+        if self._raw > self._limits.header_bytes:
+            self._refuse(self._too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_parts, self._head_raw = True, 0, 0
+        self._in_head = True
+        self._steps += 1
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._add(len(url))
+    def on_body(self, body: bytes) -> None:
+        self._steps += 1
+        super().on_body(body)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._add(len(name) + len(value))
-
-    def _add(self, size: int) -> None:
-        """Count a part of the head; an error raised here ends the parsing."""
-        self._head_parts += size
-        if self._head_parts > self._limits.header_bytes:
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_since = False, None
+        self._steps += 1
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.header_bytes:
             self._refusal = self._too_large()
         elif len(self.headers) > self._limits.headers:
             self._refusal = HeadersTooLarge(f"more than {self._limits.headers} headers: see the setting limits.headers")
             self._refusal.limit = "headers"
         if self._refusal is not None:
+            # It ends the parsing.
             raise self._refusal
+        super().on_headers_complete()
 
     def _too_large(self) -> HeadersTooLarge:
         most = self._limits.header_bytes
         return HeadersTooLarge(f"URL and headers have more than {most:,} bytes: see the setting limits.header_bytes")
-
-    def on_headers_complete(self) -> None:
-        self._in_head, self._head_since = False, None
-        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Called for what the parser cannot take, and for what was refused while it parsed."""

@@ -43,10 +43,16 @@ class ProxyServer(uvicorn.Server):
         limits: bounds on connections.
         lifetimes: requests under way; they are ended when the drain time is over.
         limited: called with the name of a limit that was met.
+        reload: called at SIGHUP.
     """
 
     def __init__(
-        self, app: Starlette, limits: LimitSettings, lifetimes: Lifetimes, limited: Callable[[str], None]
+        self,
+        app: Starlette,
+        limits: LimitSettings,
+        lifetimes: Lifetimes,
+        limited: Callable[[str], None],
+        reload: Callable[[], None] = lambda: None,
     ) -> None:
         protocol = functools.partial(LimitedProtocol, limits=limits, limited=limited)
         super().__init__(
@@ -69,6 +75,7 @@ class ProxyServer(uvicorn.Server):
         self._limits = limits
         self._lifetimes = lifetimes
         self._limited = limited
+        self._reload = reload
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for each in sockets or []:
@@ -79,6 +86,9 @@ class ProxyServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         looking = asyncio.create_task(self._look())
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             await super().main_loop()
         finally:

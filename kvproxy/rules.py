@@ -1,0 +1,81 @@
+"""The rules of a proxy: what the operator sets for some requests. They can be changed while the proxy runs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from kvproxy.apis.control import Control
+from kvproxy.apis.request import ApiRequest
+from kvproxy.index.policies.policy import Limits
+from kvproxy.settings import Settings, load_settings
+from kvproxy.settings.clients import CLIENT
+from kvproxy.settings.rules import RuleSettings
+
+
+class Rules:
+    """The rules of one proxy, in their order; of those that match a request, the first one holds.
+
+    Args:
+        settings: the rules to begin with, and the data folder whose file is read again.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._data = settings.data
+        self._rules = settings.rules
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def reload(self) -> None:
+        """Read the rules again. Requests under way keep theirs.
+
+        Raises:
+            SettingsError: the file cannot be used; nothing is changed.
+        """
+        self._rules = load_settings(data=self._data).rules
+
+    def apply(self, request: ApiRequest) -> ApiRequest:
+        """The request with what its rule sets."""
+        rule = next((each for each in self._rules if matches(each, request)), None)
+        return request if rule is None else replace(request, control=_changed(request.control, rule))
+
+
+def matches(rule: RuleSettings, request: ApiRequest) -> bool:
+    """Whether a rule holds for a request."""
+    return (
+        _fits(rule.path, request.api.path)
+        and _fits(rule.model, request.model)
+        and (_fits(rule.tenant, request.tenant) or _fits(rule.tenant, request.tenant.removeprefix(CLIENT)))
+        and all(_fits(text, request.headers.get(name.lower())) for name, text in rule.headers.items())
+        and (rule.tag is None or any(_fits(rule.tag, tag) for tag in request.control.tags))
+    )
+
+
+def _fits(pattern: str | None, text: str | None) -> bool:
+    return pattern is None or (text is not None and fnmatchcase(text, pattern))
+
+
+def _changed(control: Control, rule: RuleSettings) -> Control:
+    """What a request asks for, with what the rule sets; neither can loosen what the other one demands."""
+    limits = control.limits
+    off = rule.cache is False
+    return replace(
+        control,
+        rule=rule.name,
+        no_cache=control.no_cache or off,
+        no_store=control.no_store or off,
+        semantic=rule.semantic is not False,
+        usual_ttl=rule.ttl,
+        limits=Limits(
+            _stricter(max, limits.similarity, rule.similarity),
+            _stricter(max, limits.level, rule.level),
+            _stricter(min, limits.max_error, rule.max_error),
+        ),
+        tags=tuple(sorted({*control.tags, *rule.tags})),
+    )
+
+
+def _stricter(choose: Callable[[float, float], float], one: float | None, two: float | None) -> float | None:
+    if one is None or two is None:
+        return one if two is None else two
+    return choose(one, two)

@@ -1,0 +1,62 @@
+"""Writes a file of settings in which everything is said and nothing is set: each setting with its meaning and its default."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from kvproxy.settings.clients import ClientSettings
+from kvproxy.settings.rules import RuleSettings
+from kvproxy.settings.tree import Settings
+
+_TABLES: dict[str, type[BaseModel]] = {"clients": ClientSettings, "rules": RuleSettings}
+"""Settings that are lists of tables, with what a table holds."""
+_WIDTH = 110
+
+
+def template() -> str:
+    """The file. A line that begins with `#` and a name can be put in force by taking the `#` away."""
+    lines = [
+        "# Settings of kvproxy. Take the # away from a line to change what it sets; docs/configuration.md says more."
+    ]
+    sections = []
+    for name, field in Settings.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            sections.append((name, kind))
+        elif name not in _TABLES:
+            lines += _setting(name, field)
+    for name, kind in sections:
+        lines += ["", *_comment(kind.__doc__ or ""), f"[{name}]"]
+        for inner, field in kind.model_fields.items():
+            lines += _setting(inner, field)
+    for name, kind in _TABLES.items():
+        lines += ["", *_comment(Settings.model_fields[name].description or ""), f"# [[{name}]]"]
+        for inner, field in kind.model_fields.items():
+            lines += _setting(inner, field)
+    return "\n".join(lines) + "\n"
+
+
+def _setting(name: str, field: FieldInfo) -> Iterator[str]:
+    yield ""
+    yield from _comment(field.description or "")
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    yield f"#{name} =" if default is None else f"#{name} = {_toml(default)}"
+
+
+def _comment(text: str) -> Iterator[str]:
+    for line in textwrap.wrap(" ".join(text.split()), _WIDTH):
+        yield f"# {line}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Path):
+        return json.dumps(str(value))
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }" if value else "{}"
+    if isinstance(value, tuple | list | set | frozenset):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)

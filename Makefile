@@ -19,7 +19,7 @@ TESTS ?=
 CHATS ?= 1000
 KVPROXY_ENGINES ?= $(CURDIR)/.engines
 
-.PHONY: run test test-engines lint types build lock sbom clean
+.PHONY: run test test-engines lint types build lock sbom mutants clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
@@ -42,6 +42,11 @@ types: $(VENV)/.dev
 
 build: $(VENV)/.dev
 	$(BIN)/python -m build --wheel
+
+# Hours: `make mutants MUTANTS="kvproxy/blocks/pins.py --each 20"` takes minutes. docs/mutants.md tells what came of it.
+MUTANTS ?= kvproxy/blocks kvproxy/flow kvproxy/apis kvproxy/mirror index/guards index/policies index/learned kvproxy/engine --each 8
+mutants: $(VENV)/.dev
+	OMP_NUM_THREADS=1 nice $(BIN)/python -m tests.mutants $(MUTANTS)
 
 # What an installation by hashes takes; to be made anew when pyproject.toml or constraints.txt changes.
 lock: $(VENV)/.dev $(VENV)/.supply

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.apis import APIS
+from kvproxy.apis import APIS, by_name
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
 from kvproxy.flow.flight.source import Recording
@@ -195,3 +195,8 @@ def test_no_request_is_too_odd_to_be_keyed(name: str, body: dict[str, Any]) -> N
     api.question(body)
     assert isinstance(api.shown(body), str)
     api.cacheable(body)
+
+
+def test_an_api_is_known_by_its_name() -> None:
+    assert [by_name(name) for name in APIS] == list(APIS.values())
+    assert [by_name(name) for name in ("", "Chat", "library")] == [None] * 3

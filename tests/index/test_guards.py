@@ -59,6 +59,7 @@ DIFFER = {
         ("who beat Brazil", "who did Brazil beat"),
         ("was Tom hit by Ann", "did Tom hit Ann"),
         ("who was paid by the guests", "who paid the guests"),
+        ("who chose Brazil", "who did Brazil choose"),
         ("what team beat Spain", "what team did Spain beat"),
     ],
     "time": [
@@ -145,6 +146,7 @@ ALIKE = {
         ("How come it is so?", "Why is it so?"),
         ("When and where was it?", "Where was it?"),
         ("Do it", "When is it?"),
+        ("tell me when and", "tell me when"),
     ],
     "language": [
         ("Answer in French", "Reply in French"),

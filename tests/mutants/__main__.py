@@ -132,19 +132,19 @@ def main() -> None:
     end = time.monotonic() + arguments.seconds
     warm_up()
     counts = {"killed": 0, "survived": 0, "time": 0}
-    limits: dict[tuple[str, ...], float] = {}
+    limits: dict[frozenset[str], float] = {}
     with copied() as folder:
         for mutant in sample(arguments.paths, arguments.each, arguments.seed):
             tests = chosen_tests(mutant.file)
             if time.monotonic() > end:
                 break
-            if tuple(tests) not in limits:
+            if frozenset(tests) not in limits:
                 fate, seconds = run(folder, tests, 1800)
                 if fate != "survived":
                     sys.exit(f"the tests fail without any change: {' '.join(tests)}")
-                limits[tuple(tests)] = 2 * seconds + 10
+                limits[frozenset(tests)] = 2 * seconds + 10
                 print(f"# {seconds:.0f} s: {' '.join(tests)}", flush=True)
-            fate = tried(folder, mutant, tests, limits[tuple(tests)])
+            fate = tried(folder, mutant, tests, limits[frozenset(tests)])
             counts[fate] += 1
             told = f"{fate:9}{mutant.file}:{mutant.change.line}  {mutant.change.told((ROOT / mutant.file).read_text())}"
             print(told, flush=True)

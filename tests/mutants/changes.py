@@ -133,6 +133,8 @@ def _left_alone(node: ast.AST) -> bool:
             return True
         case ast.ClassDef(bases=bases):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in bases)
+        case ast.FunctionDef(name="__repr__"):
+            return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=("_log" | "logging" | "warnings"))))):
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):

@@ -1,0 +1,119 @@
+"""An answer is read no faster than its clients take it, and nobody who is slow loses a part of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvproxy.apis.json import JsonObject
+from kvproxy.flow.flight.flights import WINDOW, Flight, Flights
+from kvproxy.flow.flight.source import Source
+
+PART = 32 * 1024
+PARTS = 64
+
+
+class Endless:
+    """A source that gives its parts as fast as they are taken, each of them another one."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.given = 0
+        self.reused = None
+        self.flight = Flight(self._open, self)  # type: ignore[arg-type]
+
+    async def _open(self) -> Source:
+        return Source(200, [], self._parts(), self, self._close)  # type: ignore[arg-type]
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        for number in range(PARTS):
+            self.given += 1
+            yield bytes([number]) * PART
+
+    async def _close(self) -> None:
+        """Nothing to close."""
+
+    def push(self, source: Source, chunk: bytes) -> bool:
+        return False
+
+    async def whole(self) -> JsonObject | None:
+        return None
+
+    async def finish(self, source: Source) -> str | None:
+        return None
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        return sum(map(len, self.flight._chunks))
+
+
+async def still(source: Endless) -> int:
+    """Parts that were given when nothing moves any more."""
+    given = -1
+    while given != source.given:
+        given = source.given
+        for _ in range(50):
+            await asyncio.sleep(0)
+    return given
+
+
+WHOLE = b"".join(bytes([number]) * PART for number in range(PARTS))
+
+
+@pytest.mark.parametrize("limit", [10 * WINDOW, WINDOW // 2], ids=["kept", "too large to keep"])
+async def test_no_more_is_read_than_a_window_ahead_of_who_has_not_begun(limit: int) -> None:
+    flights, source = Flights(), Endless(limit)
+    flight, _ = flights.board("key", lambda: source.flight)
+    assert (await still(source) - 1) * PART == WINDOW
+    body = await flight.body()
+    assert body == WHOLE
+    flight.leave()
+
+
+async def test_an_answer_that_is_kept_is_read_as_fast_as_the_fastest_takes_it() -> None:
+    flights, source = Flights(), Endless(10 * len(WHOLE))
+    flight, _ = flights.board("key", lambda: source.flight)
+    assert flights.board("key", lambda: source.flight) == (flight, True)
+    assert await asyncio.wait_for(flight.body(), 30) == WHOLE
+    # The slow one has begun only now, and gets all of it.
+    assert await flight.body() == WHOLE
+    flight.leave()
+    flight.leave()
+
+
+async def test_an_answer_too_large_to_keep_is_read_as_fast_as_the_slowest_takes_it_and_let_go() -> None:
+    flights, source = Flights(), Endless(2 * WINDOW)
+    flight, _ = flights.board("key", lambda: source.flight)
+    flights.board("key", lambda: source.flight)
+    fast, slow = flight.chunks(), flight.chunks()
+    first = [await anext(slow)]
+    taken = asyncio.create_task(_all(fast))
+    assert (await still(source)) * PART <= 2 * WINDOW + WINDOW + 2 * PART
+    assert not taken.done()
+    slowly = []
+    async for part in slow:
+        slowly.append(part)
+        assert source.held <= 2 * WINDOW + WINDOW + 2 * PART
+    assert b"".join(first + slowly) == await taken == WHOLE
+    assert source.held <= 2 * WINDOW
+    # Whoever comes once parts were let go gets a flight of his own.
+    assert not flight.open_to_all
+    flight.leave()
+    flight.leave()
+
+
+async def test_a_slow_one_who_leaves_lets_the_others_go_on() -> None:
+    flights, source = Flights(), Endless(WINDOW // 2)
+    flight, _ = flights.board("key", lambda: source.flight)
+    flights.board("key", lambda: source.flight)
+    taken = asyncio.create_task(_all(flight.chunks()))
+    await still(source)
+    assert not taken.done()
+    flight.leave()
+    assert await asyncio.wait_for(taken, 30) == WHOLE
+    flight.leave()
+
+
+async def _all(parts: AsyncIterator[bytes]) -> bytes:
+    return b"".join([part async for part in parts])

@@ -70,9 +70,10 @@ class Behind:
         while self._task is not None:
             await asyncio.wait([self._task])
 
-    def close(self) -> None:
-        """Stop; what still waits gets its vector at the next start."""
+    async def stop(self) -> None:
+        """Stop, and wait for what is under way; what still waits gets its vector at the next start."""
         self._closed = True
+        await self.idle()
 
     async def _work(self) -> None:
         try:

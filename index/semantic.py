@@ -291,7 +291,6 @@ class SemanticCache:
 
     def close(self) -> None:
         """Stop what goes on in the background, and keep what was served since the last observation."""
-        self.behind.close()
         self._judges.shutdown()
         if self.learning is not None:
             self.learning.flush()

@@ -142,6 +142,8 @@ class Answerer:
         """End what is under way, and wait for the answers that are still being stored."""
         await self.flights.close()
         await self._shelf.settled()
+        if self.semantic is not None:
+            await self.semantic.behind.stop()
 
     async def key(self, request: ApiRequest) -> CacheKey:
         """The names of a request; raises Unkeyable."""

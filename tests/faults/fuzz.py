@@ -77,6 +77,7 @@ def _upstream() -> Iterator[str]:
 def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:
     """Send so many requests, a quarter of them to the embedded engine."""
     findings = []
+    made = _all_made(seed_, max(1, min(rounds // 150, _MADE)))
     with tempfile.TemporaryDirectory() as folder, _upstream() as upstream:
         common = {"cache": {"policy": "threshold"}, "limits": {"body_seconds": 10.0}}
         for name, share, own in (
@@ -85,31 +86,30 @@ def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:
         ):
             finding = Finding(f"fuzzed: {name}")
             with Timer(finding), run_proxy(load_settings(data=Path(folder) / name, **common, **own)) as (url, _):
-                _fuzz(url, share, seed_, advance, finding)
+                _fuzz(url, made, share, seed_, advance, finding)
             findings.append(finding)
     return findings
 
 
-def _fuzz(url: str, rounds: int, seed_: int, advance: Advance, finding: Finding) -> None:
-    operations = [found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations()]
+def _fuzz(url: str, made: list[list[Sent]], rounds: int, seed_: int, advance: Advance, finding: Finding) -> None:
     generator = random.Random(seed_)
     with _listening() as complaints, contextlib.closing(_Client(url, complaints, finding)) as client:
-        for place, operation in enumerate(operations):
-            share = rounds // len(operations) + (place < rounds % len(operations))
-            # Making a request takes far longer than answering it, so each is also sent with changes.
-            made = [
-                sent for mode in _MODES for sent in _made(url, operation, mode, seed_, max(1, min(share // 2, _MADE)))
-            ]
-            # The server has given up the connection that said nothing meanwhile.
-            client.close()
-            for number in range(share if made else 0):
-                client.send(made[number] if number < len(made) else mutant(generator.choice(made), generator))
+        for place, requests_ in enumerate(made):
+            share = rounds // len(made) + (place < rounds % len(made))
+            for number in range(share):
+                chosen = requests_[number % len(requests_)]
+                # Making a request takes far longer than answering it, so each is also sent with changes.
+                client.send(chosen if number < len(requests_) else mutant(chosen, generator))
                 advance()
 
 
-def _made(
-    url: str, operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode, seed_: int, most: int
-) -> list[Sent]:
+def _all_made(seed_: int, most: int) -> list[list[Sent]]:
+    """Requests for each route."""
+    operations = [found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations()]
+    return [[sent for mode in _MODES for sent in _made(operation, mode, seed_, most)] for operation in operations]
+
+
+def _made(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode, seed_: int, most: int) -> list[Sent]:
     """Requests for one route that fit the document, or do not; none where a route takes nothing that could not fit."""
     made: list[Sent] = []
 
@@ -127,15 +127,15 @@ def _made(
             _bound(case.body)
         # Not every text can stand in a URL or a header.
         with contextlib.suppress(ValueError, UnicodeError):
-            made.append(_prepared(url, case))
+            made.append(_prepared(case))
 
     with contextlib.suppress(Unsatisfiable, schemathesis.errors.SchemathesisError):
         make()
     return made
 
 
-def _prepared(url: str, case: Case) -> Sent:
-    ready = requests.Request(**case.as_transport_kwargs(base_url=url)).prepare()
+def _prepared(case: Case) -> Sent:
+    ready = requests.Request(**case.as_transport_kwargs(base_url="http://proxy")).prepare()
     body = ready.body.encode() if isinstance(ready.body, str) else ready.body
     headers = {name.lower(): str(value) for name, value in ready.headers.items()}
     del_ = ("content-length", "user-agent", "host")

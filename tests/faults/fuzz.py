@@ -106,7 +106,8 @@ def _fuzz(url: str, made: list[list[Sent]], rounds: int, seed_: int, advance: Ad
 def _all_made(seed_: int, most: int) -> list[list[Sent]]:
     """Requests for each route."""
     operations = [found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations()]
-    return [[sent for mode in _MODES for sent in _made(operation, mode, seed_, most)] for operation in operations]
+    made = ([sent for mode in _MODES for sent in _made(operation, mode, seed_, most)] for operation in operations)
+    return [each for each in made if each]
 
 
 def _made(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode, seed_: int, most: int) -> list[Sent]:

@@ -20,6 +20,7 @@ from kvproxy.http.bodies import api_request, check_choices, query_of, upload, wh
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
+from kvproxy.http.openapi.document import openapi
 from kvproxy.http.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
@@ -192,6 +193,7 @@ ROUTES = [
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
+    Route("/openapi.json", openapi, methods=["GET"]),
 ]
 EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 OTHER = Route("/{path:path}", other, methods=EVERY_METHOD)

@@ -1,0 +1,1 @@
+"""Our own OpenAPI document, served at `/openapi.json`: `document.py` puts it together."""

@@ -1,0 +1,105 @@
+"""Every route of ours, with what it takes. A test holds this table against the routes themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvproxy.apis import APIS
+from kvproxy.http.openapi.bodies import TEXT, Schema, number, one_of
+
+JSON, LINES, PLAIN = "application/json", "application/jsonl", "text/plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one method of one path does.
+
+    Attributes:
+        method: in small letters.
+        path: with parameters in braces.
+        summary: a sentence.
+        query: parameters of the query by name.
+        needed: those of them that must be given.
+        body: the name of a schema in `BODIES`; None where there is no body.
+        takes, gives: media types of the body and of the answer.
+        streams: the answer may also be a stream of events.
+    """
+
+    method: Literal["get", "post", "delete"]
+    path: str
+    summary: str
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+    body: str | None = None
+    takes: str = JSON
+    gives: str = JSON
+    streams: bool = False
+
+
+_FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search"), TEXT) | {"older_than": number(0)}
+_SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0}
+_CHAT = "ChatRequest"
+_NAMES = {"chat": _CHAT, "completions": "CompletionsRequest", "messages": "MessagesRequest"} | {
+    "responses": "ResponsesRequest",
+    "embeddings": "EmbeddingsRequest",
+}
+
+OPERATIONS: tuple[Operation, ...] = (
+    *(
+        Operation(
+            "post",
+            api.path,
+            f"Answer a request to the API {name}, from the caches or the backend.",
+            body=_NAMES[name],
+            streams=name != "embeddings",
+        )
+        for name, api in APIS.items()
+    ),
+    Operation("get", "/v1/models", "List the models that are served."),
+    Operation("get", "/health", "Tell whether the process works."),
+    Operation("get", "/ready", "Tell whether a request would be answered now."),
+    Operation("get", "/metrics", "Figures in Prometheus' text format.", gives=PLAIN),
+    Operation("get", "/openapi.json", "This document."),
+    Operation("get", "/admin/blocks", "List the blocks of the prefix cache."),
+    Operation("get", "/admin/blocks/queue", "List the blocks in the order of their eviction."),
+    Operation("get", "/admin/blocks/chains", "List the chains of blocks."),
+    Operation("get", "/admin/blocks/stats", "Figures of the prefix cache."),
+    Operation("post", "/admin/blocks/reset", "Forget the prefix cache."),
+    Operation("get", "/admin/blocks/{id}", "Show one block."),
+    Operation("get", "/admin/blocks/pins", "List the pins."),
+    Operation(
+        "post",
+        "/admin/blocks/pins",
+        "Hold what is cached of a prompt, or of the chain that ends with a block.",
+        query={"name": TEXT, "ttl": _SECONDS, "leaf": TEXT},
+        needed=("name",),
+        body=_CHAT,
+    ),
+    Operation("delete", "/admin/blocks/pins/{name}", "Let a pin's blocks go."),
+    Operation("get", "/admin/blocks/tiers", "Figures of the tiers."),
+    Operation(
+        "delete", "/admin/blocks/tiers/{name}", "Empty a tier.", query={"models": one_of("own", "others", "all")}
+    ),
+    Operation("get", "/admin/cache", "List stored responses, the newest first.", query={"limit": number(0)} | _FILTERS),
+    Operation(
+        "delete", "/admin/cache", "Remove the responses that fit.", query={"all": one_of("true", "false")} | _FILTERS
+    ),
+    Operation("get", "/admin/cache/stats", "Figures of the stored responses."),
+    Operation("get", "/admin/cache/export", "Every stored response, a line each.", gives=LINES),
+    Operation("post", "/admin/cache/import", "Take the lines of an export back.", takes=LINES),
+    Operation("get", "/admin/cache/{id}", "Show the response whose id begins so."),
+    Operation("delete", "/admin/cache/{id}", "Remove the response whose id begins so."),
+    Operation("post", "/admin/cache/{id}/feedback", "Reject or approve a cached answer.", body="Feedback"),
+    Operation("get", "/admin/upstreams", "List the upstreams."),
+    Operation(
+        "post", "/admin/upstreams/drain", "Send an upstream nothing new.", query={"name": TEXT}, needed=("name",)
+    ),
+    Operation("post", "/admin/upstreams/undrain", "Send it requests again.", query={"name": TEXT}, needed=("name",)),
+    Operation(
+        "post",
+        "/admin/explain",
+        "Tell which layer would answer a request, and why not the ones before it.",
+        query={"api": one_of(*APIS)},
+        body=_CHAT,
+    ),
+)

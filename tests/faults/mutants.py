@@ -1,0 +1,109 @@
+"""Changes a request in one or two places: its JSON, its bytes, its headers and its query."""
+
+import json
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+_ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**30, 0.5, -0.0, 1e308, 1e-320),
+    *("", " ", "\x00", "\u2028", "\U0001f600", "x" * 5000, "true", "1", "a,b"),
+    *([], {}, [[]], [None], {"": None}, [{"type": "text"}], {"role": "user"}, ["x"] * 300),
+)
+_HEADERS = (
+    *(
+        ("cache-control", value)
+        for value in ("no-cache", "no-store", "max-age=x", "max-age=-1", "only-if-cached, no-cache")
+    ),
+    *(
+        ("cache-control", f"{name}={value}")
+        for name in ("similarity", "level", "max-error")
+        for value in ("0.9", "nan", "2")
+    ),
+    *(("x-kvproxy-ttl", value) for value in ("0", "1", "-1", "inf", "1e400", "")),
+    *(("x-kvproxy-priority", value) for value in ("0", "9", "10", "x", "-1")),
+    *(("x-kvproxy-tags", value) for value in ("a", ",,,", "a" * 200, ",".join(map(str, range(40))))),
+    *(("x-kvproxy-timeout", value) for value in ("30", "0", "x", "1e400")),
+    *(
+        ("content-type", value)
+        for value in ("text/plain", "application/json; charset=latin-1", "multipart/form-data", "")
+    ),
+    *(("content-encoding", value) for value in ("gzip", "br", "identity")),
+    *(("authorization", value) for value in ("Bearer ", "Basic %%%", "x" * 4000)),
+    *(("x-request-id", value) for value in ("", "x" * 5000, "\xff\xfe")),
+    *(("accept", "text/event-stream"), ("accept-encoding", "gzip, br"), ("te", "trailers"), ("expect", "100-continue")),
+    *(("origin", "http://evil.example"), ("x-forwarded-for", "10.0.0.1"), ("via", "1.1 x"), ("cookie", "a=b; \xff")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request as it is sent."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+
+
+def mutant(sent: Sent, generator: random.Random) -> Sent:
+    """The request with something changed."""
+    for _ in range(generator.randrange(1, 3)):
+        sent = generator.choice((_json, _json, _bytes, _header, _query))(sent, generator)
+    return sent
+
+
+def _json(sent: Sent, generator: random.Random) -> Sent:
+    try:
+        body = json.loads(sent.body or b"")
+    except (ValueError, RecursionError):
+        return _bytes(sent, generator)
+    return replace(sent, body=json.dumps(_changed(body, generator, generator.randrange(6))).encode())
+
+
+def _changed(value: Any, generator: random.Random, depth: int) -> Any:
+    """A JSON value with one place in it changed, at most so deep."""
+    if depth and isinstance(value, dict) and value:
+        name = generator.choice(sorted(value))
+        if generator.random() < 0.1:
+            return {key: kept for key, kept in value.items() if key != name}
+        return value | {name: _changed(value[name], generator, depth - 1)}
+    if depth and isinstance(value, list) and value:
+        place = generator.randrange(len(value))
+        return [*value[:place], _changed(value[place], generator, depth - 1), *value[place + 1 :]]
+    return generator.choice(_ODD)
+
+
+def _bytes(sent: Sent, generator: random.Random) -> Sent:
+    body = sent.body or b"{}"
+    at = generator.randrange(len(body)) if body else 0
+    kinds = (
+        body[:at],
+        body[:at] + bytes([generator.randrange(256)]) + body[at + 1 :],
+        b"\xef\xbb\xbf" + body,
+        body + body,
+        b"[" * 2000 + b"]" * 2000,
+        b'{"messages": ' * 300 + b"1" + b"}" * 300,
+        body.replace(b"1", b"NaN"),
+        body.replace(b":", b":1e999,", 1),
+        body.replace(b'"', b'"\\ud800', 1),
+        b"",
+    )
+    return replace(sent, body=generator.choice(kinds))
+
+
+def _header(sent: Sent, generator: random.Random) -> Sent:
+    return replace(sent, headers=(*sent.headers, generator.choice(_HEADERS)))
+
+
+def _query(sent: Sent, generator: random.Random) -> Sent:
+    path, _, query = sent.target.partition("?")
+    name = generator.choice(
+        ("limit", "older_than", "api", "name", "ttl", "leaf", "models", "search", "key", "all", "x")
+    )
+    value = generator.choice(
+        ("", "0", "-1", "nan", "inf", "1e400", "x", "\x00", "\xff", "%", "own", "chat", "a" * 3000)
+    )
+    more = f"{name}={quote(value, encoding='latin-1')}"
+    return replace(sent, target=f"{path}?{f'{query}&' if query else ''}{more}")

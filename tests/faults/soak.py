@@ -1,0 +1,160 @@
+"""Requests without end: misses, hits, streams, clients that leave, and bad requests.
+
+Afterwards memory, descriptors, threads, tasks and blocks are where they were. `python -m tests.faults.soak --rounds 1000000`
+"""
+
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tests.faults.harness import Advance, Finding, Harness, Timer, main
+from tests.servers import run_app
+
+_AT_ONCE = 32
+_CHAT = "/v1/chat/completions"
+_GROWTH = {"memory in KiB": 60_000, "descriptors": 8, "threads": 8}
+"""How much more there may be at the end than after the beginning; of what is not named here, nothing."""
+_ENGINES_SHARE = 100
+"""One request of so many goes to the embedded engine."""
+
+
+@contextlib.contextmanager
+def upstream() -> Iterator[str]:
+    """A server that answers at once, and whose streams have a pause in them."""
+
+    async def chat(request: Request) -> Response:
+        asked = orjson.loads(await request.body())
+        if not isinstance(asked["messages"], list):
+            return Response(b'{"error": {"message": "messages is no list"}}', 400)
+        text = {"role": "assistant", "content": "An answer to " + asked["messages"][-1]["content"]}
+        if not asked.get("stream"):
+            choice = {"index": 0, "message": text, "finish_reason": "stop"}
+            return Response(
+                orjson.dumps({"object": "chat.completion", "choices": [choice]}), media_type="application/json"
+            )
+        return StreamingResponse(parts(text), media_type="text/event-stream")
+
+    async def parts(text: dict[str, str]) -> AsyncIterator[bytes]:
+        for delta, reason in ((text, None), ({"content": " and more"}, None), ({}, "stop")):
+            choice = {"index": 0, "delta": delta, "finish_reason": reason}
+            yield b"data: " + orjson.dumps({"object": "chat.completion.chunk", "choices": [choice]}) + b"\n\n"
+            await asyncio.sleep(0.001)
+        yield b"data: [DONE]\n\n"
+
+    with run_app(Starlette(routes=[Route(_CHAT, chat, methods=["POST"])])) as url:
+        yield url
+
+
+def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
+    """Send so many requests to a proxy in front of an upstream, and a few more to the embedded engine."""
+    findings = []
+    with tempfile.TemporaryDirectory() as folder, upstream() as url:
+        few = max(40, rounds // _ENGINES_SHARE)
+        for name, where, count in (("in front of an upstream", url, rounds - few), ("embedded engine", "-", few)):
+            finding = Finding(f"soaked: {name}")
+            with Timer(finding), _proxy(where, Path(folder) / name) as proxy:
+                asyncio.run(_soak(proxy, count, seed, advance, finding, engine=where == "-"))
+            findings.append(finding)
+    return findings
+
+
+@contextlib.contextmanager
+def _proxy(where: str, data: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "tests.faults.soaked", where, str(data)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate()
+
+
+async def _soak(proxy: str, rounds: int, seed: int, advance: Advance, finding: Finding, *, engine: bool) -> None:
+    generator = random.Random(seed)
+    first = rounds // 5
+    await _send(proxy, first, generator, advance, finding)
+    before = await _idle(proxy, engine=engine)
+    await _send(proxy, rounds - first, generator, advance, finding)
+    after = await _idle(proxy, engine=engine)
+    for name, value in after.items():
+        finding.counts[f"{name} before"] = before[name]
+        finding.counts[f"{name} after"] = value
+        if value > before[name] + _GROWTH.get(name, 0):
+            finding.failures.append(f"{name}: {before[name]:,} after the beginning, {value:,} at the end")
+
+
+async def _send(proxy: str, rounds: int, generator: random.Random, advance: Advance, finding: Finding) -> None:
+    numbers = iter(range(rounds))
+
+    async def work(client: aiohttp.ClientSession) -> None:
+        for _ in numbers:
+            kind = generator.choices(("hit", "miss", "stream", "left", "bad"), (40, 30, 15, 10, 5))[0]
+            finding.rounds += 1
+            finding.counts[kind] += 1
+            try:
+                await _ask(client, proxy, kind, generator)
+            except (AssertionError, aiohttp.ClientError, TimeoutError) as error:
+                finding.failures.append(f"{kind}: {type(error).__name__}: {error}")
+            advance()
+
+    limit = aiohttp.TCPConnector(limit=_AT_ONCE)
+    async with aiohttp.ClientSession(connector=limit, timeout=aiohttp.ClientTimeout(120)) as client:
+        await asyncio.gather(*(work(client) for _ in range(_AT_ONCE)))
+
+
+async def _ask(client: aiohttp.ClientSession, proxy: str, kind: str, generator: random.Random) -> None:
+    question = f"{generator.randrange(30) if kind == 'hit' else generator.getrandbits(64)}"
+    body: dict[str, Any] = {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": question}]}
+    if kind == "bad":
+        body = {"messages": generator.choice([7, "x"]), "n": -1}
+    if kind in ("stream", "left"):
+        body["stream"] = generator.random() < 0.7
+    sent = client.post(f"{proxy}{_CHAT}", json=body)
+    if kind == "left":
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(generator.uniform(0, 0.02)), sent as answer:
+                await answer.content.readany()
+                answer.close()
+        return
+    async with sent as answer:
+        content = await answer.read()
+        assert answer.status < 500, f"{answer.status}: {content[:200]!r}"
+        if kind in ("hit", "miss"):
+            assert answer.status == 200, content[:200]
+        if body.get("stream"):
+            assert content.endswith(b"data: [DONE]\n\n"), content[-200:]
+
+
+async def _idle(proxy: str, *, engine: bool) -> dict[str, int]:
+    """What the proxy holds once nothing is under way."""
+    last: dict[str, int] = {}
+    for _ in range(100):
+        await asyncio.sleep(0.2)
+        async with httpx.AsyncClient(timeout=60) as client:
+            now: dict[str, int] = (await client.get(f"{proxy}/insides")).json()
+            if engine:
+                blocks = (await client.get(f"{proxy}/admin/blocks/stats")).json()
+                now["blocks in use"] = blocks["used"]
+        calm = {name: value for name, value in now.items() if name != "memory in KiB"}
+        if calm == last and now["flights"] == 0:
+            return now
+        last = calm
+    return now
+
+
+HARNESS = Harness("soak", 1_000_000, run)
+
+if __name__ == "__main__":
+    main(HARNESS)

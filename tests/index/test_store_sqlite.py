@@ -16,6 +16,7 @@ from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.steps import apply_steps
 from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 from tests.index.entries import make_entry
 
 
@@ -46,6 +47,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store.sqlite_observations import SqliteObservations
 from tests.index.entries import make_entry
 store = ResponseStore(Path(sys.argv[1]))
 for number in range(100_000):
@@ -94,4 +96,19 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
     assert store.ids(Filter(tag="t")) == []
     store.delete([entry.id])
     assert store.count() == 0
+    store.close()
+
+
+def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> None:
+    """SQLite deletes the log when the last connection is closed, and tells by locks that are lost when a process closes the file."""
+    path = tmp_path / "r.db"
+    store, observations = ResponseStore(path), SqliteObservations(path)
+    store.put(make_entry("one"))
+    log = (path.parent / "r.db-wal").stat().st_ino
+    code = f"from pathlib import Path; from kvproxy.index.store import ResponseStore; ResponseStore(Path({str(path)!r})).close()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (path.parent / "r.db-wal").stat().st_ino == log
+    store.put(make_entry("two"))
+    assert store.count() == 2
+    observations.close()
     store.close()

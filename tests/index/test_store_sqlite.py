@@ -100,7 +100,7 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
 
 
 def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> None:
-    """SQLite deletes the log when the last connection is closed, and tells by locks that are lost when a process closes the file."""
+    """SQLite deletes the log with the last connection, which it tells by locks; a process that closes the file loses these."""
     path = tmp_path / "r.db"
     store, observations = ResponseStore(path), SqliteObservations(path)
     store.put(make_entry("one"))

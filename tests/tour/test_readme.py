@@ -88,7 +88,8 @@ def run_tour(text: str, more: tuple[str, ...] = ()) -> list[Step]:
     """Run each command of the README, and some more, in one shell at a terminal, against a proxy of its own."""
     todo = [*commands(text), *more]
     with tempfile.TemporaryDirectory() as data:
-        settings = load_settings(data=data, engine={"num_blocks": 1024})
+        # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
+        settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"budget": 60})
         with run_proxy(settings) as (url, _), terminal() as (screen, parts):
             lines = [f"{line.replace('http://127.0.0.1:8484', url)}\necho '{MARK}'" for line in todo]
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -16,6 +16,7 @@ from kvproxy.commands import (
     blocks_tiers,
     cache,
     cache_encrypt,
+    cache_sums,
     calibrate,
     config,
     doctor,
@@ -54,6 +55,8 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.add_typer(cache.app, name="cache")
 cache.app.command("encrypt")(cache_encrypt.encrypt)
+cache.app.command("queue")(cache_sums.queue)
+cache.app.command("usage")(cache_sums.usage)
 cache.app.command("reject")(feedback.reject)
 cache.app.command("approve")(feedback.approve)
 app.add_typer(blocks.app, name="blocks")

@@ -4,11 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL
 from kvproxy.errors import NotFound, ProxyUnreachable
+
+if TYPE_CHECKING:
+    from kvproxy.index.store import UsageBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,12 @@ class CacheAccess(Protocol):
 
     def ls(self, where: Where, *, limit: int) -> Listing:
         """Entries, newest first; a limit of 0 is none."""
+
+    def queue(self, limit: int) -> list[dict[str, Any]]:
+        """The entries that go next if the store is full, as listings show them."""
+
+    def usage(self, by: "UsageBy") -> list[dict[str, Any]]:
+        """Whose the entries are: name, entries, bytes and hits, those with the most bytes first."""
 
     def show(self, id: str) -> dict[str, Any]:
         """The one entry whose id begins with a text, with its request and response."""

@@ -10,7 +10,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.redactor import RedactionFailed, Redactor
-from kvproxy.index.store import Filter, Store
+from kvproxy.index.store import Filter, Store, UsageBy
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.transfer import export_lines, import_into, read_lines
 
@@ -33,6 +33,12 @@ class FileCache:
         chosen = Filter(**asdict(where))
         entries = [entry.summary() for entry in self._store.ls(chosen, limit=limit or None)]
         return Listing(entries, len(entries) if len(entries) < limit or not limit else len(self._store.ids(chosen)))
+
+    def queue(self, limit: int) -> list[dict[str, Any]]:
+        return [entry.summary() for entry in self._store.queue(limit)]
+
+    def usage(self, by: UsageBy) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self._store.usage(by)]
 
     def show(self, id: str) -> dict[str, Any]:
         entry = self._store.get(self._one(id))

@@ -18,6 +18,14 @@ class RemoteCache:
     def ls(self, where: Where, *, limit: int) -> Listing:
         return Listing(*self._client.rows("/admin/cache", limit=limit, **asdict(where)))
 
+    def queue(self, limit: int) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = self._client.get("/admin/cache/queue", limit=limit)
+        return entries
+
+    def usage(self, by: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._client.get("/admin/cache/usage", by=by)
+        return rows
+
     def show(self, id: str) -> dict[str, Any]:
         entry: dict[str, Any] = self._client.get(f"/admin/cache/{part(id)}")
         if "request" not in entry:

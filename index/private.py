@@ -1,6 +1,7 @@
 """Files and folders that only their owner can read: what is stored are other people's texts."""
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -14,12 +15,13 @@ def private_file(path: Path) -> None:
     Raises:
         OSError: it cannot be made, or is a folder.
     """
-    # A file that is there is never opened: closing it would end the locks that SQLite has on it in this process, and the next
-    # process that closes the store would delete the log from under this one.
-    with contextlib.suppress(FileExistsError):
+    try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder")
+    except FileExistsError:
+        # It is not opened: to close it would take away the locks that SQLite has on it in this process (POSIX), and another
+        # process that closes the file would then take it for unused, and delete its log.
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
     take_rights(path)
 
 

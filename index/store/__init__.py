@@ -1,7 +1,20 @@
 """Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
 
 from kvproxy.index.store.opening import open_store
-from kvproxy.index.store.protocol import EVERYTHING, Answer, Capacity, Filter, Gone, Head, Put, Store, Why, Written
+from kvproxy.index.store.protocol import (
+    EVERYTHING,
+    Answer,
+    Capacity,
+    Filter,
+    Gone,
+    Head,
+    Put,
+    Store,
+    Usage,
+    UsageBy,
+    Why,
+    Written,
+)
 from kvproxy.index.store.sqlite import ResponseStore
 
 __all__ = [
@@ -14,6 +27,8 @@ __all__ = [
     "Put",
     "ResponseStore",
     "Store",
+    "Usage",
+    "UsageBy",
     "Why",
     "Written",
     "open_store",

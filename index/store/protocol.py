@@ -124,6 +124,17 @@ class Filter:
 
 
 EVERYTHING = Filter()
+UsageBy = Literal["tenant", "model", "endpoint", "tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What some entries have in common, and how many they are; hits and the bytes of request, response and vector in sum."""
+
+    name: str
+    entries: int
+    bytes: int
+    hits: int
 
 
 class Store(Protocol):
@@ -181,6 +192,12 @@ class Store(Protocol):
 
     def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
         """Entries, newest first."""
+
+    def queue(self, limit: int) -> list[Entry]:
+        """The entries that go next if the store is full, the first one first."""
+
+    def usage(self, by: UsageBy) -> list[Usage]:
+        """Whose the entries are, those with the most bytes first."""
 
     def ids(self, where: Filter = EVERYTHING) -> list[str]:
         """Ids of entries."""

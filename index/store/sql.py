@@ -11,7 +11,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store.protocol import EVERYTHING, Filter, Head
+from kvproxy.index.store.protocol import EVERYTHING, Filter, Head, Usage, UsageBy
 from kvproxy.index.store.sealing import Row
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 
@@ -122,6 +122,25 @@ class SqlStore(SqlWriter):
         bound = "" if limit is None else f" limit {int(limit)}"
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id{bound}"
         return list(self._whole(self._query(sql, values)))
+
+    def queue(self, limit: int) -> list[Entry]:
+        self.flush()
+        # What is past its time goes before anything else.
+        sql = (
+            f"select {COLUMNS} from responses order by case when expires <= :now then 0 else 1 end, priority, id"
+            f" limit {int(limit)}"
+        )
+        return list(self._whole(self._query(sql, {"now": self._clock()})))
+
+    def usage(self, by: UsageBy) -> list[Usage]:
+        self.flush()
+        tagged = " join tags on tags.id = responses.id" if by == "tag" else ""
+        sql = (
+            f"select {by} as name, count(*) as entries, sum(bytes) as bytes, sum(hits) as hits from responses{tagged}"
+            f" group by {by} order by sum(bytes) desc, 1"
+        )
+        rows = self._query(sql, {})
+        return [Usage(str(row["name"]), int(row["entries"]), int(row["bytes"]), int(row["hits"])) for row in rows]
 
     def ids(self, where: Filter = EVERYTHING) -> list[str]:
         if (wanted := self._reader(where)) is not None:

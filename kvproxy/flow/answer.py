@@ -19,6 +19,7 @@ from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import Answer, Forwarded, Outcome
 from kvproxy.flow.recording import trail
+from kvproxy.flow.recording.diagnostics import Diagnostics, diagnosed
 from kvproxy.flow.recording.spending import metered
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft
@@ -70,6 +71,8 @@ class Answerer:
         self._clock = clock
         self._recall = Recall(cache, settings, clock)
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer, journal)
+        # What an upstream says reaches the client as it is.
+        self._diagnostics = Diagnostics() if backend.forwarder is None else None
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -77,6 +80,13 @@ class Answerer:
         return self._recall.outcomes
 
     async def answer(self, request: ApiRequest, watched: Watched = _unwatched) -> Answer:
+        """The answer to a request, with what it asks of the reuse of its prompt; see `_answer`."""
+        answer = await self._answer(request, watched)
+        if self._diagnostics is None or answer.status != 200 or not self._diagnostics.wants(request):
+            return answer
+        return await diagnosed(self._diagnostics, request, answer)
+
+    async def _answer(self, request: ApiRequest, watched: Watched) -> Answer:
         """The answer to a request. It leaves one record, when its answer is over.
 
         Args:

@@ -128,7 +128,7 @@ class FileJournal:
         self._waiting.append(draft)
 
     def kept(self, entry: Entry) -> None:
-        self._waiting.append(Kept(entry.key, entry.id, entry.expires, self._clock()))
+        self._waiting.append(Kept(entry.key, entry.id, entry.expires, self._clock(), entry.request_id))
 
     def gone(self, entries: Iterable[Gone]) -> None:
         self._waiting.extend(entries)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvproxy.index.store import Why
 from kvproxy.journal.regions import SIZE, Regions
-from kvproxy.journal.rows import short_key
+from kvproxy.journal.rows import blob_of, short_key
 from kvproxy.journal.words import Words
 
 _CANDIDATES = 50
@@ -19,12 +19,13 @@ _SLACK = 1.0  # Seconds between the moment at which an entry was made and the on
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An entry that was stored: its key, its id, when it expires, and when it was stored."""
+    """An entry that was stored: its key, its id, when it expires, when it was stored, and the id of its request."""
 
     key: str
     id: str
     expires: float
     time: float
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,14 @@ class Past:
         self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, kept.time])
         sql = "update prompts set entry = ?, expires = ? where key = ?"
         self._connection.execute(sql, [kept.id, kept.expires, key])
+
+    def name_entry(self, kept: Kept) -> None:
+        """Tell the record of the request that made an entry of it, where that was over before the entry was stored."""
+        sql = (
+            "update records set entry = ? where entry is null and request = ?"
+            " and number = (select last from prompts where key = ?)"
+        )
+        self._connection.execute(sql, [blob_of(kept.id), kept.request, short_key(kept.key)])
 
     def asked(self, prompts: Iterable[tuple[int, int]]) -> None:
         """Numbers of the last records in which prompts were asked, and of these prompts."""

@@ -132,6 +132,9 @@ class Writer:
         self._connection.executemany(INSERT_HIT, hits)
         self._connection.executemany(INSERT, others)
         self._past.asked((number, prompt) for prompt, number in last.items())
+        for each in what:
+            if isinstance(each, Kept):
+                self._past.name_entry(each)
 
     def _hit_row(
         self, draft: Draft, hit: Entry, known: Prompt, number: int, kinds: dict[object, _Kind]

@@ -99,18 +99,16 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
     store.close()
 
 
-def test_another_process_that_closes_the_store_leaves_the_log_of_this_one(tmp_path: Path) -> None:
-    """A second connection here ended the locks of the first; whoever closed the store elsewhere then deleted our log."""
-    path = tmp_path / "responses.db"
-    store = ResponseStore(path)
-    observations = SqliteObservations(path)
-    try:
-        log = path.with_name("responses.db-wal")
-        before = log.stat().st_ino
-        code = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('select count(*) from sqlite_master'); c.close()"
-        subprocess.run([sys.executable, "-c", code], check=True)
-        assert log.stat().st_ino == before
-        assert store.count() == 0
-    finally:
-        observations.close()
-        store.close()
+def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> None:
+    """SQLite deletes the log with the last connection, which it tells by locks; a process that closes the file loses these."""
+    path = tmp_path / "r.db"
+    store, observations = ResponseStore(path), SqliteObservations(path)
+    store.put(make_entry("one"))
+    log = (path.parent / "r.db-wal").stat().st_ino
+    code = f"from pathlib import Path; from kvproxy.index.store import ResponseStore; ResponseStore(Path({str(path)!r})).close()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (path.parent / "r.db-wal").stat().st_ino == log
+    store.put(make_entry("two"))
+    assert store.count() == 2
+    observations.close()
+    store.close()

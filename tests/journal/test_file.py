@@ -143,6 +143,19 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) ->
     assert tenants == {"public": 4, "client:ann": 1}
 
 
+def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journal: FileJournal) -> None:
+    failed, made = draft("a", "failed"), draft("a", "made")
+    failed.status = 500
+    key = made.key or ""
+    journal.add(failed)
+    journal.add(made)
+    journal.kept(make_entry("a", id="ab" * 16, key=key, request_id="made"))
+    assert [record.entry for record in journal.latest(2)] == ["ab" * 16, None]
+    # One whose record is not written yet.
+    journal.kept(make_entry("a", id="cd" * 16, key=key, request_id="next"))
+    assert [record.entry for record in journal.latest(2)] == ["ab" * 16, None]
+
+
 def test_a_condition_can_look_and_nothing_else(journal: FileJournal) -> None:
     journal.add(draft("a", "1"))
     journal.flush()

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import get_args
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -15,9 +16,10 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.policies.policy import Overall
-from kvproxy.index.store import EVERYTHING, Filter
+from kvproxy.index.store import EVERYTHING, Filter, UsageBy
 from kvproxy.index.transfer import IMPORT_BATCH, export_lines, read_lines
 
+_USAGE_BY: dict[str, UsageBy] = {by: by for by in get_args(UsageBy)}
 _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")
 
 
@@ -84,6 +86,22 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     )
 
 
+async def queue(request: Request) -> Response:
+    """`?limit=N`: the responses that go next if the store is full."""
+    limit = int(number(request.query_params.get("limit", "20"), "limit"))
+    entries = await asyncio.to_thread(services(request).answerer.store.queue, limit)
+    return reply([entry.summary() for entry in entries])
+
+
+async def usage(request: Request) -> Response:
+    """`?by=tenant`, `model`, `endpoint` or `tag`: whose the responses are."""
+    name = request.query_params.get("by", "tenant")
+    by = _USAGE_BY.get(name)
+    if by is None:
+        raise InvalidRequest(f"by is one of {', '.join(_USAGE_BY)}, not {name[:40]!r}", param="by")
+    return reply(await asyncio.to_thread(services(request).answerer.store.usage, by))
+
+
 async def show(request: Request) -> Response:
     return reply((await find_entry(services(request), request.path_params["id"])).document())
 
@@ -146,6 +164,8 @@ ROUTES = [
     Route("/cache", list_entries, methods=["GET"]),
     Route("/cache", delete_many, methods=["DELETE"]),
     Route("/cache/stats", stats, methods=["GET"]),
+    Route("/cache/queue", queue, methods=["GET"]),
+    Route("/cache/usage", usage, methods=["GET"]),
     Route("/cache/export", export, methods=["GET"]),
     Route("/cache/import", import_, methods=["POST"]),
     Route("/cache/{id}", show, methods=["GET"]),

@@ -1,0 +1,61 @@
+"""The journal's page is run against a fresh proxy, and prints what it says.
+
+python -m tests.tour.test_journal    # writes the printed output into the page
+"""
+
+import re
+
+import pytest
+
+from kvproxy.journal.reasons import REASONS
+from kvproxy.journal.schema import COLUMNS
+from tests.tour.test_readme import ROOT, Step, filled, normal, run_tour, written
+
+PAGE = ROOT / "docs" / "journal.md"
+# What differs from run to run beside ids: when it was, and how long it took.
+_VARIABLE = [
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d\d:\d\d:\d\d\b"), "<time>"),
+    (re.compile(r"\b\d[\d,]*(\.\d+)? (ms|s|min|h)\b"), "<long>"),
+    (re.compile(r"\b\d[\d,]*\.\d+\b"), "<number>"),
+    (re.compile(r"[█▏]+"), ""),
+]
+
+
+def told(text: str) -> list[str]:
+    """The lines of a command's output without what differs; those of a histogram aside, whose bars do."""
+    text = normal(text)
+    for pattern, replacement in _VARIABLE:
+        text = pattern.sub(replacement, text)
+    lines = (re.sub(r" +", " ", line).strip() for line in text.splitlines())
+    return [line for line in lines if not re.fullmatch(r"<long>( \d+)?", line)]
+
+
+@pytest.fixture(scope="module")
+def tour() -> list[Step]:
+    return run_tour(PAGE.read_text())
+
+
+def test_the_page_prints_what_it_says(tour: list[Step]) -> None:
+    shown = list(written(PAGE.read_text()))
+    assert len(shown) == len(tour) > 10
+    for step, claimed in zip(tour, shown, strict=True):
+        assert told(step.output) == told(claimed), step.command
+
+
+def test_the_page_answers_what_was_asked(tour: list[Step]) -> None:
+    said = {step.command: step.output for step in tour}
+    assert "'2026-11-16.' became '2026-11-17.'" in said["kvproxy explain --request tuesday"]
+    assert "miss-changed" in said["kvproxy log --since 5m"]
+    assert "hit-exact" in said["kvproxy log show again"]
+
+
+def test_the_page_has_every_reason_and_every_column() -> None:
+    page = PAGE.read_text()
+    for reason, meaning in REASONS.items():
+        assert f"| `{reason}` | {meaning} |" in page
+    for column in COLUMNS:
+        assert f"`{column}`" in page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))

@@ -19,7 +19,14 @@ def serve(
         bool, Flag("--open", help="Serve everybody beyond loopback, without clients and their keys.")
     ] = False,
     model: Annotated[
-        str | None, Flag(help="Model of the embedded engine: demo, a folder, or a Hugging Face id.", show_default=False)
+        str | None,
+        Flag(
+            help="Model of the embedded engine: demo, a folder, a .gguf file, or a Hugging Face id.", show_default=False
+        ),
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        Flag(help="LoRA adapter as NAME=FOLDER, for requests that give NAME as their model; repeat it for several."),
     ] = None,
     upstream: Annotated[
         list[str] | None,
@@ -119,6 +126,7 @@ def serve(
             device=device,
             threads=threads,
             policy=eviction,
+            lora=_adapters(lora or []) or None,
         ),
         tiers=_given(
             host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
@@ -157,6 +165,14 @@ def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dic
 
 def _given(**flags: Any) -> dict[str, Any] | None:
     return {name: value for name, value in flags.items() if value is not None} or None
+
+
+def _adapters(given: list[str]) -> dict[str, Path]:
+    """Folders of adapters by name."""
+    pairs = [each.partition("=") for each in given]
+    if any(not (name and folder) for name, _, folder in pairs):
+        raise typer.BadParameter("give an adapter as NAME=FOLDER", param_hint="--lora")
+    return {name: Path(folder) for name, _, folder in pairs}
 
 
 def _print_json(services: "Services", url: str) -> None:

@@ -69,6 +69,7 @@ class GenerationRequest:
         queue_priority: lower is served first, whoever asks.
         own_priority: lower is served first among the tenant's own requests.
         grammar: what the answer must look like; None for anything.
+        adapter: name of the LoRA adapter that computes it; None for the model as it is.
     """
 
     id: str
@@ -80,6 +81,7 @@ class GenerationRequest:
     queue_priority: int = 0
     own_priority: int = 0
     grammar: Grammar | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

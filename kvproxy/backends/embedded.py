@@ -6,10 +6,11 @@ from contextlib import aclosing
 
 from kvproxy.apis.embedded import SPEAKERS
 from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Speaker, Wanted
-from kvproxy.apis.json import JsonObject
+from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
+from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.calls import CallForm, CallReader
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
@@ -49,8 +50,12 @@ class EmbeddedBackend:
         return self.worker.failure
 
     async def models(self) -> JsonObject:
-        model: JsonObject = {"id": self.worker.name, "object": "model", "created": 0, "owned_by": "kvproxy"}
-        return {"object": "list", "data": [{**model, "max_model_len": self.worker.max_model_len}]}
+        model: JsonObject = {"object": "model", "created": 0, "owned_by": "kvproxy"}
+        size: JsonObject = {"max_model_len": self.worker.max_model_len}
+        adapted: list[Json] = [
+            {"id": name, **model, **size, "parent": self.worker.name} for name in self.worker.adapters
+        ]
+        return {"object": "list", "data": [{"id": self.worker.name, **model, **size}, *adapted]}
 
     async def send(self, request: ApiRequest) -> Generated:
         """Generate; returns with the first piece, when it is known how much of the prompt was cached.
@@ -90,15 +95,16 @@ class EmbeddedBackend:
                 inside.pop()()
             await pieces.aclose()  # type: ignore[attr-defined]
 
-        return Generated(all_pieces(), first.usage, self.worker.name, echo, close)
+        return Generated(all_pieces(), first.usage, request.model, echo, close)
 
     def _speaker(self, request: ApiRequest) -> Speaker:
         speaker = SPEAKERS.get(request.api.name)
         if speaker is None:
             raise NotFound(f"the embedded engine makes no {request.api.name}: use --upstream")
-        if request.model != self.worker.name:
+        if request.model != self.worker.name and request.model not in self.worker.adapters:
+            names = " or ".join(repr(name) for name in (self.worker.name, *self.worker.adapters))
             raise ModelNotFound(
-                f"model {request.model!r} is not served here: use {self.worker.name!r}, or start with --model",
+                f"model {request.model!r} is not served here: use {names}, or start with --model",
                 param="model",
             )
         return speaker
@@ -118,6 +124,7 @@ class EmbeddedBackend:
             queue_priority=wanted.queue_priority if self._ranked else 0,
             own_priority=0 if self._ranked else wanted.queue_priority,
             grammar=await self._grammar(wanted),
+            adapter=request.model if request.model in self.worker.adapters else None,
         )
 
     async def _call_form(self, wanted: Wanted) -> CallForm | None:
@@ -139,6 +146,11 @@ class EmbeddedBackend:
             return wanted.grammar
         tools = wanted.tools
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
+
+    def cached(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
+        """A request as the block cache knows it, with `more` tokens behind the prompt."""
+        lora = self.worker.adapters.get(generation.adapter or "")
+        return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 
     def _salt(self, request: ApiRequest, wanted: Wanted) -> str | None:
         """What keeps a tenant's blocks apart, together with the salt of the request's own."""

@@ -52,7 +52,7 @@ class EmbeddedPrefix:
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         generation = await self._backend.generation(request)
-        asked = CacheRequest("explain", generation.tokens, salt=generation.salt)
+        asked = self._backend.cached("explain", generation)
         found = await self._worker.inspect(lambda manager: view.match(manager, asked))
         return PrefixReport(
             prompt_tokens=found.prompt_tokens,
@@ -81,7 +81,7 @@ class EmbeddedPrefix:
         if request is not None:
             asked = await self._backend.generation(request)
             # One token more than the prompt, since a lookup leaves one token to compute.
-            return CacheRequest("pin", [*asked.tokens, 0], salt=asked.salt)
+            return self._backend.cached("pin", asked, 0)
         found = await self._worker.inspect(lambda manager: view.chain_to(manager, leaf)) if leaf else None
         if found is None:
             raise NotFound(f"no cached block's hash begins with {leaf!r}: blocks chains lists the leaves")

@@ -9,6 +9,7 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.residency import Residency
 from kvproxy.encryption import Cipher
+from kvproxy.engine.adapters import Adapter
 from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
 from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
@@ -63,6 +64,7 @@ class Engine:
         )
         blocks = count_blocks(loaded, backends, settings)
         self.tokenizer = loaded.tokenizer
+        self.adapters = loaded.adapters.by_name if loaded.adapters else {}
         pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
         self.manager = KVCacheManager(
             blocks,
@@ -88,7 +90,9 @@ class Engine:
         self.block_bytes = shape.block_bytes(size, loaded.dtype)
         self._runner = Runner(loaded, pool, backends)
         self._strict = settings.strict
-        if capture is None and settings.cuda_graphs and loaded.device.type == "cuda" and backends.decode.capturable:
+        # What a graph replays knows no adapters.
+        graphs = settings.cuda_graphs and loaded.adapters is None
+        if capture is None and graphs and loaded.device.type == "cuda" and backends.decode.capturable:
             capture = CudaCapture(loaded.device)
         if capture is not None:
             self._runner.capture(capture, most=most_rows(settings), longest=self.limits.capacity)
@@ -133,10 +137,19 @@ class Engine:
         if any(sequence.source.id == request.id for sequence in self._under_way()):
             raise InvalidRequest(f"a request {request.id!r} is under way: give each request an id of its own")
         matcher = self.grammars.matcher(request.grammar) if request.grammar else None
-        sequence = RunningSequence(request, 0, self.limits.check(request), self.tokenizer, emit, fail, matcher)
+        most, adapter = self.limits.check(request), self._adapter(request)
+        sequence = RunningSequence(request, 0, most, self.tokenizer, emit, fail, matcher, adapter)
         self._scheduler.add(sequence)
         self._stalled = False
         return sequence
+
+    def _adapter(self, request: GenerationRequest) -> Adapter | None:
+        if request.adapter is None:
+            return None
+        adapter = self.adapters.get(request.adapter)
+        if adapter is None:
+            raise InvalidRequest(f"there is no adapter {request.adapter!r}", param="model")
+        return adapter
 
     def cancel(self, request_id: str) -> None:
         """Drop all answers of a request and free their blocks."""

@@ -9,6 +9,7 @@ import torch
 
 from kvproxy.demo import DEMO, checked_model
 from kvproxy.engine import attention
+from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.attention.interface import Needs
 from kvproxy.engine.attention.tuning import tune_by_position
 from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
@@ -27,7 +28,7 @@ class LoadedModel:
     """A model ready for paged attention, with what the engine must know of it.
 
     `groups` says which layers share block tables, `needs` what they ask of attention. `sampling` is what its
-    `generation_config.json` recommends, for requests that do not say.
+    `generation_config.json` recommends, for requests that do not say. `adapters` are LoRA adapters.
     """
 
     name: str
@@ -40,13 +41,14 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     sampling: SamplingParams
+    adapters: Adapters | None = None
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
     """Weights, tokenizer and shape of a model.
 
     Args:
-        name: `demo`, a folder, or a Hugging Face id.
+        name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda or cuda:N.
         dtype: auto (float32 on a CPU, bfloat16 on CUDA) or a torch name.
 
@@ -61,14 +63,39 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedMo
     attention.register()
     _silence()
     try:
+        options = gguf_options(Path(source))
+        folder = str(Path(source).parent) if options else source
         # A pickle runs code when it is read.
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        safe = {} if options else {"use_safetensors": True}
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, **options, **safe)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, **{name: options[name] for name in options if name == "gguf_file"}
+        )
     except (OSError, ValueError, ImportError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "" if Path(source).exists() else " (no such folder; as a Hugging Face id it must be cached or reachable)"
         raise ModelUnsupported(f"cannot load model {name!r}{hint}: {reason}") from None
     return prepare(name, model, tokenizer, place)
+
+
+def gguf_options(source: Path) -> dict[str, Any]:
+    """What transformers needs to read a `.gguf` file, whose weights are brought to the engine's type; nothing for others.
+
+    Raises:
+        ModelUnsupported: what reads such files is not installed.
+    """
+    from importlib.util import find_spec
+
+    if source.suffix.lower() != ".gguf":
+        return {}
+    if not source.is_file():
+        raise ModelUnsupported(f"no file {source}: name a .gguf file that is there")
+    if missing := [name for name in ("gguf", "accelerate") if find_spec(name) is None]:
+        raise ModelUnsupported(f"a .gguf file needs {' and '.join(missing)}: pip install 'kvproxy[gguf]'")
+    from transformers.utils import quantization_config
+
+    config = getattr(quantization_config, "GgufConfig", None)
+    return {"gguf_file": source.name, **({"quantization_config": config(dequantize=True)} if config else {})}
 
 
 def prepare(name: str, model: Any, tokenizer: Any, device: torch.device) -> LoadedModel:

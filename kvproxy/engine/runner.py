@@ -46,6 +46,7 @@ class Runner:
         self._model = loaded.model
         self._device = loaded.device
         self._groups = loaded.groups
+        self._adapters = loaded.adapters
         self.pool = pool
         self.backends = backends
         self._graphs: DecodeGraphs | None = None
@@ -104,6 +105,8 @@ class Runner:
         for span, count in zip(prefills + decodes, counts, strict=True):
             end += len(span.tokens)
             rows += range(end - count, end)
+        if self._adapters is not None:
+            self._adapters.use([span.adapter for span in prefills + decodes for _ in span.tokens])
         with self._on_device():
             step = build_batch(self.pool, self._groups, prefills, decodes, self.backends)
             # Without a row to keep the model still needs one; its logits are dropped.

@@ -157,7 +157,9 @@ class Scheduler:
         if not guesses or self.manager.allocate_slots(cache, 1, num_lookahead_tokens=len(guesses)) is None:
             return 0
         tokens = [*cache.tokens[start:], *guesses]
-        plan.prefills.append((sequence, Span(tokens, start, self.manager.tables(cache.id), len(guesses))))
+        plan.prefills.append(
+            (sequence, Span(tokens, start, self.manager.tables(cache.id), len(guesses), sequence.adapter))
+        )
         cache.num_computed_tokens += 1
         self.waiting.charge(sequence, 1)
         return len(tokens)
@@ -189,7 +191,7 @@ class Scheduler:
     def _append(self, sequence: RunningSequence, count: int, plan: Plan) -> None:
         cache = sequence.cache
         start = cache.num_computed_tokens
-        span = Span(cache.tokens[start : start + count], start, self.manager.tables(cache.id))
+        span = Span(cache.tokens[start : start + count], start, self.manager.tables(cache.id), adapter=sequence.adapter)
         (plan.decodes if count == 1 and start else plan.prefills).append((sequence, span))
         cache.num_computed_tokens += count
         # This step writes them, before anything of it is read.

@@ -6,6 +6,7 @@ from time import perf_counter as now
 import torch
 
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.engine.adapters import Adapter
 from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.draft import PromptLookup
 from kvproxy.engine.grammars import Matcher
@@ -33,6 +34,7 @@ class RunningSequence:
         emit: receives each piece, on the engine's thread.
         fail: told, there too, why the request ends without an answer.
         matcher: follows the request's grammar; None where it has none.
+        adapter: computes the request; None for the model as it is.
 
     Attributes:
         is_dropped: the request failed; nothing more of it is to be drawn or sent.
@@ -47,9 +49,12 @@ class RunningSequence:
         emit: Emit,
         fail: Fail = ignore,
         matcher: Matcher | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.source = request
         self.matcher = matcher
+        self._adapter = adapter
+        self.adapter = adapter.number if adapter else 0
         self.index = index
         self.sampling = request.sampling
         self.max_tokens = max_tokens
@@ -57,6 +62,7 @@ class RunningSequence:
             f"{request.id}#{index}",
             request.tokens,
             salt=request.salt,
+            lora=(request.adapter or "", adapter.digest) if adapter else None,
             skip_read=request.sampling.prompt_logprobs is not None,
             priority=request.priority,
         )
@@ -98,7 +104,9 @@ class RunningSequence:
     def sibling(self, index: int) -> "RunningSequence":
         """Another answer to the same request, to be forked from this one after the prompt is computed."""
         matcher = self.matcher.fork() if self.matcher else None
-        other = RunningSequence(self.source, index, self.max_tokens, self._tokenizer, self._emit, self.fail, matcher)
+        other = RunningSequence(
+            self.source, index, self.max_tokens, self._tokenizer, self._emit, self.fail, matcher, self._adapter
+        )
         other.arrived, other.admitted = self.arrived, self.admitted
         other.cached_tokens, other.tier_tokens = self.cached_tokens, self.tier_tokens
         other.saved_chunks = self.saved_chunks

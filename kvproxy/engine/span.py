@@ -9,13 +9,14 @@ class Span:
     """Tokens of one sequence to compute next, `start` to `end - 1` of it, with its block tables.
 
     `tables` has a block table for each group of layers; a table may hold block 0 for what its group reaches no more. The last
-    `drafts` of the tokens are guesses.
+    `drafts` of the tokens are guesses. `adapter` is the number of the LoRA adapter that computes them, 0 for none.
     """
 
     tokens: Sequence[int]
     start: int
     tables: Sequence[Sequence[int]]
     drafts: int = 0
+    adapter: int = 0
 
     @property
     def end(self) -> int:
@@ -28,4 +29,6 @@ class Span:
 
     def rows(self) -> "list[Span]":
         """The same tokens one by one, each as the last of what it sees."""
-        return [Span([token], at, self.tables) for at, token in enumerate(self.tokens, self.start)]
+        return [
+            Span([token], at, self.tables, adapter=self.adapter) for at, token in enumerate(self.tokens, self.start)
+        ]

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.encryption import Cipher
+from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
@@ -35,6 +37,7 @@ class EngineWorker:
         tokenizer: for the engine's own thread.
         async_tokenizer: for everybody else.
         sampling: what the model recommends.
+        adapters: what names the blocks of each LoRA adapter, by its name.
         observe: told of the last piece of each answer, on the event loop.
     """
 
@@ -56,6 +59,7 @@ class EngineWorker:
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
         self.block_bytes = self._engine.block_bytes
+        self.adapters = {name: (name, adapter.digest) for name, adapter in self._engine.adapters.items()}
         self.publisher = self._thread.publisher
         self.async_tokenizer = AsyncTokenizer(
             loaded.tokenizer, lambda at_least: limits.check_length(at_least, 0, at_least=True)
@@ -71,7 +75,10 @@ class EngineWorker:
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
         """
-        return cls(load_model(model, settings.device, settings.dtype), settings, tiers, cipher)
+        loaded = load_model(model, settings.device, settings.dtype)
+        if settings.lora:
+            loaded = replace(loaded, adapters=Adapters(loaded.model, settings.lora))
+        return cls(loaded, settings, tiers, cipher)
 
     async def start(self) -> None:
         """Start the thread."""

@@ -1,5 +1,6 @@
 """Settings of the embedded engine."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +22,9 @@ class EngineSettings(BaseModel):
     device: str = Field("auto", description="Where the model runs: auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Number format of weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
+    )
+    lora: dict[str, Path] = Field(
+        default_factory=dict, description="Folders of LoRA adapters, by the name that requests give as their model."
     )
     prefill_attention: Literal["auto", "sdpa", "varlen"] = Field(
         "auto", description="What computes prompts: sdpa anywhere, varlen (FlashAttention) in 16 bits on CUDA."

@@ -7,9 +7,9 @@ An empty environment variable counts as unset. The TOML file is `kvproxy.toml` i
 
 import os
 import tomllib
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import platformdirs
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
@@ -37,9 +37,6 @@ from kvproxy.settings.slots import SlotSettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.urls import read_url
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 class Settings(BaseSettings):
@@ -207,7 +204,7 @@ def _explained(error: ValidationError, file: Path, flags: Set[str]) -> SettingsE
     return told if line is None else SettingsError(f"{told.message} ({file}, line {line})", param=told.param)
 
 
-def _told(first: "ErrorDetails") -> SettingsError:
+def _told(first: Mapping[str, Any]) -> SettingsError:
     path = ".".join(str(part) for part in first["loc"]) or "settings"
     # What is given may be a secret: our own messages show what may be shown, and an unknown setting is told by its name.
     if first["type"] == "value_error":

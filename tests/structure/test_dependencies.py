@@ -54,10 +54,15 @@ def test_what_everybody_installs_is_imported() -> None:
 
 
 def test_each_extra_brings_what_is_named_for_it() -> None:
-    named = {"gpu": "faiss-gpu-cu12", "redis": "redis", "postgres": "psycopg", "encryption": "cryptography"}
-    assert {extra: {name} for extra, name in named.items()} == EXTRAS
+    assert {
+        "gpu": {"faiss-gpu-cu12"},
+        "redis": {"redis"},
+        "postgres": {"psycopg"},
+        "encryption": {"cryptography"},
+        "gguf": {"accelerate", "gguf"},
+    } == EXTRAS
     text = "".join(path.read_text() for path in sources())
-    assert set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text)) == {"redis", "postgres", "encryption"}
+    assert set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text)) == {"redis", "postgres", "encryption", "gguf"}
 
 
 def test_every_dependency_of_the_tests_is_pinned_for_a_fresh_clone() -> None:

@@ -22,7 +22,8 @@ from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 
 if TYPE_CHECKING:
-    from kvproxy.backends.upstreams.llama.server import LlamaServer, SlotsStatus
+    from kvproxy.backends.upstreams.llama.server import LlamaServer
+    from kvproxy.backends.upstreams.llama.view import SlotsStatus
     from kvproxy.mirror.mirror import Mirror
 
 _MOST_MODELS = 64

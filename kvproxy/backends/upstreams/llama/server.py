@@ -4,7 +4,6 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.apis.request import ApiRequest
@@ -15,7 +14,7 @@ from kvproxy.backends.upstreams.llama.plan import Held, Plan, choose
 from kvproxy.backends.upstreams.llama.routes import Facts, LlamaRoutes
 from kvproxy.backends.upstreams.llama.slots import Slots
 from kvproxy.backends.upstreams.llama.tokens import Tokens
-from kvproxy.backends.upstreams.llama.view import View
+from kvproxy.backends.upstreams.llama.view import SlotsStatus, View
 from kvproxy.backends.upstreams.upstream import Upstream
 from kvproxy.encryption import Cipher
 from kvproxy.errors import KvproxyError
@@ -24,26 +23,6 @@ from kvproxy.settings.slots import SlotSettings
 _CLOSING = 10.0
 """Seconds that slots may take to be saved when the proxy stops."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotsStatus:
-    """What `kvproxy upstreams` shows of llama.cpp's slots.
-
-    Attributes:
-        slots: how many there are.
-        tokens: what they hold together.
-        saved, saved_bytes: files on disk that can be restored, and the bytes of all files.
-        saves, restores, shown: how many there were, and how many restores showed in the answer after them.
-    """
-
-    slots: int
-    tokens: int
-    saved: int
-    saved_bytes: int
-    saves: int
-    restores: int
-    shown: int
 
 
 class LlamaServer:

@@ -54,3 +54,23 @@ class View:
         self.held = held
         self.tokens, self.task, self.context, self.busy = state.tokens, state.task, state.context, state.busy
         self.version += 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsStatus:
+    """What `kvproxy upstreams` shows of llama.cpp's slots.
+
+    Attributes:
+        slots: how many there are.
+        tokens: what they hold together.
+        saved, saved_bytes: files on disk that can be restored, and the bytes of all files.
+        saves, restores, shown: how many there were, and how many restores showed in the answer after them.
+    """
+
+    slots: int
+    tokens: int
+    saved: int
+    saved_bytes: int
+    saves: int
+    restores: int
+    shown: int

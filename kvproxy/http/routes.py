@@ -18,10 +18,10 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, U
 from kvproxy.flow.outcome import Outcome
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.cache_status import BYPASS, cache_headers
+from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.openapi.document import openapi
-from kvproxy.http.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 

@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import resource
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -12,13 +11,12 @@ from kvproxy.clients import all_clients
 from kvproxy.errors import SettingsError
 from kvproxy.http.access.hosts import is_loopback
 from kvproxy.http.app import create_app
+from kvproxy.http.connections.descriptors import allow_descriptors
 from kvproxy.http.connections.server import ProxyServer
 from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
 
-_OTHER_FILES = 512
-"""Descriptors for files, and for connections that are just being closed."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -37,7 +35,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     os.umask(0o077)
     _keep_private(settings)
     _log_to_stderr()
-    _allow_descriptors(settings)
+    allow_descriptors(settings)
     _not_open_to_everybody(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
@@ -63,17 +61,6 @@ def _reload(services: Services) -> None:
         _log.error("the rules stay as they were: %s", error.message)
     else:
         _log.info("%s rules hold from now on", len(services.rules))
-
-
-def _allow_descriptors(settings: Settings) -> None:
-    """Raise the bound on open files, as far as the system lets a process, to what the limits on connections need."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-        if most < wanted:
-            _log.warning("only %s files may be open, and the limits allow %s: raise ulimit -n", most, wanted)
 
 
 def _keep_private(settings: Settings) -> None:

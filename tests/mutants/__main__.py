@@ -77,6 +77,14 @@ def warm_up() -> None:
             __import__(name)
 
 
+def _do_not_shrink() -> None:
+    """Have hypothesis stop at the first example that fails: the smallest one takes minutes, and nobody reads it."""
+    from hypothesis import Phase, settings
+
+    settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), database=None, derandomize=True)
+    settings.load_profile("mutants")
+
+
 def run(folder: Path, tests: list[str], limit: float) -> tuple[Fate, float]:
     """What the tests say of the tree in a folder, and how many seconds it took; they run in a process of their own."""
     began = time.monotonic()
@@ -92,6 +100,7 @@ def run(folder: Path, tests: list[str], limit: float) -> tuple[Fate, float]:
         sys.path[:] = [str(folder), *(path for path in sys.path if path not in ("", str(ROOT)))]
         import pytest
 
+        _do_not_shrink()
         # What is warmed up has no assertions of ours.
         options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         code: int = pytest.main([*options, *tests])

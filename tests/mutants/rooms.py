@@ -10,6 +10,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "kvproxy/blocks/": ("tests/blocks",),
     "kvproxy/blocks/rows.py": ("tests/blocks/test_view.py", "tests/commands/test_commands.py"),
     "kvproxy/apis/": ("tests/apis", "tests/flow/test_keys.py"),
+    "kvproxy/apis/assemblers/reuse.py": ("tests/backends/test_reported_reuse.py",),
     "kvproxy/apis/control.py": ("tests/http/test_control_headers.py",),
     "kvproxy/apis/embedded/": ("tests/apis", "tests/http/test_bad_input.py", "tests/http/test_clients.py"),
     "kvproxy/flow/": ("tests/flow", "tests/http/test_odd_upstreams.py", "tests/http/test_transparency.py"),

@@ -64,7 +64,7 @@ def first_token(url: str, messages: Messages) -> tuple[float, int]:
     return first, reused
 
 
-def say(url: str, messages: Messages, tokens: int = 4) -> int:
+def say(url: str, messages: Messages, tokens: int = 2) -> int:
     """Ask, and take the answer into the conversation; prompt tokens that were computed."""
     body = {"model": "gemma", "messages": messages, "max_tokens": tokens, "temperature": 0}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).raise_for_status().json()
@@ -115,7 +115,7 @@ def ten_over_two(engines: Path, turns: int) -> None:
 
     def talk(url: str) -> int:
         chats: list[Messages] = [
-            [{"role": "system", "content": story(99, 4)}, {"role": "user", "content": story(seed, 4)}]
+            [{"role": "system", "content": story(99, 8)}, {"role": "user", "content": story(seed, 3)}]
             for seed in range(10)
         ]
         computed = 0
@@ -126,7 +126,7 @@ def ten_over_two(engines: Path, turns: int) -> None:
         return computed
 
     found = {}
-    for name, flags in (("llama-server", ()), ("llama-server --cache-ram 0", ("--cache-ram", "0")), ("kvproxy", ())):
+    for name, flags in (("kvproxy", ()), ("llama-server", ()), ("llama-server --cache-ram 0", ("--cache-ram", "0"))):
         with contextlib.ExitStack() as stack:
             work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             url = stack.enter_context(llama_server(engines, work / "slots", 2, *flags)).url

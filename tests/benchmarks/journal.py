@@ -2,6 +2,7 @@
 
 python -m tests.benchmarks.journal              # exact hits a second, on and off
 python -m tests.benchmarks.journal --bytes N    # bytes of N records (a million by default) of ordinary traffic
+python -m tests.benchmarks.journal --seconds    # of a core for an exact hit: on the event loop, and in the journal's thread
 """
 
 import contextlib
@@ -11,10 +12,15 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
+
 from kvproxy.flow.keys import cache_key
+from kvproxy.flow.outcome import Outcome
+from kvproxy.flow.recording import trail
 from kvproxy.index.entry import new_id
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.past import Kept
@@ -87,6 +93,31 @@ def size(count: int) -> None:
     )
 
 
+def seconds(count: int = 20_000) -> None:
+    """What a hit costs the thread that answers and the one that writes, whatever else the machine does meanwhile."""
+    request = api_request(orjson.loads(body("What is a block?")))
+    key = cache_key(request, "engine")
+    entry = make_entry(key=key.exact, model="demo", prompt_tokens=40, completion_tokens=9)
+    outcome = Outcome("exact", entry=entry.id)
+    waiting: deque[Draft] = deque()
+    began = time.thread_time()
+    for _ in range(count):
+        draft = Draft("chat", "0123456789abcdef" * 2, "public", request, 1.0)
+        draft.key, draft.parts = key.exact, key.parts
+        draft.looked = time.perf_counter()
+        trail.hit(draft, outcome, entry)
+        waiting.append(draft)
+    answering = time.thread_time() - began
+    with tempfile.TemporaryDirectory() as folder:
+        writer = Writer(open_file(Path(folder) / "journal.db"), JournalSettings(), time.time)
+        began = time.thread_time()
+        while waiting:
+            writer.write([waiting.popleft() for _ in range(_BATCH)])
+        writing = time.thread_time() - began
+    answered, written = (spent / count * 1e6 for spent in (answering, writing))
+    print(f"an exact hit costs {answered:.1f} µs where it is answered, and {written:.1f} µs where it is written")
+
+
 def _request(draw: random.Random, asked: list[Draft]) -> Draft:
     made = time.time()
     if asked and draw.random() < 0.5:
@@ -116,5 +147,7 @@ def _request(draw: random.Random, asked: list[Draft]) -> Draft:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--bytes"]:
         size(int(sys.argv[2]) if sys.argv[2:] else 1_000_000)
+    elif sys.argv[1:2] == ["--seconds"]:
+        seconds()
     else:
         rates()

@@ -1,0 +1,100 @@
+"""SIGTERM while answers stream: those that end in time end well, the others with an error, and the process with success."""
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.index.store import ResponseStore
+from tests.faults.proxies import ask, proxy_process, stored
+from tests.servers import run_app
+
+
+def event(text: str, reason: str | None = None) -> bytes:
+    delta = {"role": "assistant", "content": text}
+    return (
+        b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}).encode() + b"\n\n"
+    )
+
+
+class Upstream:
+    """Streams an answer in two parts; the second comes when `more` is set, and for some questions never."""
+
+    def __init__(self) -> None:
+        self.more = threading.Event()
+        self.never = threading.Event()
+
+    async def chat(self, request: Request) -> Response:
+        asked = json.loads(await request.body())
+        for_ever = "for ever" in asked["messages"][0]["content"]
+        if not asked.get("stream"):
+            whole = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+            return Response(json.dumps({"choices": [whole]}), media_type="application/json")
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield event("one")
+            await asyncio.to_thread(self.never.wait if for_ever else self.more.wait)
+            yield event("two", "stop") + b"data: [DONE]\n\n"
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+
+@pytest.fixture
+def upstream() -> Iterator[tuple[str, Upstream]]:
+    server = Upstream()
+    with run_app(Starlette(routes=[Route("/v1/chat/completions", server.chat, methods=["POST"])])) as url:
+        yield url, server
+        # The threads that wait for it are to end with the test.
+        server.never.set()
+
+
+def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
+    url, server = upstream
+    data, log = tmp_path / "data", tmp_path / "log"
+    with proxy_process(url, data, log, "--no-semantic", limits__drain_seconds=2.0) as proxy:
+        assert stored(ask(proxy.url, "kept"))
+
+        async def streams() -> tuple[list[bytes], int]:
+            begun = asyncio.Semaphore(0)
+
+            async def stream(question: str) -> bytes:
+                body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": question}]}
+                read = b""
+                async with (
+                    httpx.AsyncClient(timeout=60) as client,
+                    client.stream("POST", f"{proxy.url}/v1/chat/completions", json=body) as answer,
+                ):
+                    async for part in answer.aiter_raw():
+                        read += part
+                        begun.release()
+                return read
+
+            questions = [f"{kind} {number}" for kind in ("soon", "for ever") for number in range(4)]
+            tasks = [asyncio.create_task(stream(question)) for question in questions]
+            for _ in tasks:
+                await begun.acquire()
+            proxy.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            server.more.set()
+            read = await asyncio.gather(*tasks)
+            return read, await asyncio.to_thread(proxy.process.wait, 60)
+
+        read, code = asyncio.run(streams())
+    assert code == 0
+    assert all(each == event("one") + event("two", "stop") + b"data: [DONE]\n\n" for each in read[:4])
+    assert all(each.startswith(event("one")) and b"error" in each and b"[DONE]" not in each for each in read[4:])
+    said = log.read_text()
+    assert "Traceback" not in said
+    assert "ERROR" not in said
+    store = ResponseStore(data / "responses.db")
+    assert {entry.prompt for entry in store.ls()} == {"kept", *(f"soon {number}" for number in range(4))}
+    store.close()

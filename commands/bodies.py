@@ -2,16 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
-from kvproxy.apis import APIS
-from kvproxy.apis.api import ApiName
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
 
-PATHS: dict[ApiName, str] = {name: api.path for name, api in APIS.items()}
+# Written out: to import what handles the APIs would cost every command its time.
+ApiName = Literal["chat", "completions", "messages", "responses", "embeddings"]
+PATHS: dict[ApiName, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 """The APIs whose answers are cached, by the names that stored responses carry."""
 
 

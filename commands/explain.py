@@ -5,16 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.apis.api import ApiName
 from kvproxy.commands.blocks_picture import group_name
-from kvproxy.commands.bodies import credentials, read_body
+from kvproxy.commands.bodies import ApiName, credentials, read_body
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.explain_request import explain_request
 from kvproxy.commands.learned import answered
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.table import digest, print_table, text
-from kvproxy.traffic.telling import api_of
 
 
 def explain(
@@ -58,6 +56,8 @@ def explain(
     client = ProxyClient(url, token)
     body = read_body(prompt, system, file)
     # What holds only an input is most likely one for Responses; --api tells otherwise.
+    from kvproxy.traffic.telling import api_of
+
     chosen = api or api_of(body) or ("responses" if "input" in body else "chat")
     headers = credentials(chosen, api_key)
     if model is not None or "model" not in body:

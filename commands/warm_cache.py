@@ -2,8 +2,7 @@
 
 from typing import Any, cast
 
-from kvproxy.apis.api import ApiName
-from kvproxy.commands.bodies import PATHS, credentials
+from kvproxy.commands.bodies import PATHS, ApiName, credentials
 from kvproxy.commands.cache_access import Where
 from kvproxy.commands.cache_remote import RemoteCache
 from kvproxy.commands.client import ProxyClient

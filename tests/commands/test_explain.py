@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.http.services import Services
@@ -111,6 +112,7 @@ def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: ApiN
 )
 def test_the_fields_of_a_body_tell_its_api(body: dict[str, Any], api: ApiName | None) -> None:
     assert api_of(body) == api
+    assert {name: each.path for name, each in APIS.items()} == PATHS
 
 
 def test_an_admin_token_and_a_key_are_told_apart(tmp_path: Path) -> None:

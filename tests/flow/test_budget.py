@@ -102,3 +102,10 @@ def test_an_answer_waits_for_its_store_no_longer_than_the_budget_unless_it_is_to
     again = ResponseStore(tmp_path / "other" / "responses.db")
     assert again.count() == 1
     again.close()
+
+
+def test_comparisons_that_are_dropped_behind_the_answers_are_counted(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+        assert services.answerer.semantic is not None
+        services.answerer.semantic.behind.dropped = 3
+        assert 'kvproxy_compared_answers{result="dropped"} 3.0' in httpx.get(f"{url}/metrics").text

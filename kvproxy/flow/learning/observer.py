@@ -70,6 +70,11 @@ class Observer:
         """Wait until everything that was handed in is done."""
         await self._queue.join()
 
+    def results(self) -> dict[str, int]:
+        """Comparisons by result, with those that were dropped before they came here."""
+        dropped = self.counts["dropped"] + self._semantic.behind.dropped
+        return dict(self.counts) | ({"dropped": dropped} if dropped else {})
+
     @property
     def is_idle(self) -> bool:
         """Whether everything that was handed in is done."""

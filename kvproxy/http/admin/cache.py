@@ -74,7 +74,7 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     answerer = app.answerer
     if answerer.semantic is None:
         return {"policy": None}
-    compared = dict(answerer.observer.counts) if answerer.observer is not None else {}
+    compared = answerer.observer.results() if answerer.observer is not None else {}
     observations = answerer.cache.observations
     return SemanticFigures(
         answerer.semantic.policy.name,

@@ -37,17 +37,6 @@ async def unless_gone(
         ShuttingDown: the proxy stops.
     """
     task = asyncio.ensure_future(work)
-    try:
-        return await _watching(request, task, lifetime, uploaded)
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def _watching(
-    request: Request, task: "asyncio.Future[T]", lifetime: Lifetime, uploaded: asyncio.Event | None
-) -> T:
     gone = asyncio.ensure_future(_disconnected(request.receive, uploaded))
     try:
         with lifetime.over() as end:
@@ -56,8 +45,10 @@ async def _watching(
             return task.result()
         raise ClientDisconnect if gone.done() else end.result()
     finally:
+        # Both at once, before anything is waited for: an answer that is ready a moment later would be left to nobody.
+        task.cancel()
         gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive, uploaded: asyncio.Event | None = None) -> None:

@@ -1,0 +1,47 @@
+"""A client that leaves in the very moment in which its answer is ready, or has failed: nothing is left to nobody."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+
+from kvproxy.errors import UpstreamUnreachable
+from kvproxy.http.connections.lifetimes import Lifetimes
+from kvproxy.http.relay import unless_gone
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("fails", [True, False])
+async def test_what_is_ready_as_the_client_leaves_is_taken_or_never_finished(steps: int, fails: bool) -> None:
+    """Its error was never looked at, which asyncio tells with a traceback, and its answer was never closed."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    leaves, finished = asyncio.Event(), []
+
+    async def receive() -> dict[str, str]:
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> str:
+        leaves.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        finished.append("an answer that somebody must close")
+        if fails:
+            raise UpstreamUnreachable("it broke off")
+        return finished[0]
+
+    request = Request({"type": "http", "headers": []}, receive)
+    try:
+        taken = await unless_gone(request, work(), Lifetimes(60.0, str).begin())
+    except UpstreamUnreachable:
+        assert fails
+    except ClientDisconnect:
+        assert not finished
+    else:
+        assert [taken] == finished
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []

@@ -228,6 +228,7 @@ class ResponseStore(SqlStore):
 
     def failure(self) -> str | None:
         # Also where nobody has read since the file was taken away.
+        self._looked = 0.0
         with contextlib.suppress(CacheStoreError):
             self.count()
         return super().failure()

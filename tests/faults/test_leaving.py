@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.http.connections.lifetimes import Lifetimes
-from kvproxy.http.relay import unless_gone
+from kvproxy.http.connections.relay import unless_gone
 
 
 @pytest.mark.parametrize("steps", range(8))

@@ -36,7 +36,9 @@ class Operation:
     streams: bool = False
 
 
-_FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search"), TEXT) | {"older_than": number(0)}
+_FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search", "tenant"), TEXT) | {
+    "older_than": number(0)
+}
 _SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0}
 _CHAT = "ChatRequest"
 _NAMES = {"chat": _CHAT, "completions": "CompletionsRequest", "messages": "MessagesRequest"} | {
@@ -85,6 +87,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "delete", "/admin/cache", "Remove the responses that fit.", query={"all": one_of("true", "false")} | _FILTERS
     ),
     Operation("get", "/admin/cache/stats", "Figures of the stored responses."),
+    Operation("get", "/admin/cache/queue", "List them in the order of their eviction.", query={"limit": number(0)}),
+    Operation("get", "/admin/cache/usage", "Tell who stores how much.", query={"by": TEXT}),
+    Operation("post", "/admin/reload", "Read the rules again."),
     Operation("get", "/admin/cache/export", "Every stored response, a line each.", gives=LINES),
     Operation("post", "/admin/cache/import", "Take the lines of an export back.", takes=LINES),
     Operation("get", "/admin/cache/{id}", "Show the response whose id begins so."),

@@ -83,8 +83,8 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
         sample = answers.sample
         monkeypatch.setattr(
             "kvproxy.engine.answers.sample",
-            lambda logits, params, points: (
-                raising()() if any(each.top_k == 7 for each in params) else sample(logits, params, points)
+            lambda logits, params, *more: (
+                raising()() if any(each.top_k == 7 for each in params) else sample(logits, params, *more)
             ),
         )
         more = {"top_k": 7, "temperature": 1.0}
@@ -118,9 +118,9 @@ def test_seeded_answers_do_not_change_when_a_neighbour_fails(monkeypatch: pytest
             desk.submit("bad", PROMPTS["bad"], temperature=1.0, top_k=7)
             sample = answers.sample
 
-            def harmed(logits: Any, params: Any, points: Any, sample: Any = sample) -> Any:
+            def harmed(logits: Any, params: Any, *more: Any, sample: Any = sample) -> Any:
                 # Only after the draw, which must not be lost for the others.
-                drawn = sample(logits, params, points)
+                drawn = sample(logits, params, *more)
                 return raising()() if any(each.top_k == 7 for each in params) else drawn
 
             monkeypatch.setattr("kvproxy.engine.answers.sample", harmed)

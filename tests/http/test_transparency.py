@@ -29,7 +29,8 @@ class Recorder:
         raw = await request.body()
         target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
         # Probes of the proxy's own are no requests of a client.
-        if request.url.path != "/health":
+        # The proxy looks at its upstreams by itself.
+        if request.url.path not in ("/health", "/metrics", "/props"):
             self.seen.append((target.decode(), request.headers.items(), raw))
         if request.url.path == "/v1/embeddings":
             return JSONResponse(VECTORS, headers={"set-cookie": "session=1"})

@@ -14,6 +14,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.index.redactor import Redactor
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.hits import Hit, hit_of
 from kvproxy.journal.past import Gone, Kept
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
@@ -108,7 +109,7 @@ class FileJournal:
         self._clock = clock
         self.lost = 0
         """Records that could not be written."""
-        self._waiting: deque[Draft | Kept | Gone] = deque()
+        self._waiting: deque[Draft | Hit | Kept | Gone] = deque()
         self._bytes = 0
         self._wake = threading.Event()
         self._writing = threading.Lock()
@@ -120,6 +121,9 @@ class FileJournal:
     def add(self, draft: Draft) -> None:
         if len(self._waiting) >= _MOST_WAITING:
             self.lost += 1
+            return
+        if self._writer.knows(draft.key) and (hit := hit_of(draft)) is not None:
+            self._waiting.append(hit)
             return
         if draft.hit is None and draft.request is not None:
             self._bytes += len(draft.request.raw)
@@ -172,9 +176,9 @@ class FileJournal:
                 except Exception as error:
                     self._lose([each], error)
 
-    def _lose(self, what: Sequence[Draft | Kept | Gone], error: Exception) -> None:
+    def _lose(self, what: Sequence[Draft | Hit | Kept | Gone], error: Exception) -> None:
         """A full disk, or an odd request: the proxy serves on."""
-        drafts = sum(isinstance(each, Draft) for each in what)
+        drafts = sum(not isinstance(each, Kept | Gone) for each in what)
         self.lost += drafts
         _log.error("the journal lost %d records: %s", drafts, error or type(error).__name__)
 

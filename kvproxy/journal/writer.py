@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.json import field
-from kvproxy.index.entry import Entry
 from kvproxy.index.redaction import redacted_json
 from kvproxy.index.redactor import RedactionFailed, Redactor
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import LONGEST_ID, client_of, finished
+from kvproxy.journal.hits import Hit, hit_of
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_of_neighbour, telling
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import regions_of, written
-from kvproxy.journal.rows import INSERT, INSERT_HIT, blob_of, row_of, short_key
+from kvproxy.journal.rows import INSERT, blob_of, insert_hits, row_of, short_key
 from kvproxy.journal.totals import ALL, Total, Totals
 from kvproxy.journal.words import Words
 from kvproxy.settings.journal import JournalSettings
@@ -70,7 +70,7 @@ class Writer:
         self._totals = Totals()
         self._renewed: dict[str, _Renewed] = {}
 
-    def write(self, what: Sequence[Draft | Kept | Gone]) -> None:
+    def write(self, what: Sequence[Draft | Hit | Kept | Gone]) -> None:
         """Keep what happened, in its order and in one transaction: requests that are over, and entries that came and went."""
         try:
             with self._connection:
@@ -104,20 +104,23 @@ class Writer:
             return renewed.went
         return self._past.why_gone(short_key(key), known, time)
 
-    def _write(self, what: Sequence[Draft | Kept | Gone], number: int) -> None:
+    def _write(self, what: Sequence[Draft | Hit | Kept | Gone], number: int) -> None:
         hits: list[tuple[object, ...]] = []
         others: list[tuple[object, ...]] = []
         last: dict[int, int] = {}
         kinds: dict[object, _Kind] = {}
         for draft in what:
-            if not isinstance(draft, Draft):
+            if isinstance(draft, Kept | Gone):
                 self._move(draft)
                 continue
-            hit = draft.hit
-            known = self._known.get(draft.key) if hit is not None and draft.layer == "exact" and draft.key else None
+            hit = draft if isinstance(draft, tuple) else hit_of(draft)
+            known = None if hit is None else self._prompt_of(hit)
             if known is not None and hit is not None:
                 prompt: int | None = known.number
-                hits.append(self._hit_row(draft, hit, known, number, kinds))
+                hits.append(self._hit_row(hit, known, number, kinds))
+            elif isinstance(draft, tuple):
+                # Its prompt was forgotten while it waited, which is as rare as an error in writing.
+                continue
             else:
                 record = finished(draft)
                 record.number = number
@@ -129,64 +132,58 @@ class Writer:
             if prompt is not None:
                 last[prompt] = number
             number += 1
-        self._connection.executemany(INSERT_HIT, hits)
+        insert_hits(self._connection, hits)
         self._connection.executemany(INSERT, others)
         self._past.asked((number, prompt) for prompt, number in last.items())
         for each in what:
             if isinstance(each, Kept):
                 self._past.name_entry(each)
 
-    def _hit_row(
-        self, draft: Draft, hit: Entry, known: Prompt, number: int, kinds: dict[object, _Kind]
-    ) -> tuple[object, ...]:
+    def _prompt_of(self, hit: Hit) -> Prompt | None:
+        return self._known.get(hit[0]) or self._past.prompt(short_key(hit[0]))
+
+    def knows(self, key: str | None) -> bool:
+        """Whether the prompt of an exact key is at hand, so that a hit needs no more than its plain values."""
+        return key in self._known
+
+    def _hit_row(self, hit: Hit, known: Prompt, number: int, kinds: dict[object, _Kind]) -> tuple[object, ...]:
         """The row of an exact hit, by the shortest way: there are thousands of them a second.
 
         Args:
             kinds: what such hits have in common, found so far in this batch.
         """
-        tags = draft.request.control.tags if draft.request is not None else ()
-        same = (draft.tenant, hit.model, draft.api, tags)
+        _, when, request_id, same, entry, prompt_tokens, completion_tokens, looked, seconds = hit
         kind = kinds.get(same)
         if kind is None:
-            kind = kinds[same] = self._kind(draft, hit, tags)
-        began = draft.began
-        seconds = draft.first - began
+            kind = kinds[same] = self._kind(when, *same)
         micro = int(seconds * 1e6)
         for total in kind.totals:
             total.requests += 1
-            total.prompt_tokens += hit.prompt_tokens
-            total.completion_tokens += hit.completion_tokens
+            total.prompt_tokens += prompt_tokens
+            total.completion_tokens += completion_tokens
             total.first_seconds += seconds
             total.seconds += seconds
             if known.seconds is not None and known.seconds > seconds:
                 total.saved_seconds += known.seconds - seconds
         return (
             number,
-            draft.time,
-            draft.request_id[:LONGEST_ID],
+            when,
+            request_id[:LONGEST_ID],
             *kind.words,
             known.number,
-            blob_of(hit.id),
-            hit.prompt_tokens,
-            hit.completion_tokens,
-            int((draft.looked - began) * 1e6),
+            blob_of(entry),
+            prompt_tokens,
+            completion_tokens,
+            int(looked * 1e6),
             micro,
             micro,
         )
 
-    def _kind(self, draft: Draft, hit: Entry, tags: tuple[str, ...]) -> _Kind:
+    def _kind(self, when: float, tenant: str, model: str, api: str, tags: tuple[str, ...], status: int) -> _Kind:
         number = self._words.number
-        words = (
-            draft.tenant,
-            client_of(draft.tenant),
-            draft.api,
-            hit.model,
-            ",".join(tags) or None,
-            "exact",
-            "hit-exact",
-        )
-        totals = [self._totals.of(draft.time, draft.tenant, hit.model, "exact", tag) for tag in (ALL, *tags)]
-        return _Kind((*(number(word) for word in words), draft.status), totals)
+        words = (tenant, client_of(tenant), api, model, ",".join(tags) or None, "exact", "hit-exact")
+        totals = [self._totals.of(when, tenant, model, "exact", tag) for tag in (ALL, *tags)]
+        return _Kind((*(number(word) for word in words), status), totals)
 
     def _asked(self, draft: Draft, record: Record, key: str) -> None:
         """Give a record its prompt, and a miss its reason, by what was asked before."""

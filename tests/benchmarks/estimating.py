@@ -1,7 +1,10 @@
-"""How far an estimate is from a live replay of the same log: python -m tests.benchmarks.estimating
+"""How far estimates are from a live replay of the same log: python -m tests.benchmarks.estimating [--lint]
 
 Three logs: agent-like conversations, a Mooncake trace (--trace FILE), and questions in pairs (--pairs FILE). The first part of a
 log's figures is compared in front of an upstream that gives the log's answers, the second with the embedded engine.
+
+With --lint every prompt begins with another number, and what lint says that stripping it would reuse is compared with what a
+proxy reuses that strips it.
 """
 
 import argparse
@@ -14,6 +17,7 @@ from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.commands.output import percent, print_table
 from kvproxy.settings import load_settings
 from kvproxy.traffic.estimate import Estimate, estimate
+from kvproxy.traffic.lint import lint
 from kvproxy.traffic.reading import read_log
 from tests.traffic import live, logs
 
@@ -24,6 +28,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, help="question pairs, gzipped")
     parser.add_argument("--requests", type=int, default=600)
     parser.add_argument("--pool", type=int, default=400, help="blocks of the embedded engine")
+    parser.add_argument("--lint", action="store_true", help="compare what lint predicts")
     chosen = parser.parse_args()
     count: int = chosen.requests
     found = {"agents": logs.agents(max(1, count // 12), 10)}
@@ -31,7 +36,10 @@ def main() -> None:
         found["mooncake"] = [each | {"response": logs.words(each, 8)} for each in logs.mooncake(chosen.trace, count)]
     if chosen.pairs:
         found["pairs"] = logs.pairs(chosen.pairs, count)
-    rows = [row for name, lines in found.items() for row in _rows(name, lines, chosen.pool)]
+    if chosen.lint:
+        rows = [row for name, lines in found.items() for row in _stripped(name, lines, chosen.pool)]
+    else:
+        rows = [row for name, lines in found.items() for row in _rows(name, lines, chosen.pool)]
     print_table(["log", "what", "estimated#", "live#"], rows)
 
 
@@ -48,6 +56,31 @@ def _rows(name: str, lines: list[logs.Line], pool: int) -> list[tuple[str, str, 
         (name, "similar questions", percent(seen.similar / len(lines)), percent(shown["semantic"] / len(lines))),
         (name, "prompt tokens reused", percent(alone.share(alone.points[0].reused)), percent(reused / total)),
     ]
+
+
+def _stripped(name: str, lines: list[logs.Line], pool: int) -> list[tuple[str, str, str, str]]:
+    numbered = [_numbered(each, number) for number, each in enumerate(lines)]
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        requests = read_log(Path("log"), "".join(json.dumps(each) + "\n" for each in numbered), "m").requests
+        report = asyncio.run(lint(requests, load_settings(data=data), LocalTokenizer("demo"), 16, pool)).families[0]
+        (saving, *_) = report.savings
+        members = [numbered[place] for place in report.family.members]
+        before, total = live.prefix(members, data / "before", pool)
+        after, _ = live.prefix(members, data / "after", pool, [saving.edit.model_dump()])
+    tokens = report.prompt_tokens
+    return [
+        (name, "reused as it is", percent(report.reused / tokens), percent(before / total)),
+        # Of the tokens of the prompts as they were: fewer are left of them.
+        (name, f"reused without the {saving.span.kind}", percent(saving.stripped / tokens), percent(after / total)),
+    ]
+
+
+def _numbered(each: logs.Line, number: int) -> logs.Line:
+    """A line whose first message begins with a number of its own."""
+    first, *others = each["body"]["messages"]
+    messages = [{**first, "content": f"Request {7919 * number % 10**6} of today. {first['content']}"}, *others]
+    return {**each, "response": None, "body": each["body"] | {"messages": messages}}
 
 
 def _estimated(lines: list[logs.Line], data: Path, pool: int) -> Estimate:

@@ -43,9 +43,9 @@ def layers(lines: Sequence[Line], data: Path, **cache: object) -> Counter[str]:
     return found
 
 
-def prefix(lines: Sequence[Line], data: Path, num_blocks: int) -> tuple[int, int]:
+def prefix(lines: Sequence[Line], data: Path, num_blocks: int, edits: Sequence[object] = ()) -> tuple[int, int]:
     """Prompt tokens that the embedded engine reused, and all of them, with no cached responses before it."""
-    settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
+    settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False}, edits=list(edits))
     reused = total = 0
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         for each in lines:

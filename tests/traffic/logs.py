@@ -72,7 +72,7 @@ def pairs(file: Path, count: int) -> list[Line]:
     with gzip.open(file, "rt") as rows:
         for number, row in enumerate(rows):
             pair = json.loads(row)
-            system = {"role": "system", "content": "Answer in one sentence."}
+            system = {"role": "system", "content": f"Answer in one sentence. {words('pairs', 60)}"}
             for place, text in enumerate((pair["a"], pair["b"])):
                 answer = words((number, 0 if pair["same"] else place), 12)
                 found.append(line([system, {"role": "user", "content": text}], answer))

@@ -113,15 +113,12 @@ class Writer:
             if isinstance(draft, Kept | Gone):
                 self._move(draft)
                 continue
-            hit = draft if isinstance(draft, tuple) else hit_of(draft)
-            known = None if hit is None else self._prompt_of(hit)
-            if known is not None and hit is not None:
-                prompt: int | None = known.number
+            hit = draft if isinstance(draft, tuple) else hit_of(draft) if self.knows(draft.key) else None
+            if hit is not None:
+                known = self._prompt_of(hit)
+                prompt = None if known is None else known.number
                 hits.append(self._hit_row(hit, known, number, kinds))
-            elif isinstance(draft, tuple):
-                # Its prompt was forgotten while it waited, which is as rare as an error in writing.
-                continue
-            else:
+            elif isinstance(draft, Draft):
                 record = finished(draft)
                 record.number = number
                 if draft.key is not None and draft.parts is not None:
@@ -140,13 +137,18 @@ class Writer:
                 self._past.name_entry(each)
 
     def _prompt_of(self, hit: Hit) -> Prompt | None:
-        return self._known.get(hit[0]) or self._past.prompt(short_key(hit[0]))
+        """What a hit asked; None where that was forgotten while the hit waited, as after an error in writing."""
+        key = hit[0]
+        known = self._known.get(key) or self._past.prompt(short_key(key))
+        if known is not None:
+            self._known[key] = known
+        return known
 
     def knows(self, key: str | None) -> bool:
         """Whether the prompt of an exact key is at hand, so that a hit needs no more than its plain values."""
         return key in self._known
 
-    def _hit_row(self, hit: Hit, known: Prompt, number: int, kinds: dict[object, _Kind]) -> tuple[object, ...]:
+    def _hit_row(self, hit: Hit, known: Prompt | None, number: int, kinds: dict[object, _Kind]) -> tuple[object, ...]:
         """The row of an exact hit, by the shortest way: there are thousands of them a second.
 
         Args:
@@ -157,20 +159,21 @@ class Writer:
         if kind is None:
             kind = kinds[same] = self._kind(when, *same)
         micro = int(seconds * 1e6)
+        took = known.seconds if known is not None else None
+        saved = 0.0 if took is None else max(0.0, took - seconds)
         for total in kind.totals:
             total.requests += 1
             total.prompt_tokens += prompt_tokens
             total.completion_tokens += completion_tokens
             total.first_seconds += seconds
             total.seconds += seconds
-            if known.seconds is not None and known.seconds > seconds:
-                total.saved_seconds += known.seconds - seconds
+            total.saved_seconds += saved
         return (
             number,
             when,
             request_id[:LONGEST_ID],
             *kind.words,
-            known.number,
+            known.number if known is not None else None,
             blob_of(entry),
             prompt_tokens,
             completion_tokens,

@@ -115,7 +115,8 @@ def _wrong(settings: "Settings") -> "Wrong | None":
     """The share of semantic hits that may be wrong: as measured on answers that were compared, else as the policy bounds it."""
     from kvproxy.checks.stored import store_exists
     from kvproxy.index.store.opening import open_observations
-    from kvproxy.journal.savings import Wrong, wilson
+    from kvproxy.index.wilson import wilson
+    from kvproxy.journal.savings import Wrong
 
     if not settings.cache.semantic:
         return None

@@ -1,6 +1,5 @@
 """What a policy would have served of labelled pairs, level by level, to choose its level from."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from kvproxy.index.embedder import Embedder
 from kvproxy.index.guards import GUARDS, Guard
 from kvproxy.index.pairs import Pair
 from kvproxy.index.verifier import Verifier
+from kvproxy.index.wilson import wilson
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
 # Denser towards 1, where a verifier tells the most.
@@ -19,7 +19,6 @@ PROBABILITIES = tuple(sorted({round(float(level), 4) for level in _SHARES}))
 Progress = Callable[[float], None]
 T = TypeVar("T")
 _BATCH = 256
-_Z = 1.96  # 95%
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +187,3 @@ def _recommend(curve: Sequence[Point], target: float) -> float | None:
         if point.served:
             best = point.level
     return best
-
-
-def wilson(count: int, total: int) -> tuple[float, float]:
-    """The 95% Wilson interval of a share, (0, 1) where there is nothing to go by."""
-    if not total:
-        return 0.0, 1.0
-    share = count / total
-    centre = share + _Z**2 / (2 * total)
-    spread = _Z * math.sqrt(share * (1 - share) / total + _Z**2 / (4 * total**2))
-    scale = 1 + _Z**2 / total
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -116,14 +116,3 @@ def total_of(rows: Sequence[Saving]) -> Saving:
             if getattr(row, name) is not None:
                 setattr(total, name, (getattr(total, name) or 0.0) + getattr(row, name))
     return total
-
-
-def wilson(wrong: int, of: int) -> tuple[float, float]:
-    """The interval in which a share lies with 95% probability, of which so many were seen (Wilson 1927)."""
-    if of == 0:
-        return 0.0, 1.0
-    z = 1.959964
-    share, square = wrong / of, z * z / of
-    middle = share + square / 2
-    reach = z * (share * (1 - share) / of + square / (4 * of)) ** 0.5
-    return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.flow.outcome import Match
-from kvproxy.index.calibrate import wilson
+from kvproxy.index.wilson import wilson
 from kvproxy.settings import Settings
 from kvproxy.traffic.prefixes import PrefixEstimate, Spelled, estimate_prefixes, spell
 from kvproxy.traffic.reading import LoggedRequest

@@ -1,7 +1,6 @@
 """The servers of the gateway benchmark beside kvproxy: nginx as upstream and gateway, sglang-router, a constant answer."""
 
 import contextlib
-import multiprocessing
 import subprocess
 import tempfile
 import time
@@ -15,9 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.benchmarks.proxy_load import PATH
-from tests.benchmarks.proxy_servers import WHOLE, running
+from tests.benchmarks.proxy_servers import WHOLE, elsewhere, running
 from tests.ports import free_port
-from tests.servers import run_app
 
 # The upstream answers anything alike. The second server passes on; the third keeps answers by their URL and body.
 _NGINX = """
@@ -69,28 +67,17 @@ def sglang_router(command: Path, target: str) -> Iterator[str]:
         yield url
 
 
-def _constant(ready: "multiprocessing.SimpleQueue[str]") -> None:
+def _constant() -> Starlette:
     async def answer(request: Request) -> Response:
         await request.body()
         return Response(WHOLE, media_type="application/json")
 
-    with run_app(Starlette(routes=[Route(PATH, answer, methods=["POST"])])) as url:
-        ready.put(url)
-        time.sleep(360_000)
+    return Starlette(routes=[Route(PATH, answer, methods=["POST"])])
 
 
-@contextlib.contextmanager
-def constant() -> Iterator[str]:
+def constant() -> contextlib.AbstractContextManager[str]:
     """The server that kvproxy runs in, answering a constant."""
-    context = multiprocessing.get_context("spawn")
-    ready = context.SimpleQueue()
-    process = context.Process(target=_constant, args=(ready,), daemon=True)
-    process.start()
-    try:
-        yield ready.get()
-    finally:
-        process.terminate()
-        process.join()
+    return elsewhere(_constant)
 
 
 def wrk(url: str, connections: int, seconds: float, script: Path, *arguments: str) -> str:

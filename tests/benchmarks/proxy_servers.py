@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -58,24 +58,29 @@ def _app() -> Starlette:
     return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
 
 
-def _serve(ready: "multiprocessing.SimpleQueue[str]") -> None:
-    with run_app(_app()) as url:
+def _serve(ready: "multiprocessing.SimpleQueue[str]", app: Callable[[], Starlette]) -> None:
+    with run_app(app()) as url:
         ready.put(url)
         time.sleep(360_000)
 
 
 @contextlib.contextmanager
-def upstream() -> Iterator[str]:
-    """A server that answers every chat request alike, at once: 32 words, or 34 events."""
+def elsewhere(app: Callable[[], Starlette]) -> Iterator[str]:
+    """Serve an app in a process of its own; its URL."""
     context = multiprocessing.get_context("spawn")
     ready = context.SimpleQueue()
-    process = context.Process(target=_serve, args=(ready,), daemon=True)
+    process = context.Process(target=_serve, args=(ready, app), daemon=True)
     process.start()
     try:
         yield ready.get()
     finally:
         process.terminate()
         process.join()
+
+
+def upstream() -> contextlib.AbstractContextManager[str]:
+    """A server that answers every chat request alike, at once: 32 words, or 34 events."""
+    return elsewhere(_app)
 
 
 @contextlib.contextmanager

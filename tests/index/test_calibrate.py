@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.calibrate import Levels, Point, calibrate, wilson
+from kvproxy.index.calibrate import Levels, Point, calibrate
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.pairs import Pair, read_pairs
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.wilson import wilson
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 WORDS = st.lists(st.sampled_from("how what block cache not 2 3 open close Paris Rome".split()), min_size=1, max_size=5)

@@ -107,6 +107,19 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_hit_whose_prompt_was_forgotten_while_it_waited_leaves_a_record(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "journal.db", JournalSettings())
+    journal.add(draft("question", "first"))
+    journal.flush()
+    with journal._writing:
+        journal.add(draft("question", "hit", hit=True))
+        with journal._connection:
+            journal._connection.execute("delete from prompts")
+        journal._writer._known.clear()
+    assert [(each.request_id, each.reason, each.prompt) for each in journal.latest(1)] == [("hit", "hit-exact", None)]
+    journal.close()
+
+
 def test_old_records_go(tmp_path: Path) -> None:
     now = time.time()
     journal = FileJournal(tmp_path / "journal.db", JournalSettings(days=1), lambda: now)

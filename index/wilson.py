@@ -1,0 +1,16 @@
+"""How far a share that was counted may be from the true one."""
+
+import math
+
+_Z = 1.96  # 95%
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """The 95% Wilson interval of a share, (0, 1) where there is nothing to go by."""
+    if not total:
+        return 0.0, 1.0
+    share = count / total
+    centre = share + _Z**2 / (2 * total)
+    spread = _Z * math.sqrt(share * (1 - share) / total + _Z**2 / (4 * total**2))
+    scale = 1 + _Z**2 / total
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -143,6 +143,10 @@ class ResponseCache:
         # A file answers faster than a thread starts; a server may take its time.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
+    def storing(self, key: str) -> bool:
+        """Whether an entry with an exact key is being stored right now."""
+        return key in self._coming
+
     async def insert(self, entry: Entry) -> bool:
         """Keep an entry; durable and findable when this returns.
 

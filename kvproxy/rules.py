@@ -22,6 +22,8 @@ class Rules:
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
         self._rules = settings.rules
+        self.generation = 0
+        """How often they were read again."""
 
     def __len__(self) -> int:
         return len(self._rules)
@@ -33,6 +35,7 @@ class Rules:
             SettingsError: the file cannot be used; nothing is changed.
         """
         self._rules = load_settings(data=self._data).rules
+        self.generation += 1
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """The request with what its rule sets."""

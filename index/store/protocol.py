@@ -151,6 +151,9 @@ class Store(Protocol):
     def failure(self) -> str | None:
         """Why nothing can be stored or found at the moment; None where it can."""
 
+    def version(self) -> int | None:
+        """Another number after each change of what is stored, whoever made it; None where that cannot be told at once."""
+
     def find(self, key: str) -> Entry | None:
         """The unexpired entry with an exact key."""
 

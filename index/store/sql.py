@@ -51,6 +51,9 @@ class SqlStore(SqlWriter):
     def failure(self) -> str | None:
         return self.condition.failure
 
+    def version(self) -> int | None:
+        return None
+
     def find(self, key: str) -> Entry | None:
         sql = f"select {COLUMNS} from responses where key = :key and {_LIVE}"
         entry = self._one(self._query(sql, {"key": key} | self._now()))

@@ -59,6 +59,7 @@ class ResponseStore(SqlStore):
         self.path = path
         self._write_lock = threading.RLock()
         self._readers: deque[sqlite3.Connection] = deque()
+        self._watcher: sqlite3.Connection | None = None
         self._looked = 0.0
         self._closed = False
         self._files: tuple[int, ...] = ()
@@ -116,6 +117,13 @@ class ResponseStore(SqlStore):
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
         with self._told("read"), self._reading() as reader:
             return _rows(reader.execute(sql, values))
+
+    def version(self) -> int | None:
+        with self._told("read"):
+            if self._watcher is None:
+                self._watcher = self._connect()
+            row = self._watcher.execute("pragma data_version").fetchone()
+        return int(row[0])
 
     def _list(self, ids: Sequence[str]) -> str:
         return json.dumps(list(ids))
@@ -204,6 +212,8 @@ class ResponseStore(SqlStore):
         super().close()
         self._closed = True
         self._writer.close()
+        if self._watcher is not None:
+            self._watcher.close()
         while self._readers:
             self._readers.pop().close()
 

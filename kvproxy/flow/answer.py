@@ -11,6 +11,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import NotCached, UpstreamBroken
+from kvproxy.flow.cached.again import Repeater
 from kvproxy.flow.cached.keep import Asked, FlightKeeper, Shelf
 from kvproxy.flow.cached.recall import Recall
 from kvproxy.flow.flight.flights import Flight, Flights
@@ -70,6 +71,7 @@ class Answerer:
         self.settings = settings
         self._clock = clock
         self._recall = Recall(cache, settings, clock)
+        self.repeater = Repeater(cache, journal, clock)
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer, journal)
         # What an upstream says reaches the client as it is.
         self._diagnostics = Diagnostics() if backend.forwarder is None else None
@@ -84,7 +86,7 @@ class Answerer:
         answer = await self._answer(request, watched)
         if self._diagnostics is None or answer.status != 200 or not self._diagnostics.wants(request):
             return answer
-        return await diagnosed(self._diagnostics, request, answer)
+        return replace(await diagnosed(self._diagnostics, request, answer), again=None)
 
     async def _answer(self, request: ApiRequest, watched: Watched) -> Answer:
         """The answer to a request. It leaves one record, when its answer is over.

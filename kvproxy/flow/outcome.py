@@ -2,7 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from kvproxy.flow.cached.again import Again
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "gone", "error"]
 """Who answered: a cache, or the backend (`forward`). `bypass`: passed on unread. `gone`: the client left before an answer
@@ -68,6 +71,7 @@ class Answer:
         body: whole, or in parts as they come.
         outcome: what became of the request.
         close: to be called when a body that comes in parts is done with, read or not.
+        again: gives it once more to the same request; None where that would have to be decided anew.
     """
 
     status: int
@@ -75,3 +79,4 @@ class Answer:
     body: bytes | AsyncIterator[bytes]
     outcome: Outcome
     close: Callable[[], None] = field(default=lambda: None)
+    again: "Again | None" = None

@@ -19,6 +19,7 @@ from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import Labels
+from kvproxy.http.repeats.layer import Repeats
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.redactor import RedactionFailed
@@ -42,6 +43,14 @@ def create_app(services: Services) -> Starlette:
         routes=[*routes.ROUTES, guarded, routes.OTHER],
         lifespan=lifespan,
         middleware=[
+            Middleware(
+                Repeats,
+                repeater=services.answerer.repeater,
+                clients=services.clients,
+                rules=services.rules,
+                metrics=services.metrics,
+                seconds=services.settings.limits.body_seconds,
+            ),
             Middleware(Labels, journal=services.answerer.journal, tenants=services.settings.access.tenant_headers),
             Middleware(PageGuard, access=services.access),
             Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),

@@ -15,6 +15,8 @@ from kvproxy.flow.keys import tenant_of
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
 
+READ_SINCE = "read_since"
+"""In a request's state: since when its body has been read, in the event loop's time."""
 _SLOW_BYTES = 64 * 1024
 """From here on parsing takes long enough to leave the event loop."""
 
@@ -31,7 +33,8 @@ async def whole_body(request: Request, limit: int, seconds: float | None = None)
         TooSlow: it did not arrive in time.
     """
     try:
-        async with asyncio.timeout(seconds):
+        since = request.scope["state"].get(READ_SINCE, asyncio.get_running_loop().time())
+        async with asyncio.timeout_at(None if seconds is None else since + seconds):
             return await _read(request, limit)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds") from None

@@ -56,7 +56,7 @@ class Labels:
                 missing = {
                     b"cache-status": b"kvproxy; fwd=bypass",
                     b"x-request-id": request_id,
-                    b"date": _date(int(time.time())),
+                    b"date": date(int(time.time())),
                 }
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
@@ -83,5 +83,6 @@ class Labels:
 
 
 @lru_cache(maxsize=1)
-def _date(second: int) -> bytes:
+def date(second: int) -> bytes:
+    """A second as HTTP writes it."""
     return formatdate(second, usegmt=True).encode()

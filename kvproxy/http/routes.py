@@ -22,6 +22,7 @@ from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_res
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.openapi.document import openapi
+from kvproxy.http.repeats.layer import GIVEN
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 
@@ -74,6 +75,8 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
         if forwarder is None or error.param is not None:
             raise
         return await _pass_on(request, raw), Outcome("bypass")
+    if given.again is not None:
+        request.scope["state"][GIVEN] = given
     headers = [*given.headers, *cache_headers(given.outcome)]
     if isinstance(given.body, bytes):
         return whole_response(given.body, given.status, headers), given.outcome

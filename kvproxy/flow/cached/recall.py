@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kvproxy.apis.json import as_object, loads
 from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.cached.again import Again
 from kvproxy.flow.cached.keep import Asked
 from kvproxy.flow.flight.source import EVENTS, JSON
 from kvproxy.flow.outcome import Answer, Match, Outcome
@@ -112,7 +113,12 @@ class Recall:
             match=match,
         )
         trail.hit(asked.draft, outcome, entry)
-        return Answer(200, headers, body, outcome)
+        again = (
+            Again(asked, entry)
+            if match is None and request.control.max_age is None and request.account is None
+            else None
+        )
+        return Answer(200, headers, body, outcome, again=again)
 
 
 def _match(lookup: Lookup) -> Match:

@@ -20,6 +20,8 @@ from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overlo
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
 
+WHOLE = "whole"
+"""In a request's state: all of its body has come, so that nobody waits for it."""
 _SPARE = 256
 """Connections beyond the limit that are still told so; any further one is closed without a word."""
 
@@ -81,6 +83,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._steps += 1
+
+    def on_message_complete(self) -> None:
+        self.scope["state"][WHOLE] = True
+        super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         self._steps += 1

@@ -1,0 +1,80 @@
+"""Answers a request that equals one of a moment ago, byte for byte: neither is it read again, nor is its answer looked up."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.cached.keep import Asked
+from kvproxy.flow.outcome import Outcome
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.journal import Journal
+
+
+@dataclass(slots=True)
+class Again:
+    """What it takes to give an exact hit once more.
+
+    Attributes:
+        asked: the request that was answered.
+        entry: the stored answer.
+        version: of the store when the entry was last seen there; None before it was looked for.
+    """
+
+    asked: Asked
+    entry: Entry
+    version: int | None = field(default=None)
+
+    @property
+    def request(self) -> ApiRequest:
+        return self.asked.request
+
+
+class Repeater:
+    """Gives exact hits once more, as long as what is stored has not changed.
+
+    Args:
+        cache: the stored responses.
+        journal: gets a record of each.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, cache: ResponseCache, journal: Journal, clock: Callable[[], float]) -> None:
+        self._cache = cache
+        self._store = cache.store
+        self._journal = journal
+        self._clock = clock
+
+    def give(self, again: Again, request_id: str) -> Outcome | None:
+        """What became of a request that is answered once more, counted and recorded; None where its answer may not be given."""
+        began, now, entry = perf_counter(), self._clock(), again.entry
+        if not entry.created <= now < entry.expires or not self._stands(again):
+            return None
+        looked = perf_counter()
+        self._store.touch(entry.id)
+        request, key = again.asked.request, again.asked.key
+        draft = Draft(request.api.name, request_id, request.tenant, request, now)
+        draft.key, draft.parts, draft.layer, draft.status, draft.hit = key.exact, key.parts, "exact", 200, entry
+        draft.began, draft.looked, draft.first = began, looked, perf_counter()
+        self._journal.add(draft)
+        return Outcome("exact", entry=entry.id, age=now - entry.created, ttl=entry.expires - now)
+
+    def _stands(self, again: Again) -> bool:
+        """Whether the entry is what the store has for the request now."""
+        key = again.asked.key.exact
+        try:
+            version = self._store.version()
+            if version is None or self._cache.storing(key):
+                return False
+            if version != again.version:
+                entry = self._store.find(key)
+                if entry is None or entry.id != again.entry.id:
+                    return False
+                again.version = version
+        except CacheStoreError:
+            # The store has said so; the usual way tells what is to be done.
+            return False
+        return True

@@ -35,6 +35,10 @@ def estimate(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the result into this .png or .svg file.", show_default=False)
     ] = None,
+    draws: Annotated[
+        int,
+        typer.Option(help="Replays of a log with answers: the policy learned explores others each time.", min=1),
+    ] = 3,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -56,7 +60,7 @@ def estimate(
     reading = read_log(log, read_text(log), model)
     with shown_progress("estimating") as progress:
         found = asyncio.run(
-            run(reading.requests, settings, spelling, block_size, sizes, lambda what, share: progress(share))
+            run(reading.requests, settings, spelling, block_size, sizes, lambda what, share: progress(share), draws)
         )
     if plot is not None:
         from kvproxy.traffic.picture import draw
@@ -106,6 +110,12 @@ def _render(found: "Estimate") -> None:
         ("the engine", found.forwarded, percent(found.forwarded / total)),
     ]
     print_table(["answered by", "requests#", "share#"], rows, title=f"{total:,} requests")
+    fewest, most = found.similar_range
+    if fewest < most:
+        typer.echo(
+            f"similar questions: {percent(fewest / total)} to {percent(most / total)} by what"
+            " the policy explores, which is left to chance"
+        )
     typer.echo(_told(found))
     prefix, alone = found.prefix, found.prefix_alone
     print_table(

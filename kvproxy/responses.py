@@ -1,5 +1,6 @@
 """Opens the response cache that settings describe: for the proxy, and for programs that use it as a library."""
 
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ def open_response_cache(
     encryption: EncryptionSettings = EncryptionSettings(),
     redaction: RedactionSettings = RedactionSettings(),
     of_tenant: Callable[[str], int | None] | None = None,
+    chance: Callable[[], float] = random.random,
 ) -> ResponseCache:
     """Open stored responses, ready to be searched. The file is made if it is missing.
 
@@ -48,6 +50,7 @@ def open_response_cache(
         encryption: where the keys are that texts are encrypted with; without any they are stored in clear.
         redaction: what is taken out of texts before they are stored.
         of_tenant: bytes of stored answers that a tenant may have.
+        chance: uniform numbers below 1, by which the policy `learned` explores.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
@@ -63,7 +66,7 @@ def open_response_cache(
         )
         try:
             observations = open_observations(where)
-            semantic = _semantic(settings, store, observations, embedder, data)
+            semantic = _semantic(settings, store, observations, embedder, data, chance)
         except BaseException:
             store.close()
             raise
@@ -73,14 +76,21 @@ def open_response_cache(
 
 
 def _semantic(
-    settings: CacheSettings, store: Store, observations: Observations, embedder: str, data: Path | None
+    settings: CacheSettings,
+    store: Store,
+    observations: Observations,
+    embedder: str,
+    data: Path | None,
+    chance: Callable[[], float],
 ) -> SemanticCache | None:
     """The search for similar questions, with everything embedded; None where it is off."""
     if not (settings.enabled and settings.semantic):
         return None
     model = load_embedder(embedder, data)
     policy = build_policy(settings, observations, model.name, data)
-    semantic = SemanticCache(store, model, policy, observations, vectors=settings.vectors, languages=settings.languages)
+    semantic = SemanticCache(
+        store, model, policy, observations, vectors=settings.vectors, languages=settings.languages, chance=chance
+    )
     semantic.rebuild()
     return semantic
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.flow.outcome import Match
@@ -10,7 +11,7 @@ from kvproxy.index.wilson import wilson
 from kvproxy.settings import Settings
 from kvproxy.traffic.prefixes import PrefixEstimate, Spelled, estimate_prefixes, spell
 from kvproxy.traffic.reading import LoggedRequest
-from kvproxy.traffic.replayed import Replayed, replay, said
+from kvproxy.traffic.replayed import Replayed, has_answers, replay, said
 
 Progress = Callable[[str, float], None]
 
@@ -42,6 +43,7 @@ class Estimate:
     Attributes:
         requests: how many there are.
         exact, similar, forwarded: how many an equal request answers, a similar question, and the engine.
+        similar_range: the least and the most in any replay: they depend on what the policy explores.
         uncacheable: of those forwarded, how many are never cached.
         learned: the log has answers, and the policy learned from them.
         wrong: of the similar ones.
@@ -53,6 +55,7 @@ class Estimate:
     requests: int
     exact: int
     similar: int
+    similar_range: tuple[int, int]
     forwarded: int
     uncacheable: int
     learned: bool
@@ -69,6 +72,7 @@ async def estimate(
     block_size: int,
     sizes: Sequence[int] | None,
     progress: Progress = lambda what, share: None,
+    draws: int = 1,
 ) -> Estimate:
     """Replay a log, and count.
 
@@ -78,11 +82,14 @@ async def estimate(
         block_size: tokens in a block of the engine's prefix cache.
         sizes: of its pool, in blocks; None for a range that fits the log.
         progress: told what is done, and the share of it.
+        draws: replays of a log with answers, in each of which the policy explores others; what is told is of the one in
+            the middle.
 
     Raises:
         SettingsError: the embedder or the verifier cannot be used.
     """
-    played = await replay(requests, settings, lambda share: progress("replaying", share))
+    replays = await _replays(requests, settings, progress, draws)
+    played = replays[len(replays) // 2]
     spelled: list[Spelled | None] = []
     for number, each in enumerate(played, 1):
         spelled.append(await spell(tokenizer, each.asked, said(each.logged)))
@@ -101,14 +108,34 @@ async def estimate(
         requests=len(played),
         exact=layers["exact"],
         similar=layers["semantic"],
+        similar_range=(_similar(replays[0]), _similar(replays[-1])),
         forwarded=len(reached),
         uncacheable=sum(each.outcome is None or each.outcome.forwarded == "bypass" for each in played),
-        learned=any(each.answer is not None for each in requests),
+        learned=has_answers(requests),
         wrong=_wrong(played),
         prefix=prefix,
         prefix_alone=alone,
         unread=len(reached) - len(readable),
     )
+
+
+async def _replays(
+    requests: Sequence[LoggedRequest], settings: Settings, progress: Progress, draws: int
+) -> list[list[Replayed]]:
+    """Replays of a log, those that answer the fewest similar questions first."""
+    count = draws if has_answers(requests) else 1
+    found = []
+    for draw in range(count):
+
+        def told(share: float, draw: int = draw) -> None:
+            progress("replaying", (draw + share) / count)
+
+        found.append(await replay(requests, settings, told, Random(draw).random))
+    return sorted(found, key=_similar)
+
+
+def _similar(played: Sequence[Replayed]) -> int:
+    return sum(each.outcome is not None and each.outcome.layer == "semantic" for each in played)
 
 
 def _reached(each: Replayed) -> bool:

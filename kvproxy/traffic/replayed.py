@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import random
 from time import time
 
 from kvproxy.apis.json import JsonObject, dumps
@@ -42,6 +43,11 @@ class Replayed:
     right: bool | None = None
 
 
+def has_answers(requests: Sequence[LoggedRequest]) -> bool:
+    """Whether a log has answers, so that there is something to learn from."""
+    return any(each.answer is not None for each in requests)
+
+
 def as_asked(logged: LoggedRequest, settings: Settings) -> ApiRequest:
     """A request of a log as the proxy would read it."""
     tenant = tenant_of(logged.headers, settings.access.tenant_headers)
@@ -49,7 +55,10 @@ def as_asked(logged: LoggedRequest, settings: Settings) -> ApiRequest:
 
 
 async def replay(
-    requests: Sequence[LoggedRequest], settings: Settings, progress: Callable[[float], None] = lambda share: None
+    requests: Sequence[LoggedRequest],
+    settings: Settings,
+    progress: Callable[[float], None] = lambda share: None,
+    chance: Callable[[], float] = random,
 ) -> list[Replayed]:
     """What an empty cache makes of requests that come one after the other. Nothing is kept afterwards.
 
@@ -58,12 +67,13 @@ async def replay(
     Args:
         settings: of the proxy; where the log tells times, answers age by them.
         progress: told the share of the work that is done.
+        chance: uniform numbers below 1, by which the policy `learned` explores.
 
     Raises:
         SettingsError: the embedder or the verifier cannot be used.
     """
     found: list[Replayed] = []
-    async with _open(settings, any(each.answer is not None for each in requests)) as player:
+    async with _open(settings, has_answers(requests), chance) as player:
         for number, logged in enumerate(requests, 1):
             found.append(await player.play(logged))
             progress(number / len(requests))
@@ -71,7 +81,7 @@ async def replay(
 
 
 @asynccontextmanager
-async def _open(settings: Settings, answers: bool) -> AsyncIterator["_Player"]:
+async def _open(settings: Settings, answers: bool, chance: Callable[[], float]) -> AsyncIterator["_Player"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend, clock = LoggedBackend(), _Clock()
         # Nobody waits for an answer here, so every question is looked up.
@@ -83,6 +93,7 @@ async def _open(settings: Settings, answers: bool) -> AsyncIterator["_Player"]:
             embedder=settings.embedder,
             data=settings.data,
             clock=clock,
+            chance=chance,
         )
         cache = await opened
         judge = observer = None

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -17,8 +17,14 @@ from tests.servers import run_app, run_proxy
 from tests.traffic.logs import Line
 
 
-def layers(lines: Sequence[Line], data: Path, **cache: object) -> Counter[str]:
-    """Requests by who answered them, in front of an upstream that gives the log's answers."""
+def layers(
+    lines: Sequence[Line], data: Path, chance: Callable[[], float] | None = None, **cache: object
+) -> Counter[str]:
+    """Requests by who answered them, in front of an upstream that gives the log's answers.
+
+    Args:
+        chance: by which the policy explores; None for its own.
+    """
     answers = {json.dumps(each["body"]["messages"]): each["response"] for each in lines}
 
     async def answer(request: Request) -> JSONResponse:
@@ -33,7 +39,9 @@ def layers(lines: Sequence[Line], data: Path, **cache: object) -> Counter[str]:
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
         settings = load_settings(data=data, upstream=upstream, cache={"budget": 60.0} | cache)
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
-            observer = services.answerer.observer
+            observer, semantic = services.answerer.observer, services.answerer.semantic
+            if chance is not None and semantic is not None:
+                semantic._chance = chance
             for each in lines:
                 told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
                 found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -13,11 +14,13 @@ from kvproxy.traffic.reading import read_log
 from tests.commands.run import kvproxy
 from tests.traffic import live, logs
 
+REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
 
-def estimated(lines: list[logs.Line], data: Path, sizes: list[int]) -> Estimate:
+
+def estimated(lines: list[logs.Line], data: Path, sizes: list[int], draws: int = 1) -> Estimate:
     text = "".join(json.dumps(each) + "\n" for each in lines)
     requests = read_log(Path("log"), text, "m").requests
-    return asyncio.run(estimate(requests, load_settings(data=data), LocalTokenizer("demo"), 16, sizes))
+    return asyncio.run(estimate(requests, load_settings(data=data), LocalTokenizer("demo"), 16, sizes, draws=draws))
 
 
 def test_the_layers_are_those_of_a_live_replay(tmp_path: Path) -> None:
@@ -31,6 +34,31 @@ def test_the_layers_are_those_of_a_live_replay(tmp_path: Path) -> None:
     assert found.exact >= 2
     assert found.similar == 1
     assert (found.wrong.compared, found.wrong.wrong) == (1, 0)
+
+
+@pytest.fixture(scope="module")
+def reworded() -> list[logs.Line]:
+    """Questions and their rewordings, each twice, so that the policy learns and explores."""
+    rows = [json.loads(text) for text in REWORDINGS.read_text().splitlines()[:25]]
+    pairs = [(row["a"], f"The answer to: {row['a']}") for row in rows] + [
+        (row["b"], f"The answer to: {row['a']}") for row in rows
+    ]
+    return [logs.line([{"role": "user", "content": asked}], answer) for asked, answer in pairs]
+
+
+def test_what_is_explored_by_the_same_chance_is_served_alike(tmp_path: Path, reworded: list[logs.Line]) -> None:
+    found = estimated(reworded, tmp_path / "one", [64])
+    shown = live.layers(reworded, tmp_path / "two", Random(0).random)
+    assert (found.exact, found.similar, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
+    assert found.similar_range == (found.similar, found.similar)
+    assert found.similar > 0
+
+
+def test_several_draws_tell_the_range(tmp_path: Path, reworded: list[logs.Line]) -> None:
+    each = [live.layers(reworded, tmp_path / f"{draw}", Random(draw).random)["semantic"] for draw in range(2)]
+    found = estimated(reworded, tmp_path / "all", [64], draws=2)
+    assert found.similar_range == (min(each), max(each))
+    assert found.similar == sorted(each)[1]
 
 
 @pytest.mark.parametrize("pool", [40, 400])

@@ -10,7 +10,8 @@ ARGS ?= --num-blocks 1024
 SUPPLY := $(VENV)/supply
 SUPPLY_TOOLS := uv==0.13.9 cyclonedx-bom==7.5.0
 
-# Processes that run the tests, each a thread of its own: many tests wait for servers more than they compute.
+# Processes that run the tests, each a thread of its own: many tests wait for servers more than they compute. What is
+# compiled is kept, for all processes that tests start too.
 WORKERS ?= 4
 
 # Real engines: which are set up (in a folder that git ignores), which of their tests run, and with how many random chats.
@@ -25,7 +26,7 @@ run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
 
 test: $(VENV)/.dev lint types
-	KVPROXY_ENGINES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	KVPROXY_ENGINES= OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # An hour or more; `make test-engines ENGINES=vllm TESTS=recipe` takes minutes.
 test-engines: $(VENV)/.dev

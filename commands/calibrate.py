@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvproxy.commands.files import PICTURES, check_place, writing
 from kvproxy.commands.options import Json
 from kvproxy.commands.output import percent, print_json, print_table, shown_progress
 
@@ -58,6 +59,7 @@ def calibrate(
 
     if (pairs is None) == (stream is None):
         raise SettingsError("give a file of pairs, or a stream: kvproxy calibrate PAIRS, or --stream FILE")
+    check_place(plot, PICTURES)
     if stream is not None:
         from kvproxy.commands.calibrate_stream import replay_stream
 
@@ -104,7 +106,8 @@ def _of_pairs(
     except (EmbedderError, VerifierError, ImportFailed) as error:
         raise SettingsError(str(error)) from None
     if plot is not None:
-        _plot(result, plot)
+        with writing(plot):
+            _plot(result, plot)
     if as_json:
         print_json(result.document())
     else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvproxy.commands.files import writing
 from kvproxy.commands.output import percent, print_json, print_table, shown_progress
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def replay_stream(
     except (EmbedderError, VerifierError, ImportFailed) as error:
         raise SettingsError(str(error)) from None
     if plot is not None:
-        _plot(report, plot)
+        with writing(plot):
+            _plot(report, plot)
     if as_json:
         print_json(report.document())
     else:

@@ -51,10 +51,11 @@ def estimate(
     """
     import asyncio
 
-    from kvproxy.commands.files import read_text
+    from kvproxy.commands.files import PICTURES, check_place, read_text, writing
     from kvproxy.traffic.estimate import estimate as run
     from kvproxy.traffic.reading import read_log
 
+    check_place(plot, PICTURES)
     settings, spelling = prepared(data, tokenizer)
     sizes = pool_sizes(blocks)
     reading = read_log(log, read_text(log), model)
@@ -65,7 +66,8 @@ def estimate(
     if plot is not None:
         from kvproxy.traffic.picture import draw
 
-        draw(found, plot)
+        with writing(plot):
+            draw(found, plot)
     if as_json:
         print_json(_document(found) | {"passed_over": reading.passed_over, "failures": len(reading.failures)})
         return

@@ -1,10 +1,11 @@
 """Files that commands read and write; `-` is standard input."""
 
+import contextlib
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
@@ -48,13 +49,49 @@ def write_parts(file: Path, parts: Iterable[bytes]) -> None:
     Raises:
         KvproxyError: it cannot be written.
     """
-    try:
+    with writing(file):
         before = _status(file)
         if before is not None and not _is_plain(file, before):
             with open(os.open(file, os.O_WRONLY | os.O_NOCTTY), "wb") as out:
                 out.writelines(parts)
         else:
             _replace(Path(os.path.realpath(file)), parts, None if before is None else stat.S_IMODE(before.st_mode))
+
+
+PICTURES = (".png", ".svg", ".pdf")
+"""The endings of the pictures that can be drawn."""
+
+
+def check_place(file: Path | None, endings: tuple[str, ...] = ()) -> None:
+    """Fail now where a file could not be written later, after long work.
+
+    Args:
+        file: None where nothing will be written.
+        endings: one of which it must have; none where any will do.
+
+    Raises:
+        InvalidRequest: its folder is missing or cannot be written to, it is a folder itself, or its ending is another.
+    """
+    if file is None:
+        return
+    folder = file.parent
+    if not folder.is_dir():
+        raise InvalidRequest(f"cannot write {file}: there is no folder {folder}; make it first")
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise InvalidRequest(f"cannot write {file}: name a file in a folder that can be written to")
+    if endings and file.suffix.lower() not in endings:
+        raise InvalidRequest(f"cannot draw {file}: its name must end in {', '.join(endings[:-1])} or {endings[-1]}")
+
+
+@contextlib.contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Tell what keeps a file from being written in a sentence.
+
+    Raises:
+        KvproxyError: it cannot be written.
+    """
+    try:
+        yield
     except OSError as error:
         raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
 

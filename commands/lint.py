@@ -47,11 +47,13 @@ def lint(
     """
     import asyncio
 
-    from kvproxy.commands.files import read_text
+    from kvproxy.commands.files import check_place, read_text, writing
     from kvproxy.traffic.baseline import read_baseline, worse, write_baseline
     from kvproxy.traffic.lint import lint as run
     from kvproxy.traffic.reading import read_log
 
+    check_place(edits)
+    check_place(baseline)
     settings, spelling = prepared(data, tokenizer)
     before = read_baseline(baseline) if baseline is not None and baseline.exists() and not update else None
     reading = read_log(log, read_text(log), model)
@@ -59,9 +61,11 @@ def lint(
         found = asyncio.run(run(reading.requests, settings, spelling, block_size, pool, progress))
     less = worse(before, found.families, tolerance) if before is not None else []
     if baseline is not None and before is None:
-        write_baseline(baseline, found.families)
+        with writing(baseline):
+            write_baseline(baseline, found.families)
     if edits is not None:
-        edits.write_text(_settings(found))
+        with writing(edits):
+            edits.write_text(_settings(found))
     if as_json:
         print_json(_document(found, less))
     else:

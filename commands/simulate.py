@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.files import write_parts
+from kvproxy.commands.files import PICTURES, check_place, write_parts, writing
 from kvproxy.commands.options import Json
 from kvproxy.commands.output import print_facts, print_json, print_table, progress_bar
 from kvproxy.commands.simulate_fleet import simulate_fleet
@@ -53,6 +53,8 @@ def simulate(
 
     if not trace.is_file():
         raise NotFound(f"no trace {trace}")
+    check_place(plot, PICTURES)
+    check_place(out)
     if kind_of(trace) == "conformance":
         _conformance(trace, out, as_json)
         return
@@ -67,7 +69,8 @@ def simulate(
     if plot is not None:
         from kvproxy.simulate.plot import plot as draw
 
-        draw(result, plot)
+        with writing(plot):
+            draw(result, plot)
     if as_json:
         print_json(_document(result, bytes_per_token))
     else:

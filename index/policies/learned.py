@@ -3,9 +3,11 @@
 Until a namespace has shown enough, `checked` decides. See docs/semantic-cache.md for the guarantee and its assumptions.
 """
 
+import contextlib
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +24,8 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Ru
 
 _PART = 1000
 _SAVED_EVERY = 200
+_MOST = 2000
+"""Namespaces that are held in memory; the others come back from their snapshots when they are asked in again."""
 _ACROSS = 2.0  # The error of an answer across a guard that its class has lifted, at most, as a multiple of the bound.
 _DOUBT = 0.5  # Of the doubt that `checked` allows: what the verifier may leave of an entry that stands alone.
 
@@ -54,7 +58,8 @@ class LearnedPolicy:
         self._checked = checked
         self._guards = tuple(guards)
         self._prior = Prior()
-        self._learners: dict[str, Learner] = {}
+        # The one that was asked in last is at the end.
+        self._learners: OrderedDict[str, Learner] = OrderedDict()
         self._saved: dict[str, int] = {}
         self._pending: dict[str, tuple[int, float]] = {}
         self._lock = threading.RLock()
@@ -176,8 +181,8 @@ class LearnedPolicy:
             waiting = list(self._pending)
             if waiting:
                 self.learn([Observation("", True, "served", False, time.time(), namespace) for namespace in waiting])
-            for namespace in self._learners:
-                if namespace not in waiting:
+            for namespace in list(self._learners):
+                if namespace not in waiting and namespace in self._learners:
                     self._follow(namespace)
 
     def learner(self, namespace: str) -> Learner:
@@ -185,12 +190,14 @@ class LearnedPolicy:
         found = self._learners.get(namespace)
         if found is None:
             with self._lock:
-                self._follow(namespace)
-                found = self._learners[namespace]
+                return self._follow(namespace)
+        # Without the lock, which is held while observations are written: it may have gone meanwhile.
+        with contextlib.suppress(KeyError):
+            self._learners.move_to_end(namespace)
         return found
 
-    def _follow(self, namespace: str) -> None:
-        """Take in the observations that are new in the log, in its order."""
+    def _follow(self, namespace: str) -> Learner:
+        """Take in the observations that are new in the log, in its order; what the namespace has learned then."""
         learner = self._learners.get(namespace) or self._restored(namespace)
         saved = self._saved.setdefault(namespace, learner.number)
         while True:
@@ -208,8 +215,20 @@ class LearnedPolicy:
             learner.level.settle()
         self._learners[namespace] = learner
         if learner.number - saved >= _SAVED_EVERY:
-            self._observations.save(namespace, learner.number, state.dump(learner))
-            self._saved[namespace] = learner.number
+            self._save(namespace, learner)
+        while len(self._learners) > _MOST:
+            self._leave(*self._learners.popitem(last=False))
+        return learner
+
+    def _save(self, namespace: str, learner: Learner) -> None:
+        self._observations.save(namespace, learner.number, state.dump(learner))
+        self._saved[namespace] = learner.number
+
+    def _leave(self, namespace: str, learner: Learner) -> None:
+        """Keep what a namespace that goes from memory has learned, so that the prior learns nothing of it twice."""
+        if learner.number > self._saved[namespace]:
+            self._save(namespace, learner)
+        del self._saved[namespace]
 
     def _restored(self, namespace: str) -> Learner:
         kept = self._observations.snapshot(namespace)
@@ -240,7 +259,7 @@ class LearnedPolicy:
         )
 
     def statuses(self) -> dict[str, Status]:
-        """Those of the namespaces that were asked in since the start."""
+        """Those of the namespaces that were asked in last."""
         return {namespace: self.status(namespace) for namespace in list(self._learners)}
 
 

@@ -181,7 +181,7 @@ class Learns(Protocol):
         """What a namespace has learned, to be shown."""
 
     def statuses(self) -> dict[str, Status]:
-        """Those of the namespaces that were asked in since the start."""
+        """Those of the namespaces that were asked in last."""
 
     def flush(self) -> None:
         """Keep what was served since the last observations, and take in what other proxies have learned."""

@@ -6,7 +6,6 @@ listing.
 
 import contextlib
 import json
-import os
 import sqlite3
 import threading
 import time
@@ -19,6 +18,7 @@ import numpy as np
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
+from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.index.store.condition import Kind
 from kvproxy.index.store.protocol import Capacity
@@ -62,8 +62,6 @@ class ResponseStore(SqlStore):
         self._watcher: sqlite3.Connection | None = None
         self._looked = 0.0
         self._closed = False
-        self._files: tuple[int, ...] = ()
-        self._left = False
         try:
             make_private(path)
             writer = self._connect()
@@ -72,7 +70,7 @@ class ResponseStore(SqlStore):
             self._writer = writer
             with self._reading() as reader:
                 reader.execute("select count(*) from totals").fetchone()
-            self._files = self._found()
+            self._files = PlacedFiles(path, writer)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
                 raise CacheStoreError(
@@ -225,17 +223,6 @@ class ResponseStore(SqlStore):
         self._looked = now
         return True
 
-    def _found(self) -> tuple[int, ...]:
-        """Which files stand at the store's path and at its log's: 0 for none."""
-        return tuple(_inode(f"{self.path}{suffix}") for suffix in ("", "-wal"))
-
-    def _leave(self) -> None:
-        """Move what stands in the log into the file that was moved away: SQLite would write it over the new one."""
-        with self._write_lock, contextlib.suppress(sqlite3.Error):
-            if not self._left:
-                self._left = True
-                self._writer.execute("pragma wal_checkpoint(truncate)")
-
     def failure(self) -> str | None:
         # Also where nobody has read since the file was taken away.
         self._looked = 0.0
@@ -249,10 +236,10 @@ class ResponseStore(SqlStore):
         if self._closed:
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.condition.watch(kind):
-            # A file that was deleted can be written to as long as it is open: what is stored would be gone with the process.
-            if self._due(kind) and self._found() != self._files:
+            if self._due(kind) and self._files.gone:
                 self._looked = 0.0
-                self._leave()
+                with self._write_lock:
+                    self._files.leave()
                 raise CacheStoreError(
                     f"the store {self.path} was deleted or replaced: restart to use what is there now"
                 )
@@ -262,13 +249,6 @@ class ResponseStore(SqlStore):
                 raise CacheStoreError(
                     f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
                 ) from error
-
-
-def _inode(path: str) -> int:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return 0
 
 
 class _SqliteRun:

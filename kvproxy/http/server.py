@@ -12,7 +12,9 @@ from kvproxy.errors import SettingsError
 from kvproxy.http.access.hosts import is_loopback
 from kvproxy.http.app import create_app
 from kvproxy.http.connections.descriptors import allow_descriptors
+from kvproxy.http.connections.protocol import full
 from kvproxy.http.connections.server import ProxyServer
+from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
@@ -51,7 +53,9 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 def make_server(services: Services) -> ProxyServer:
     """The server of an app over its parts."""
     limits, limited = services.settings.limits, services.metrics.limited
-    return ProxyServer(create_app(services), limits, services.lifetimes, limited, partial(_reload, services))
+    # What is refused there leaves a record too.
+    labelled = Labels(full, services.answerer.journal, services.settings.access.tenant_headers)
+    return ProxyServer(create_app(services), limits, services.lifetimes, limited, labelled, partial(_reload, services))
 
 
 def _reload(services: Services) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
+from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.redactor import Redactor
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.hits import Hit, hit_of
@@ -20,6 +21,7 @@ from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import open_file
+from kvproxy.journal.trouble import Trouble
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
@@ -100,6 +102,7 @@ class FileJournal:
         try:
             self._connection = open_file(path)
             self._writer = Writer(self._connection, settings, clock, redact)
+            self._files = PlacedFiles(path, self._connection)
         except (sqlite3.Error, OSError) as error:
             raise SettingsError(
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
@@ -109,6 +112,7 @@ class FileJournal:
         self._clock = clock
         self.lost = 0
         """Records that could not be written."""
+        self._trouble = Trouble(path)
         self._waiting: deque[Draft | Hit | Kept | Gone] = deque()
         self._bytes = 0
         self._wake = threading.Event()
@@ -165,29 +169,42 @@ class FileJournal:
         if not self._waiting:
             self._bytes = 0
         try:
+            self._look()
             self._writer.write(what)
+            self._trouble.worked()
         except sqlite3.Error as error:
-            self._lose(what, error)
+            # A full disk: the proxy serves on.
+            self._trouble.failed(error, self._lost_of(what))
         except Exception:
             # One of them is of a kind that none of this foresaw; it goes alone.
             for each in what:
                 try:
                     self._writer.write([each])
                 except Exception as error:
-                    self._lose([each], error)
+                    lost = self._lost_of([each])
+                    _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
 
-    def _lose(self, what: Sequence[Draft | Hit | Kept | Gone], error: Exception) -> None:
-        """A full disk, or an odd request: the proxy serves on."""
-        drafts = sum(not isinstance(each, Kept | Gone) for each in what)
-        self.lost += drafts
-        _log.error("the journal lost %d records: %s", drafts, error or type(error).__name__)
+    def _look(self) -> None:
+        """Notice that the file is no longer there: what is written would be gone with the process."""
+        if self._files.gone:
+            self._files.leave()
+            raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
+
+    def _lost_of(self, what: Sequence[Draft | Hit | Kept | Gone]) -> int:
+        """Count the records among what could not be written."""
+        records = sum(not isinstance(each, Kept | Gone) for each in what)
+        self.lost += records
+        return records
 
     def _prune(self) -> None:
         self._pruned = time.monotonic()
         try:
             with self._writing:
+                self._look()
                 while self._writer.prune() and not self._closing:
                     pass
+        except sqlite3.Error as error:
+            self._trouble.failed(error)
         except Exception as error:
             _log.error("the journal could not be made smaller, which is tried again: %s", error)
 

@@ -48,7 +48,7 @@ REASONS: dict[str, str] = {
     "refused-limit": "The client has used up its limit.",
     "refused-size": "The body is larger than `limits.body`.",
     "refused-slow": "The body did not arrive in time.",
-    "refused-busy": "Too many requests wait for the backend.",
+    "refused-busy": "Too many requests wait for the backend, or too many connections are open.",
     "error-upstream": "The upstream answered with an error, or could not be reached.",
     "error-broken": "The answer broke off.",
     "error-internal": "The proxy failed; its log has the cause.",

@@ -11,7 +11,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.store import Put, ResponseStore
-from tests.commands.run import ROOT, ask, command, kvproxy, process, result, variables
+from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, process, result, variables
 from tests.index.entries import make_entry
 
 Demo = tuple[str, Services]
@@ -103,7 +103,7 @@ def test_a_taken_port_is_told_at_once(demo: Demo, tmp_path: Path) -> None:
 
 def test_a_damaged_store_is_told(tmp_path: Path) -> None:
     (tmp_path / "responses.db").write_bytes(b"nonsense " * 1000)
-    done = kvproxy("serve", "--port", "0", "--data", tmp_path)
+    done = kvproxy("serve", "--port", "0", "--data", tmp_path, "--upstream", NOWHERE)
     assert done.returncode == 2
     assert "is damaged" in done.stderr
     assert kvproxy("cache", "ls", "--data", tmp_path).returncode == 1

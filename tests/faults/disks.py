@@ -15,6 +15,7 @@ from tests.faults.lives import live, prepared, scratch
 from tests.faults.victims import VICTIMS
 from tests.faults.victims.victim import Victim
 
+_LOOP = "loop,errors=remount-ro"
 _SECONDS = 1.0
 """Most that a victim works before it is killed; nearly always the disk is full long before."""
 
@@ -42,9 +43,46 @@ def small_disk(folder: Path, size: int) -> Iterator[SmallDisk | None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _mount(*arguments: str) -> bool:
+class FailingDisk:
+    """A disk whose errors make the system refuse all further writes, as it does with real ones."""
+
+    def __init__(self, folder: Path, image: Path) -> None:
+        self._folder = folder
+        self._image = image
+
+    def fail(self) -> None:
+        """Have it fail: from now on it can only be read."""
+        device = subprocess.run(["findmnt", "-no", "SOURCE", self._folder], capture_output=True, text=True, check=True)
+        Path("/sys/fs/ext4", Path(device.stdout.strip()).name, "trigger_fs_error").write_text("1")
+
+    def repair(self) -> None:
+        """Have it checked and mounted again, as after a restart of the machine. No file on it may be open."""
+        subprocess.run(["umount", self._folder], check=True)
+        subprocess.run(["e2fsck", "-fy", self._image], capture_output=True, check=False)
+        assert _mount("-o", _LOOP, str(self._image), str(self._folder))
+
+
+@contextlib.contextmanager
+def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk | None]:
+    """A disk on a folder, kept in a file; None where we may not mount one."""
+    with image.open("wb") as made:
+        made.truncate(16 << 20)
+    if not _runs("mkfs.ext4", "-q", str(image)) or not _mount("-o", _LOOP, str(image), str(folder)):
+        yield None
+        return
     try:
-        return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
+        yield FailingDisk(folder, image)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def _mount(*arguments: str) -> bool:
+    return _runs("mount", *arguments)
+
+
+def _runs(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         return False
 

@@ -71,6 +71,39 @@ def test_a_disk_that_can_only_be_read_is_told_at_the_start(tmp_path: Path) -> No
             ResponseStore(tmp_path / "responses.db")
 
 
+def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
+    upstream: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    settings = load_settings(data=data, upstream=upstream, cache={"semantic": False})
+    with disks.failing_disk(data, tmp_path / "image") as disk:
+        if disk is None:
+            pytest.skip("only root may mount a disk")
+        with run_proxy(settings) as (url, services):
+            assert stored(ask(url, "before"))
+            services.answerer.journal.latest(1)
+            disk.fail()
+            for number in range(3):
+                answer = ask(url, f"after {number}")
+                assert answer.status_code == 200
+                assert not stored(answer)
+                services.answerer.journal.latest(1)
+            assert ask(url, "before").status_code == 200
+            state = health(url)
+            assert state["status"] == "degraded"
+            assert "failed" in state["store"]
+        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert sum(line.startswith("the store") and "no answer is stored" in line for line in told) == 1, caplog.text
+        assert sum(line.startswith("the journal") for line in told) == 1, caplog.text
+        assert not any(record.exc_info for record in caplog.records), caplog.text
+        disk.repair()
+        with run_proxy(settings) as (url, _):
+            assert hit(ask(url, "before"))
+            assert not hit(ask(url, "after 0"))
+            assert hit(ask(url, "after 0"))
+
+
 def test_an_index_that_cannot_be_saved_is_told_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk filled the log with tracebacks."""
     store = ResponseStore(tmp_path / "r.db")

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from kvproxy.http.services import Services
@@ -39,6 +37,8 @@ def last_status(response: Any) -> str:
 
 
 def test_anthropic_messages(url: str) -> None:
+    import anthropic
+
     client = anthropic.Anthropic(base_url=url, api_key="a", max_retries=0)
 
     def ask(question: str) -> Any:
@@ -65,6 +65,8 @@ def test_anthropic_messages(url: str) -> None:
 
 
 def test_anthropic_streams_live_and_replayed(url: str) -> None:
+    import anthropic
+
     client = anthropic.Anthropic(base_url=url, api_key="s", max_retries=0)
 
     def stream() -> tuple[str, Any]:
@@ -86,6 +88,8 @@ def test_anthropic_streams_live_and_replayed(url: str) -> None:
 
 
 def test_anthropic_conversations_tools_and_errors(url: str) -> None:
+    import anthropic
+
     client = anthropic.Anthropic(base_url=url, api_key="t", max_retries=0)
     turns: list[Any] = [
         {"role": "user", "content": [{"type": "text", "text": "Look it up."}]},
@@ -112,6 +116,8 @@ def test_anthropic_conversations_tools_and_errors(url: str) -> None:
 
 
 def test_openai_responses(url: str) -> None:
+    import openai
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="r", max_retries=0)
 
     def ask(question: Any) -> Any:
@@ -133,6 +139,8 @@ def test_openai_responses(url: str) -> None:
 
 
 def test_openai_responses_stream_live_and_replayed(url: str) -> None:
+    import openai
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="rs", max_retries=0)
 
     def stream() -> tuple[str, list[str], Any]:
@@ -151,6 +159,8 @@ def test_openai_responses_stream_live_and_replayed(url: str) -> None:
 
 
 def test_openai_chat_and_completions_stream(url: str) -> None:
+    import openai
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="o", max_retries=0)
     texts = []
     for _ in range(2):

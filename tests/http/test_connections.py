@@ -250,11 +250,16 @@ def test_connections_beyond_the_limit_are_told_to_come_back(upstream: tuple[str,
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1" in answer
             assert b"limits.connections" in answer
+            asked = POST.replace(b"Host:", b"X-Request-Id: refused\r\nHost:") % (b"/v1/chat/completions", 2, b"{}")
+            with connected(port, asked) as fourth:
+                assert everything(fourth).startswith(b"HTTP/1.1 503 ")
+            (record,) = services.answerer.journal.latest(1)
+            assert (record.request_id, record.status, record.reason) == ("refused", 503, "refused-busy")
             # Those that are open already are served as before.
             for client in (one, two, three):
                 client.sendall(GET + b"\r\n")
                 assert client.recv(12) == b"HTTP/1.1 200"
-        assert counted(services, "connections") == 1
+        assert counted(services, "connections") == 2
         assert healthy(port)
 
 

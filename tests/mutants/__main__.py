@@ -1,33 +1,31 @@
 """How many small changes to the code no test notices: a mutation score, over a seeded sample.
 
-Each change is made in a copy of the tree and put to the tests of its room, up to the first that fails. A change is
-`killed` by a failing test or by a run that takes far longer than without it, and `survived` otherwise.
+Each change is made in a copy of the tree and put to the tests that call the changed function, up to the first that
+fails. A change is `killed` by a failing test, out of `time` when a run takes far longer than without it, `unreached`
+where no test calls the function, and `survived` otherwise.
 
-    python -m tests.mutants kvproxy/blocks --each 8
-    python -m tests.mutants index/guards/asking.py --seed 2 --out survivors.txt
+    python -m tests.mutants kvproxy/blocks --each 8 --tests tests/blocks
+    python -m tests.mutants index/guards/asking.py --seed 2 --reached reached.json --out survivors.txt
 """
 
 import argparse
-import contextlib
 import os
 import random
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tests.mutants.changes import Change, changes
-from tests.mutants.rooms import chosen_tests
+from tests.mutants.reached import Reached, Recorder
+from tests.mutants.runs import PAST, ROOT, Run, copied, run, warm_up
 
-ROOT = Path(__file__).resolve().parents[2]
-_PAST = 1_500_000_000  # When no file was changed, so that a compiled file is never taken for a changed one.
-Fate = Literal["killed", "survived", "time"]
+# Those that kill processes, build wheels or measure are left out: they take long, and call little in their own process.
+_ROOMS = "apis backends blocks commands engine flow http index journal mirror routing settings simulate tiers traffic"
+TESTS = [f"tests/{room}" for room in _ROOMS.split()]
+_HOURS = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Mutant:
 
 
 def sample(paths: list[str], each: int, seed: int) -> list[Mutant]:
-    """So many changes of each module below the paths; the same ones for the same seed and text."""
+    """So many changes of each module below the paths; the same ones for the same seed and text, in a random order."""
     chosen = []
     for path in paths:
         files = sorted((ROOT / path).rglob("*.py")) if (ROOT / path).is_dir() else [ROOT / path]
@@ -49,84 +47,29 @@ def sample(paths: list[str], each: int, seed: int) -> list[Mutant]:
                 continue
             found = changes(file.read_text())
             picked = random.Random(f"{seed} {name}").sample(found, min(each, len(found)))
-            chosen += [Mutant(name, change) for change in sorted(picked, key=lambda change: change.start)]
+            chosen += [Mutant(name, change) for change in picked]
+    # A run that is ended early has then seen of every room.
+    random.Random(seed).shuffle(chosen)
     return chosen
 
 
-@contextlib.contextmanager
-def copied() -> Iterator[Path]:
-    """The tree as git would see it, elsewhere."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        for name in filter(None, names):
-            target = Path(folder) / name
-            if not (ROOT / name).exists():
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target, follow_symlinks=False)
-            if not target.is_symlink():
-                os.utime(target, (_PAST, _PAST))
-        yield Path(folder)
-
-
-def warm_up() -> None:
-    """Load what tests load of others' code, once for all runs."""
-    for name in ("hypothesis", "numpy", "orjson", "pydantic_settings", "starlette", "httpx", "aiohttp"):
-        with contextlib.suppress(ImportError):
-            __import__(name)
-
-
-def _do_not_shrink() -> None:
-    """Have hypothesis stop at the first example that fails: the smallest one takes minutes, and nobody reads it."""
-    from hypothesis import Phase, settings
-
-    settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), database=None, derandomize=True)
-    settings.load_profile("mutants")
-
-
-def run(folder: Path, tests: list[str], limit: float) -> tuple[Fate, float]:
-    """What the tests say of the tree in a folder, and how many seconds it took; they run in a process of their own."""
-    began = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        os.chdir(folder)
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        for name in [name for name in sys.modules if name.split(".")[0] in ("kvproxy", "tests")]:
-            del sys.modules[name]
-        sys.path[:] = [str(folder), *(path for path in sys.path if path not in ("", str(ROOT)))]
-        import pytest
-
-        _do_not_shrink()
-        # What is warmed up has no assertions of ours.
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        code: int = pytest.main([*options, *tests])
-        os._exit(code)
-    while time.monotonic() - began < limit:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            return ("survived" if status == 0 else "killed"), time.monotonic() - began
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "time", time.monotonic() - began
-
-
-def tried(folder: Path, mutant: Mutant, tests: list[str], limit: float) -> Fate:
+def tried(folder: Path, mutant: Mutant, tests: list[str], seconds: float) -> Run:
     """What becomes of a mutant."""
     path = folder / mutant.file
     text = path.read_text()
     path.write_text(mutant.change.apply(text))
     try:
-        return run(folder, tests, limit)[0]
+        return run(folder, tests, seconds)
     finally:
         path.write_text(text)
-        os.utime(path, (_PAST, _PAST))
+        os.utime(path, (PAST, PAST))
+
+
+def record(folder: Path, tests: list[str], out: Path) -> Reached:
+    """What each test calls; written to a file, unless one is there already."""
+    if not out.exists():
+        run(folder, tests, _HOURS, recorder=Recorder(folder, out.resolve()))
+    return Reached(out)
 
 
 def main() -> None:
@@ -134,36 +77,37 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", help="modules or folders")
     parser.add_argument("--each", type=int, default=8, help="changes of a module")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="tests that may notice them")
+    parser.add_argument("--reached", type=Path, help="file for what each test calls, written once and read again")
+    parser.add_argument("--only", nargs="*", help="only changes at these places, FILE:LINE")
     parser.add_argument("--out", type=Path, help="file for the survivors")
+    parser.add_argument("--longest", type=float, default=45, help="seconds of tests for a change")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further change after so many")
     arguments = parser.parse_args()
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     end = time.monotonic() + arguments.seconds
     warm_up()
-    counts = {"killed": 0, "survived": 0, "time": 0}
-    limits: dict[frozenset[str], float] = {}
-    with copied() as folder:
+    counts: Counter[str] = Counter()
+    with copied() as folder, tempfile.TemporaryDirectory() as scratch:
+        reached = record(folder, arguments.tests, arguments.reached or Path(scratch) / "reached.json")
+        print(f"# {len(reached)} tests", flush=True)
         for mutant in sample(arguments.paths, arguments.each, arguments.seed):
-            tests = chosen_tests(mutant.file)
-            if time.monotonic() > end:
-                break
-            if frozenset(tests) not in limits:
-                fate, seconds = run(folder, tests, 1800)
-                if fate != "survived":
-                    sys.exit(f"the tests fail without any change: {' '.join(tests)}")
-                limits[frozenset(tests)] = 2 * seconds + 10
-                print(f"# {seconds:.0f} s: {' '.join(tests)}", flush=True)
-            fate = tried(folder, mutant, tests, limits[frozenset(tests)])
+            place = f"{mutant.file}:{mutant.change.line}"
+            if time.monotonic() > end or (arguments.only and place not in arguments.only):
+                continue
+            text = (ROOT / mutant.file).read_text()
+            tests, seconds = reached.tests_for(mutant.file, text, mutant.change.line, arguments.longest)
+            came = tried(folder, mutant, tests, seconds) if tests else None
+            fate = "unreached" if came is None else came.fate
             counts[fate] += 1
-            told = f"{fate:9}{mutant.file}:{mutant.change.line}  {mutant.change.told((ROOT / mutant.file).read_text())}"
-            print(told, flush=True)
-            if fate == "survived" and arguments.out is not None:
+            told = f"{fate:10}{place}  {mutant.change.told(text)}"
+            took = "" if came is None else f"  [{came.seconds:.0f} s of {seconds:.0f}, {len(tests)} tests] {came.by}"
+            print(told + took, flush=True)
+            if fate in ("survived", "unreached") and arguments.out is not None:
                 with arguments.out.open("a") as out:
                     out.write(f"{told}\n")
-    total = sum(counts.values())
-    print(
-        f"{total} changes, {total - counts['survived']} noticed ({(total - counts['survived']) / max(1, total):.0%}): {counts}"
-    )
+    total, noticed = sum(counts.values()), counts["killed"] + counts["time"]
+    print(f"{total} changes, {noticed} noticed ({noticed / max(1, total):.0%}): {dict(counts)}")
+    sys.exit(0 if total else 1)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 import ast
 from pathlib import Path
 
-from tests.mutants.__main__ import ROOT, run, sample
+import pytest
+
+from tests.mutants import runs
+from tests.mutants.__main__ import sample
 from tests.mutants.changes import changes
-from tests.mutants.rooms import chosen_tests
+from tests.mutants.reached import Reached, Recorder
+from tests.mutants.runs import ROOT, run
 
 TEXT = '''"""Text 1."""
 import x
@@ -53,13 +57,50 @@ def test_every_module_can_be_changed_and_stays_a_program() -> None:
 def test_the_same_seed_gives_the_same_sample() -> None:
     paths = ["kvproxy/blocks/pins.py", "index/guards"]
     assert sample(paths, 3, 1) == sample(paths, 3, 1) != sample(paths, 3, 2)
-    assert chosen_tests("kvproxy/blocks/pins.py")[0] == "tests/blocks/test_pins.py"
 
 
-def test_a_failing_test_kills_and_an_endless_one_runs_out_of_time(tmp_path: Path) -> None:
+def test_a_failing_test_kills_and_an_endless_one_runs_out_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_PATIENCE", 2.0)
     (tmp_path / "test_it.py").write_text("def test_it():\n    assert True\n")
-    assert run(tmp_path, ["test_it.py"], 60)[0] == "survived"
+    assert run(tmp_path, ["test_it.py"], 20).fate == "survived"
     (tmp_path / "test_it.py").write_text("def test_it():\n    assert not True\n")
-    assert run(tmp_path, ["test_it.py"], 60)[0] == "killed"
+    failed = run(tmp_path, ["test_it.py"], 20)
+    assert (failed.fate, failed.by) == ("killed", "test_it.py::test_it")
     (tmp_path / "test_it.py").write_text("def test_it():\n    while True: pass\n")
-    assert run(tmp_path, ["test_it.py"], 1)[0] == "time"
+    assert run(tmp_path, ["test_it.py"], 0).fate == "time"
+
+
+CALLED = """def one():
+    return 1
+
+def other():
+    def inner():
+        return 2
+    return inner()
+"""
+CALLING = """import pytest
+from called import one, other
+
+@pytest.fixture(scope="module")
+def two(): return other()
+
+def test_one(): assert one() == 1
+def test_two(two): assert two == 2
+def test_two_again(two): assert two == 2
+def test_fails(two): assert one() == 2
+"""
+
+
+def test_a_change_is_put_to_the_tests_that_call_its_function(tmp_path: Path) -> None:
+    (tmp_path / "called.py").write_text(CALLED)
+    (tmp_path / "test_it.py").write_text(CALLING)
+    out = tmp_path / "reached.json"
+    run(tmp_path, ["test_it.py"], 60, recorder=Recorder(tmp_path, out))
+    reached = Reached(out)
+    assert len(reached) == 3
+    found = [set(reached.tests_for("called.py", CALLED, line, 60)[0]) for line in (2, 6, 3)]
+    one, two = {"test_it.py::test_one"}, {"test_it.py::test_two", "test_it.py::test_two_again"}
+    assert found == [one, two, one | two]
+    assert len(reached.tests_for("called.py", CALLED, 3, 0)[0]) == 1

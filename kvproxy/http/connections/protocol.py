@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from kvproxy.apis.api import openai_error
@@ -40,10 +40,14 @@ class LimitedProtocol(HttpToolsProtocol):
     Args:
         limits: the limits.
         limited: called with the name of a limit that was met.
+        full: answers instead of the app on a connection beyond the limit.
     """
 
-    def __init__(self, *args: Any, limits: LimitSettings, limited: Callable[[str], None], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, limits: LimitSettings, limited: Callable[[str], None], full: ASGIApp, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._full = full
         self._limits = limits
         self._limited = limited
         self._in_head = False
@@ -62,7 +66,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_since = self.loop.time()
         if len(self.connections) > self._limits.connections:
             self._limited("connections")
-            self.app = _full
+            self.app = self._full
             if len(self.connections) > self._limits.connections + _SPARE:
                 transport.abort()
 
@@ -177,7 +181,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return held[0]
 
 
-async def _full(scope: Scope, receive: Receive, send: Send) -> None:
+async def full(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers what comes by a connection beyond the limit."""
     error = Overloaded("too many connections are open: try again, or raise the setting limits.connections")
     error.retry_after = 1.0

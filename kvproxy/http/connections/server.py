@@ -12,6 +12,7 @@ from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from kvproxy.errors import ShuttingDown
 from kvproxy.http.connections.lifetimes import Lifetimes
@@ -43,6 +44,7 @@ class ProxyServer(uvicorn.Server):
         limits: bounds on connections.
         lifetimes: requests under way; they are ended when the drain time is over.
         limited: called with the name of a limit that was met.
+        full: answers on connections beyond the limit.
         reload: called at SIGHUP.
     """
 
@@ -52,9 +54,10 @@ class ProxyServer(uvicorn.Server):
         limits: LimitSettings,
         lifetimes: Lifetimes,
         limited: Callable[[str], None],
+        full: ASGIApp,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
-        protocol = functools.partial(LimitedProtocol, limits=limits, limited=limited)
+        protocol = functools.partial(LimitedProtocol, limits=limits, limited=limited, full=full)
         super().__init__(
             uvicorn.Config(
                 app,

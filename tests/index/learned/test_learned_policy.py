@@ -17,6 +17,7 @@ from kvproxy.index.learned.evidence import evidence
 from kvproxy.index.learned.learner import Learner, Near
 from kvproxy.index.learned.prior import Prior
 from kvproxy.index.observations import Observation
+from kvproxy.index.policies import learned
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
@@ -131,6 +132,27 @@ def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(t
     log.save("n", 20, state.dump(Learner.new(Prior(), 0.02)).replace('"version": 1', '"version": 0'))
     log.prune(0)
     assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").observed == 10
+
+
+def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, whole = random.Random(8), LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+    log = MemoryObservations()
+    bounded = LearnedPolicy(log, None, 0.05, 0.5)
+    names = [f"n{number}" for number in range(9)]
+    for _ in range(300):
+        seen = observation(generator, generator.choice(names))
+        whole.learn([seen])
+        whole.learner("n0")
+        with monkeypatch.context() as patch:
+            patch.setattr(learned, "_MOST", 3)
+            bounded.learn([seen])
+            # Asked in again and again, so it stays whatever comes.
+            kept = bounded.learner("n0")
+            assert bounded.learner("n0") is kept
+            assert len(bounded.statuses()) <= 3
+        log.prune(0)
+    for name in names:
+        assert state.dump(bounded.learner(name)) == state.dump(whole.learner(name))
 
 
 WRITER = """

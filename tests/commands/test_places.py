@@ -1,0 +1,55 @@
+"""Files that commands write their results into: what cannot be written is told before the work, in a sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvproxy.commands.files import PICTURES, check_place, writing
+from kvproxy.errors import InvalidRequest, KvproxyError
+from tests.commands.run import kvproxy
+
+TRACE = Path(__file__).resolve().parents[1] / "simulate/data/mooncake-300.jsonl"
+LOG = json.dumps({"model": "m", "messages": [{"role": "user", "content": "What is a block?"}]}) + "\n"
+PAIRS = json.dumps({"a": "one", "b": "two", "same": True}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "option"),
+    [
+        (["simulate"], None, "--plot"),
+        (["calibrate"], PAIRS, "--plot"),
+        (["calibrate", "--stream"], PAIRS, "--plot"),
+        (["estimate"], LOG, "--plot"),
+        (["lint"], LOG, "--edits"),
+        (["lint"], LOG, "--baseline"),
+    ],
+)
+def test_a_missing_folder_is_told_before_the_work(
+    arguments: list[str], content: str | None, option: str, tmp_path: Path
+) -> None:
+    given = TRACE
+    if content is not None:
+        given = tmp_path / "given.jsonl"
+        given.write_text(content)
+    missing = tmp_path / "missing" / "result.svg"
+    done = kvproxy(*arguments, given, option, missing)
+    assert done.returncode == 2
+    assert done.stderr == f"kvproxy: cannot write {missing}: there is no folder {missing.parent}; make it first\n"
+    assert done.stdout == ""
+
+
+def test_places_that_take_no_file(tmp_path: Path) -> None:
+    check_place(None, PICTURES)
+    check_place(tmp_path / "a.SVG", PICTURES)
+    check_place(Path("/dev/null"))
+    with pytest.raises(InvalidRequest, match=r"must end in \.png, \.svg or \.pdf"):
+        check_place(tmp_path / "a.gif", PICTURES)
+    with pytest.raises(InvalidRequest, match="name a file"):
+        check_place(tmp_path)
+
+
+def test_a_disk_that_takes_no_more_is_told_in_a_sentence() -> None:
+    full = Path("/dev/full")
+    with pytest.raises(KvproxyError, match="cannot write /dev/full: No space left on device"), writing(full):
+        full.write_text("x" * 10_000)

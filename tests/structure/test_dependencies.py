@@ -60,6 +60,7 @@ def test_each_extra_brings_what_is_named_for_it() -> None:
         "postgres": {"psycopg"},
         "encryption": {"cryptography"},
         "gguf": {"accelerate", "gguf"},
+        "telemetry": {"opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
     } == EXTRAS
     text = "".join(path.read_text() for path in sources())
     assert set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text)) == {"redis", "postgres", "encryption", "gguf"}

@@ -20,7 +20,7 @@ TESTS ?=
 CHATS ?= 1000
 KVPROXY_ENGINES ?= $(CURDIR)/.engines
 
-.PHONY: run test faults test-engines lint types build lock sbom mutants clean
+.PHONY: run test faults test-engines test-deploy lint types build lock sbom mutants clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
@@ -33,6 +33,11 @@ test-engines: $(VENV)/.dev
 	mkdir -p "$(KVPROXY_ENGINES)"
 	for engine in $(ENGINES); do PYTHON="$(BIN)/python" tests/engines/setup/$$engine "$(KVPROXY_ENGINES)" || exit 1; done
 	KVPROXY_ENGINES="$(KVPROXY_ENGINES)" KVPROXY_CHATS=$(CHATS) $(BIN)/python -m pytest tests/engines -rs -k "$(TESTS)"
+
+# What stands beside the proxy, tried for real: Prometheus, PostgreSQL, nginx and systemd. On Debian they are in the packages
+# prometheus, postgresql, nginx and systemd.
+test-deploy: $(VENV)/.dev
+	KVPROXY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
 
 # For hours; each harness alone and shorter: python -m tests.faults.NAME --rounds N.
 faults: $(VENV)/.dev

@@ -21,14 +21,15 @@ class ProxyClient:
     Args:
         url: where it listens.
         token: its admin token, where it has one.
+        patience: seconds to wait for a part of an answer.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, patience: float = 600.0) -> None:
         import httpx
 
         self.url = url.rstrip("/")
         self._token = {ADMIN_TOKEN: token} if token else {}
-        self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(600.0, connect=3.0))
+        self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(patience, connect=3.0))
         # Connections end with this object, so that no command has to think of it.
         weakref.finalize(self, self._client.close)
 

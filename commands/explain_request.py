@@ -1,6 +1,6 @@
 """kvproxy explain --request: why a request was not answered from the cache."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +17,28 @@ if TYPE_CHECKING:
     from kvproxy.index.store import Store
     from kvproxy.journal.causes import Difference, Explained, Texts
     from kvproxy.journal.reader import Reader
+    from kvproxy.journal.record import Record
 
 
 def explain_request(request: str, url: str, token: str | None, data: Path | None, as_json: bool) -> None:
     """Tell why a request was not answered from the cache.
+
+    Raises:
+        NotFound: the journal has no such request.
+    """
+    found = explained(lambda reader: reader.find(request), url, token, data)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        typer.echo("\n".join(sentences(found)))
+        _facts(found)
+
+
+def explained(find: "Callable[[Reader], Record]", url: str, token: str | None, data: Path | None) -> "Explained":
+    """Why a request was not answered from the cache, from the journal and the store of a proxy.
+
+    Args:
+        find: finds the request's record in the journal.
 
     Raises:
         NotFound: the journal has no such request.
@@ -37,12 +55,7 @@ def explain_request(request: str, url: str, token: str | None, data: Path | None
     settings = load_settings(data=folder)
     reader = Reader(folder / FILE)
     with opened_store(settings) if store_exists(settings) else contextlib.nullcontext() as store:
-        found = explain_record(reader, reader.find(request), texts(reader, store))
-    if as_json:
-        print_json(asdict(found))
-    else:
-        typer.echo("\n".join(sentences(found)))
-        _facts(found)
+        return explain_record(reader, find(reader), texts(reader, store))
 
 
 def texts(reader: "Reader", store: "Store | None") -> "Texts":

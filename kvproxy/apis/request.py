@@ -8,6 +8,7 @@ from kvproxy.apis.api import Api
 from kvproxy.apis.control import Control
 from kvproxy.apis.json import JsonObject, loads
 from kvproxy.errors import InvalidRequest
+from kvproxy.trace import Trace
 
 PUBLIC = "public"
 """The tenant of those who say nothing of themselves."""
@@ -47,6 +48,7 @@ class ApiRequest:
         query: the URL's query, without its question mark.
         control: what its headers ask of the caches.
         account: pays for it; None where nobody counts.
+        trace: the trace that it belongs to; None where nobody traces.
     """
 
     api: Api
@@ -58,6 +60,7 @@ class ApiRequest:
     query: str = ""
     control: Control = field(default_factory=Control)
     account: Account | None = None
+    trace: Trace | None = None
 
     @property
     def model(self) -> str:

@@ -13,12 +13,14 @@ from kvproxy.flow.keys import tenant_of
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings.clients import ClientSettings
+from kvproxy.trace import HEADER
 
 SEEN = "seen"
 """In a request's state: the flow has seen it, and writes its record."""
 PASSED = "passed"
 """In a request's state: it was passed on unread."""
 _APIS = {api.path: name for name, api in APIS.items()}
+_TRACEPARENT = HEADER.encode()
 _OWN_ID = b"x-kvproxy-request-id"
 
 
@@ -70,6 +72,8 @@ class Labels:
             if scope["path"] in _APIS and scope["method"] == "POST" and not state.get(SEEN):
                 draft = Draft(_APIS[scope["path"]], state["request_id"], self._tenant(scope), None, arrived)
                 draft.began, draft.ended, draft.status = began, time.perf_counter(), status
+                parent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), None)
+                draft.traceparent = None if parent is None else parent.decode("latin-1")
                 draft.layer = "bypass" if state.get(PASSED) else "refused"
                 self._journal.add(draft)
 

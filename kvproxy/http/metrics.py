@@ -1,7 +1,8 @@
 """Figures in Prometheus' text format, in a registry of the app's own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -21,11 +22,26 @@ _OTHERS = "(others)"
 """Stands for all clients beyond so many; no client has this name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A metric as its readers find it: its name, what kind it is, what it counts, and by what."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    labels: tuple[str, ...]
+
+
 class Metrics:
-    """What a proxy counts."""
+    """What a proxy counts.
+
+    Attributes:
+        described: every metric, in the order in which they are shown.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self.described: list[Described] = []
         self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
         self._seconds = self._histogram("first_byte", "Time until an answer begins.", "layer")
         self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
@@ -87,12 +103,15 @@ class Metrics:
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        self.described.append(Described(f"kvproxy_{name}_total", "counter", text, labels))
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        self.described.append(Described(f"kvproxy_{name}", "gauge", text, labels))
         return Gauge(f"kvproxy_{name}", text, labels, registry=self._registry)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        self.described.append(Described(f"kvproxy_{name}_seconds", "histogram", text, labels))
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
 
     def answered(self, endpoint: str, outcome: Outcome, status: int, seconds: float) -> None:

@@ -60,7 +60,7 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     raw = await whole_body(request, limits.body, limits.body_seconds)
     try:
         read = await api_request(request, api, raw, app.settings, check=forwarder is None)
-        asked = app.rules.apply(read)
+        asked = app.traced(app.rules.apply(read))
         check_choices(asked.body, limits.choices)
         lifetime.shorten(asked.control.timeout)
         request.scope["state"][SEEN] = True

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from starlette.requests import Request
 
+from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
 from kvproxy.flow.answer import Answerer
@@ -22,6 +23,7 @@ from kvproxy.redaction import load_redactor
 from kvproxy.responses import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
+from kvproxy.telemetry.traced import begin_trace, with_telemetry
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
@@ -53,6 +55,11 @@ class Services:
     @cached_property
     def lifetimes(self) -> Lifetimes:
         return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
+
+    def traced(self, request: ApiRequest) -> ApiRequest:
+        """A request with its trace, where telemetry is on."""
+        telemetry = self.settings.telemetry
+        return request if telemetry.endpoint is None else begin_trace(request, telemetry.share)
 
     @property
     def prefix(self) -> PrefixCache:
@@ -108,6 +115,7 @@ def build(settings: Settings) -> Services:
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
     journal = open_journal(settings.data, settings.journal, cache.store, redact=load_redactor(settings.redaction))
+    journal = with_telemetry(journal, settings.telemetry)
     answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
     return Services(settings, answerer, metrics, built, clients)
 

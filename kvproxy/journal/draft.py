@@ -28,6 +28,7 @@ class Draft:
         lost: the lookup failed.
         passed: why the request went past the caches: a token of `reasons.py`.
         left: the client left in the middle of the answer.
+        traceparent: what the header of a request that was not read says of its trace.
         entry: id of the entry that was made.
         prompt_tokens, completion_tokens, reused_tokens, predicted_tokens: of a fresh answer.
         began, looked, judged, opened, first, ended: when it came, the exact lookup and the semantic one were done, the backend
@@ -45,6 +46,7 @@ class Draft:
     lost: bool = False
     passed: str | None = None
     left: bool = False
+    traceparent: str | None = None
     entry: str | None = None
     upstream: str | None = None
     prompt_tokens: int | None = None

@@ -34,6 +34,7 @@ from kvproxy.settings.lines import line_of
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.slots import SlotSettings
+from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.urls import read_url
@@ -98,6 +99,7 @@ class Settings(BaseSettings):
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()
     journal: JournalSettings = JournalSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @field_validator("store", mode="before")
     @classmethod

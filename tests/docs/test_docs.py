@@ -27,6 +27,28 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_metric_has_a_question_and_every_question_a_metric() -> None:
+    from kvproxy.http.metrics import Metrics
+
+    described = {metric.name for metric in Metrics().described}
+    asked = {name: generate._metric_of(name) for name in generate.queries()}
+    assert set(asked.values()) == described
+    for name, query in generate.queries().items():
+        assert set(re.findall(r"kvproxy_\w+", query["query"])) <= {
+            f"{metric}{end}" for metric in described for end in ("", "_bucket", "_sum", "_count")
+        }, name
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    from kvproxy.http.metrics import Metrics
+
+    described = {metric.name for metric in Metrics().described}
+    rules = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+    used = set(re.findall(r"\bkvproxy_\w+", rules))
+    assert len(used) > 5
+    assert {name for name in used if name.removesuffix("_bucket") not in described} == set()
+
+
 def test_every_test_that_the_threat_model_names_is_there() -> None:
     page = (ROOT / "docs/security.md").read_text()
     files = re.findall(r"`([a-z]+/test_\w+\.py)", page)

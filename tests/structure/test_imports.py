@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.trace": set(),
     "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
@@ -47,11 +48,12 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.routing": set(),
     "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
-    "kvproxy.apis": {"kvproxy.index", "kvproxy.errors", "kvproxy.generation"},
+    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "trace"))},
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
     "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
     "kvproxy.backends.prefix": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
     "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis"))},
+    "kvproxy.telemetry": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis", "journal", "trace"))},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(
         f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses", "journal")
     )},
@@ -66,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients", "journal",
-        "redaction", "rules",
+        "redaction", "rules", "telemetry", "trace",
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
         "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
@@ -77,7 +79,19 @@ ALLOWED: dict[str, set[str]] = {
 TRAINING = {"kvproxy.demo.training", "kvproxy.index.training"}
 NO_TORCH = tuple(
     f"kvproxy.{room}."
-    for room in ("blocks", "simulate", "tiers", "mirror", "routing", "apis", "flow", "journal", "traffic", "http")
+    for room in (
+        "blocks",
+        "simulate",
+        "tiers",
+        "mirror",
+        "routing",
+        "apis",
+        "flow",
+        "journal",
+        "telemetry",
+        "traffic",
+        "http",
+    )
 )
 MOST_LINES = 300
 HTTP_SIDE = ("apis", "flow", "backends", "http")

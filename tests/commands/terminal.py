@@ -1,0 +1,106 @@
+"""A terminal with a screen: what a command draws is what a user would see."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyte
+
+from tests.commands.run import ROOT
+
+_PATIENCE = 30.0
+
+
+class Terminal:
+    """A command at a terminal of a given size.
+
+    Args:
+        command: what to run.
+        size: columns and lines.
+        env: its environment.
+    """
+
+    def __init__(self, command: Sequence[str], size: tuple[int, int], env: Mapping[str, str], cwd: Path = ROOT) -> None:
+        self._screen = pyte.Screen(*size)
+        self._stream = pyte.ByteStream(self._screen)
+        self.sent = bytearray()
+        """Everything that the command wrote."""
+        self._end, other = pty.openpty()
+        self.resize(*size)
+        self.process = subprocess.Popen(
+            command,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+        )
+        os.close(other)
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the terminal another size; the kernel tells the command."""
+        self._screen.resize(lines, columns)
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def lines(self) -> list[str]:
+        """What the screen shows, without blanks at the ends of lines."""
+        self._read(0.0)
+        return [line.rstrip() for line in self._screen.display]
+
+    def until(self, holds: "Callable[[str], bool] | str") -> str:
+        """Wait until the screen shows a text, or something holds of it; what it shows then."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            text = "\n".join(self.lines())
+            if holds in text if isinstance(holds, str) else holds(text):
+                return text
+            assert time.monotonic() < end, f"waited for {holds!r}:\n{text}"
+            self._read(0.1)
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._end, keys.encode())
+
+    def ended(self) -> int:
+        """The exit code of the command, which is to end now."""
+        end = time.monotonic() + _PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < end, "\n".join(self.lines())
+            self._read(0.05)
+        self._read(0.0)
+        return self.process.returncode
+
+    def close(self) -> None:
+        """End it, should it still run."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._end)
+
+    def _read(self, seconds: float) -> None:
+        # Linux reports the end of a terminal as an error.
+        with contextlib.suppress(OSError):
+            while select.select([self._end], [], [], seconds)[0]:
+                part = os.read(self._end, 65_536)
+                self.sent += part
+                self._stream.feed(part)
+                seconds = 0.0
+
+
+@contextlib.contextmanager
+def terminal(command: Sequence[str], size: tuple[int, int], env: Mapping[str, str]) -> Iterator[Terminal]:
+    """Run a command at a terminal until the block ends."""
+    opened = Terminal(command, size, env)
+    try:
+        yield opened
+    finally:
+        opened.close()

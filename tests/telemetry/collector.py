@@ -1,0 +1,106 @@
+"""A collector that takes OTLP over HTTP, and keeps what came."""
+
+import contextlib
+import gzip
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span as it came; ids are hexadecimal, `parent` is empty for a first one."""
+
+    service: str
+    trace: str
+    id: str
+    parent: str
+    name: str
+    kind: int
+    start: int
+    end: int
+    attributes: dict[str, object]
+    failed: bool
+
+
+@dataclass(slots=True)
+class Collected:
+    """What came: spans, and of each metric the points with their attributes and counts."""
+
+    url: str
+    spans: list[Span] = field(default_factory=list)
+    points: dict[str, list[tuple[dict[str, object], float]]] = field(default_factory=dict)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+
+def _value(value: AnyValue) -> object:
+    return getattr(value, value.WhichOneof("value"))
+
+
+def _plain(pairs: "list[KeyValue]") -> dict[str, object]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _take_spans(raw: bytes, into: Collected) -> None:
+    for resource in ExportTraceServiceRequest.FromString(raw).resource_spans:
+        service = str(_plain(resource.resource.attributes)["service.name"])
+        for scope in resource.scope_spans:
+            into.spans += [
+                Span(
+                    service,
+                    each.trace_id.hex(),
+                    each.span_id.hex(),
+                    each.parent_span_id.hex(),
+                    each.name,
+                    each.kind,
+                    each.start_time_unix_nano,
+                    each.end_time_unix_nano,
+                    _plain(each.attributes),
+                    each.status.code == 2,
+                )
+                for each in scope.spans
+            ]
+
+
+def _take_points(raw: bytes, into: Collected) -> None:
+    for resource in ExportMetricsServiceRequest.FromString(raw).resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                kept = into.points.setdefault(metric.name, [])
+                kept.clear()
+                kept += [(_plain(point.attributes), point.count) for point in metric.histogram.data_points]
+                kept += [(_plain(point.attributes), point.as_int) for point in metric.sum.data_points]
+
+
+@contextlib.contextmanager
+def run_collector() -> Iterator[Collected]:
+    """Serve one until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            raw = self.rfile.read(int(self.headers["content-length"]))
+            raw = gzip.decompress(raw) if self.headers.get("content-encoding") == "gzip" else raw
+            collected.headers.append({name.lower(): value for name, value in self.headers.items()})
+            {"/v1/traces": _take_spans, "/v1/metrics": _take_points}[self.path](raw, collected)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    collected = Collected(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield collected
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,219 @@
+"""Spans and metrics as a collector receives them, from proxies in front of an upstream and of the embedded engine."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+from tests.telemetry.collector import Collected, Span, run_collector
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+SECRET = "the secret of the harbour"
+
+
+class Upstream:
+    """Remembers what it was told of traces; fails where it is asked to."""
+
+    def __init__(self) -> None:
+        self.told: list[str | None] = []
+
+    async def chat(self, request: Request) -> Response:
+        self.told.append(request.headers.get("traceparent"))
+        if "fail" in (await request.body()).decode():
+            return JSONResponse({"error": {"message": "no"}}, 500)
+        message = {"role": "assistant", "content": "Yes."}
+        usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+        )
+
+
+@pytest.fixture(scope="module")
+def collected() -> Iterator[Collected]:
+    with run_collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[tuple[str, Upstream]]:
+    server = Upstream()
+    with run_app(Starlette(routes=[Route("/v1/chat/completions", server.chat, methods=["POST"])])) as url:
+        yield url, server
+
+
+@pytest.fixture(scope="module")
+def proxy(
+    collected: Collected, upstream: tuple[str, Upstream], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    settings = load_settings(
+        data=tmp_path_factory.mktemp("telemetry"),
+        upstream=upstream[0],
+        telemetry={"endpoint": collected.url, "interval": 0.1, "service": "gateway"},
+    )
+    with run_proxy(settings) as (url, _):
+        yield url
+
+
+def ask(url: str, question: str, traceparent: str | None = None, **more: object) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": question}], **more}
+    headers = {"cache-control": "confirm"} | ({"traceparent": traceparent} if traceparent else {})
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+
+def until(found: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def request_span(collected: Collected, answer: httpx.Response) -> Span:
+    """The span of the request that an answer is to."""
+
+    def those() -> list[Span]:
+        id = answer.headers["x-request-id"]
+        return [span for span in collected.spans if span.attributes.get("kvproxy.request_id") == id]
+
+    until(lambda: bool(those()))
+    (span,) = those()
+    return span
+
+
+def children(collected: Collected, span: Span, count: int) -> list[Span]:
+    def those() -> list[Span]:
+        return [each for each in collected.spans if each.parent == span.id and each.trace == span.trace]
+
+    until(lambda: len(those()) >= count)
+    return sorted(those(), key=lambda each: (each.start, each.end))
+
+
+def test_a_request_is_one_span_with_its_steps(collected: Collected, proxy: str, upstream: tuple[str, Upstream]) -> None:
+    answer = ask(proxy, SECRET, PARENT, temperature=0, max_tokens=50)
+    span = request_span(collected, answer)
+    assert (span.service, span.name, span.kind) == ("gateway", "chat m", 2)
+    assert (span.trace, span.parent) == (PARENT[3:35], PARENT[36:52])
+    assert not span.failed
+    wanted = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.max_tokens": 50,
+        "gen_ai.request.temperature": 0,
+        "gen_ai.request.stream": False,
+        "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.cache_read.input_tokens": 8,
+        "http.response.status_code": 200,
+        "kvproxy.layer": "prefix",
+        "kvproxy.reason": "miss-new",
+    }
+    assert {name: span.attributes.get(name) for name in wanted} == wanted
+    steps = children(collected, span, 3)
+    assert [step.name for step in steps] == ["lookup exact", "lookup semantic", "upstream"]
+    assert steps[-1].kind == 3
+    assert steps[-1].attributes["server.address"] == upstream[0]
+    assert upstream[1].told[-1] == f"00-{span.trace}-{steps[-1].id}-01"
+    for step, after in pairwise(steps):
+        assert span.start <= step.start <= step.end <= after.start
+    assert steps[-1].end <= span.end
+    # What was said is nobody's business.
+    assert not any(SECRET in str(each.attributes.values()) for each in collected.spans)
+
+    hit = ask(proxy, SECRET, temperature=0, max_tokens=50)
+    assert "hit" in hit.headers["cache-status"]
+    span = request_span(collected, hit)
+    assert span.attributes["kvproxy.layer"] == "exact"
+    assert span.parent == ""
+    assert [step.name for step in children(collected, span, 1)] == ["lookup exact"]
+
+
+def test_errors_are_told(collected: Collected, proxy: str) -> None:
+    answer = ask(proxy, "fail")
+    assert answer.status_code == 500
+    span = request_span(collected, answer)
+    assert span.failed
+    assert span.attributes["error.type"] == "500"
+    refused = httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m"}, headers={"x-kvproxy-ttl": "x"})
+    assert refused.status_code == 400
+    span = request_span(collected, refused)
+    assert span.attributes["error.type"] == span.attributes["kvproxy.reason"] == "refused-invalid"
+
+
+def test_a_trace_that_is_not_sampled_is_passed_on_and_not_sent(
+    collected: Collected, proxy: str, upstream: tuple[str, Upstream]
+) -> None:
+    trace = "1" * 32
+    ask(proxy, "Unsampled?", f"00-{trace}-{'2' * 16}-00")
+    told = upstream[1].told[-1]
+    assert told is not None
+    assert told.startswith(f"00-{trace}-")
+    assert told.endswith("-00")
+    assert told[36:52] != "2" * 16
+    request_span(collected, ask(proxy, "Sampled, and after it."))
+    assert trace not in {span.trace for span in collected.spans}
+
+
+def test_metrics_count_what_was_asked(collected: Collected, proxy: str) -> None:
+    ask(proxy, "Counted?")
+    ask(proxy, "Counted?")
+
+    def hits() -> float:
+        points = collected.points.get("gen_ai.server.request.duration", [])
+        return sum(count for labels, count in points if labels["kvproxy.layer"] == "exact")
+
+    until(lambda: hits() >= 1)
+    for name in ("gen_ai.server.time_to_first_token", "gen_ai.client.token.usage", "kvproxy.reused_tokens"):
+        assert collected.points[name], name
+    kinds = {str(labels["gen_ai.token.type"]) for labels, _ in collected.points["gen_ai.client.token.usage"]}
+    assert kinds == {"input", "output"}
+
+
+def test_the_embedded_engine_is_a_step_and_what_is_left_is_sent_at_the_end(
+    collected: Collected, tmp_path: Path
+) -> None:
+    settings = load_settings(
+        data=tmp_path, engine={"num_blocks": 64}, telemetry={"endpoint": collected.url, "interval": 600}
+    )
+    with run_proxy(settings) as (url, _):
+        answer = httpx.post(
+            f"{url}/v1/chat/completions",
+            json={"model": "demo", "messages": [{"role": "user", "content": "What is LRU?"}], "stream": True},
+            timeout=60,
+        )
+        assert answer.text.endswith("[DONE]\n\n")
+    span = request_span(collected, answer)
+    assert span.attributes["gen_ai.usage.output_tokens"] > 5  # type: ignore[operator]
+    steps = children(collected, span, 3)
+    assert [step.name for step in steps] == ["lookup exact", "lookup semantic", "engine"]
+
+
+def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
+    settings = load_settings(
+        data=tmp_path,
+        upstream=upstream[0],
+        cache={"semantic": False},
+        telemetry={"endpoint": "http://127.0.0.1:9", "interval": 0.1},
+    )
+    with run_proxy(settings) as (url, _):
+        for _ in range(3):
+            assert ask(url, "Is anybody there?").status_code == 200
+
+
+def test_nothing_of_it_is_loaded_where_it_is_off() -> None:
+    code = (
+        "import sys, kvproxy.http.services; print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

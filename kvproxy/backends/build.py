@@ -47,7 +47,9 @@ def _embedded(settings: Settings) -> Built:
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
     from kvproxy.engine.worker import EngineWorker
 
-    worker = EngineWorker.load(settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption))
+    worker = EngineWorker.load(
+        settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption), settings.data
+    )
     # The engine has a line of its own, fair to all tenants: what may wait there comes in, the others are turned away.
     door = Admission(settings.engine.max_sequences + settings.limits.waiting, 0, settings.limits.waiting_seconds)
     ranked = settings.access.priorities == "all"

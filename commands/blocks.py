@@ -31,10 +31,11 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     if as_json:
         print_json({"stats": stats, "states": [block["state"] for block in blocks]})
         return
-    if stats["slots"]:
-        print_slots(blocks, client.get("/admin/blocks/chains"))
-    elif stats["engines"]:
-        _mirrored(stats)
+    if stats["engines"]:
+        if not stats["slots"] or stats["complete"] is not None:
+            _mirrored(stats)
+        if stats["slots"]:
+            print_slots(blocks, client.get("/admin/blocks/chains"))
     else:
         draw_pool([block["state"] for block in blocks], stats)
         for tier in client.get("/admin/blocks/tiers"):

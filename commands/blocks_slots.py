@@ -9,9 +9,11 @@ def print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> N
     """Print a row for each slot and each file.
 
     Args:
-        blocks: slots and files.
+        blocks: slots and files, and blocks of other engines, which are left out.
         chains: those of them that hold something, with the text that they begin with.
     """
+    # A slot has a number, and a file lies on disk; a mirrored block has no number.
+    blocks = [block for block in blocks if block["id"] is not None or block["medium"] == "disk"]
     begins = {chain["leaf"]: repr(chain["begins"]) for chain in chains}
     several = len({block["engine"] for block in blocks}) > 1
     columns = ("in", "state", "tokens#", digest("hash"), *(("engine",) if several else ()), text("begins"))

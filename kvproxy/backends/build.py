@@ -47,7 +47,9 @@ def _embedded(settings: Settings) -> Built:
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
     from kvproxy.engine.worker import EngineWorker
 
-    worker = EngineWorker.load(settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption))
+    worker = EngineWorker.load(
+        settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption), settings.data
+    )
     # The engine has a line of its own, fair to all tenants: what may wait there comes in, the others are turned away.
     door = Admission(settings.engine.max_sequences + settings.limits.waiting, 0, settings.limits.waiting_seconds)
     ranked = settings.access.priorities == "all"
@@ -58,6 +60,7 @@ def _embedded(settings: Settings) -> Built:
 def _upstreams(settings: Settings) -> Built:
     from kvproxy.backends.upstreams.fleet import Fleet
     from kvproxy.backends.upstreams.llama.prefix import SlotPrefix
+    from kvproxy.backends.upstreams.mixed_prefix import MixedPrefix
     from kvproxy.backends.upstreams.pinned.pins import UpstreamPins
     from kvproxy.backends.upstreams.tokenize import load_tokenizer
     from kvproxy.backends.upstreams.told.mirrored_prefix import MirroredPrefix
@@ -72,7 +75,7 @@ def _upstreams(settings: Settings) -> Built:
     if not mirrored:
         return Built(fleet, SlotPrefix(fleet), fleet=fleet)
     pins = UpstreamPins(fleet, settings.routing.pinned_tokens_per_minute)
-    return Built(fleet, MirroredPrefix(fleet, pins), fleet=fleet)
+    return Built(fleet, MixedPrefix(MirroredPrefix(fleet, pins), SlotPrefix(fleet)), fleet=fleet)
 
 
 def _engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":

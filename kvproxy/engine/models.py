@@ -12,6 +12,7 @@ from kvproxy.engine import attention
 from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.attention.interface import Needs
 from kvproxy.engine.attention.tuning import tune_by_position
+from kvproxy.engine.fastest import fastest_dtype
 from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
 from kvproxy.engine.limits import check_sampling
 from kvproxy.engine.pool import KVShape
@@ -44,13 +45,14 @@ class LoadedModel:
     adapters: Adapters | None = None
 
 
-def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+def load_model(name: str, device: str = "auto", dtype: str = "auto", *, remembered: Path | None = None) -> LoadedModel:
     """Weights, tokenizer and shape of a model.
 
     Args:
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda or cuda:N.
-        dtype: auto (float32 on a CPU, bfloat16 on CUDA) or a torch name.
+        dtype: auto (bfloat16 on CUDA; on a CPU what is fastest there) or a torch name.
+        remembered: folder that keeps what was measured for auto; without one, auto is float32 on a CPU.
 
     Raises:
         ModelUnsupported: it cannot be loaded, or its layers cannot share blocks; the message says why.
@@ -59,6 +61,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedMo
 
     source = str(checked_model()) if name == DEMO else name
     place = _device(device)
+    measured = remembered if dtype == "auto" and place.type == "cpu" else None
     kind = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else torch.bfloat16
     attention.register()
     _silence()
@@ -67,7 +70,9 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedMo
         folder = str(Path(source).parent) if options else source
         # A pickle runs code when it is read.
         safe = {} if options else {"use_safetensors": True}
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, **options, **safe)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=kind if measured is None else "auto", **options, **safe
+        )
         tokenizer = AutoTokenizer.from_pretrained(
             folder, **{name: options[name] for name in options if name == "gguf_file"}
         )
@@ -75,6 +80,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedMo
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "" if Path(source).exists() else " (no such folder; as a Hugging Face id it must be cached or reachable)"
         raise ModelUnsupported(f"cannot load model {name!r}{hint}: {reason}") from None
+    if measured is not None:
+        model = model.to(fastest_dtype(model, measured))
     return prepare(name, model, tokenizer, place)
 
 

@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
+
+import torch
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
@@ -37,6 +40,7 @@ class EngineWorker:
         tokenizer: for the engine's own thread.
         async_tokenizer: for everybody else.
         sampling: what the model recommends.
+        dtype: number format of the weights.
         adapters: what names the blocks of each LoRA adapter, by its name.
         observe: told of the last piece of each answer, on the event loop.
     """
@@ -51,6 +55,7 @@ class EngineWorker:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
         self.sampling = loaded.sampling
+        self.dtype = loaded.dtype
         self._engine = Engine(loaded, settings, tiers or TierSettings(), cipher)
         self._thread = EngineThread(self._engine, settings)
         limits = self._engine.limits
@@ -68,14 +73,22 @@ class EngineWorker:
 
     @classmethod
     def load(
-        cls, settings: EngineSettings, model: str, tiers: TierSettings | None = None, cipher: Cipher | None = None
+        cls,
+        settings: EngineSettings,
+        model: str,
+        tiers: TierSettings | None = None,
+        cipher: Cipher | None = None,
+        data: Path | None = None,
     ) -> "EngineWorker":
-        """A worker for `demo`, a folder or a Hugging Face id.
+        """A worker for `demo`, a folder or a Hugging Face id; `data` keeps which number format is fastest.
 
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
         """
-        loaded = load_model(model, settings.device, settings.dtype)
+        if settings.threads:
+            # What is fastest depends on them.
+            torch.set_num_threads(settings.threads)
+        loaded = load_model(model, settings.device, settings.dtype, remembered=data)
         if settings.lora:
             loaded = replace(loaded, adapters=Adapters(loaded.model, settings.lora))
         return cls(loaded, settings, tiers, cipher)

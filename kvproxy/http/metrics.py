@@ -79,6 +79,13 @@ class Metrics:
             "upstream",
             "of",
         )
+        self._slots = self._gauge(
+            "slots",
+            "Slots of llama.cpp upstreams: slots, tokens that they hold, files that can be restored (saved), saved_bytes, saves,"
+            " restores, and how many of those showed in the answer (shown).",
+            "upstream",
+            "of",
+        )
         self._reuse = self._gauge(
             "reported_reuse",
             "What upstreams say that they reused: answers that tell (reports), prompt_tokens, cached_tokens; and how many"
@@ -204,6 +211,8 @@ class Metrics:
         for name, value in (asdict(status.figures) if status.figures is not None else {}).items():
             if isinstance(value, int | float):
                 self._engines.labels(status.url, name).set(value)
+        for name, value in (asdict(status.slots) if status.slots is not None else {}).items():
+            self._slots.labels(status.url, name).set(value)
         for model, reuse in status.reuse.items():
             for name, value in asdict(reuse).items():
                 self._reuse.labels(status.url, model, name).set(value)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import zmq
+
+from tests.engines.running import Vllm
 
 _WORDS = "cache block prefix engine token queue chain evict hash pool model prompt answer stream window group".split()
 Chat = list[dict[str, str]]
@@ -47,6 +50,39 @@ class Chats:
         return chat
 
 
+class Published:
+    """What an engine has published of its blocks, asked for at its replay port.
+
+    vLLM hands a step's events to its publisher before it hands out the step's answers. The publisher replies to one
+    question, then publishes one batch, and so on. So when two questions in a row get the same reply after an answer,
+    nothing waits to be published.
+
+    Args:
+        replay: the port.
+    """
+
+    def __init__(self, replay: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(replay)
+
+    def since(self, number: int) -> list[int]:
+        """Numbers of the batches from one on."""
+        self._socket.send_multipart([b"", number.to_bytes(8, "big")])
+        found = []
+        while True:
+            assert self._socket.poll(60_000), "the engine answers no question about its batches"
+            _, _, told, *_ = self._socket.recv_multipart()
+            if told == b"\xff" * 8:
+                return found
+            found.append(int.from_bytes(told, "big"))
+
+    def close(self) -> None:
+        """End its connection."""
+        self._socket.close(linger=0)
+        self._context.term()
+
+
 @dataclass(slots=True)
 class Tally:
     """Predictions beside reports."""
@@ -70,16 +106,20 @@ class Teller:
     Args:
         url: of the proxy.
         model: the model's name.
+        engines: those that it is in front of.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, *engines: Vllm) -> None:
         self.url = url
         self._model = model
         self._client = httpx.Client(base_url=url, timeout=300)
+        self._published = {engine.url: Published(engine.replay) for engine in engines}
 
     def close(self) -> None:
         """End its connections."""
         self._client.close()
+        for each in self._published.values():
+            each.close()
 
     def explain(self, chat: Chat) -> dict[str, Any]:
         """What the proxy says of a chat."""
@@ -103,14 +143,22 @@ class Teller:
         return found
 
     def settled(self) -> None:
-        """Wait until the engines' events have come: their numbers stand still, and every mirror knows everything."""
-        before, since = None, time.monotonic()
-        while time.monotonic() - since < 0.06:
-            upstreams = self.upstreams()
-            now = [stream["next"] for each in upstreams for stream in each["streams"]]
-            if now != before or not all(each["complete"] for each in upstreams):
-                before, since = now, time.monotonic()
+        """Wait until every mirror knows all that its engine did for the answers so far."""
+        end = time.monotonic() + 120
+        while not all(map(self._knows_all, self.upstreams())):
+            assert time.monotonic() < end, "the mirrors do not catch up"
             time.sleep(0.01)
+
+    def _knows_all(self, upstream: dict[str, Any]) -> bool:
+        if not upstream["complete"]:
+            return False
+        (stream,) = upstream["streams"]
+        published, last = self._published[upstream["url"]], stream["next"] - 1
+        # What is still on its way to the publisher is published between two questions.
+        if all(published.since(max(0, last)) == ([last] if last >= 0 else []) for _ in range(2)):
+            return True
+        # Since its start it has published nothing, and the mirror's number is that of the run before.
+        return upstream["cached_blocks"] == 0 and published.since(0) == []
 
     def run(self, chats: Chats, count: int, tally: Tally) -> None:
         """Send so many chats one after another, and take down what was predicted and what was reported."""
@@ -123,5 +171,7 @@ class Teller:
             if predicted != reported:
                 tally.wrong.append((tally.chats, predicted, reported))
             tally.chats += 1
+            if tally.chats % 50 == 0:
+                print(tally, flush=True)
             tally.reused += reported
             tally.prompt_tokens += usage["prompt_tokens"]

@@ -83,7 +83,7 @@ def test_an_engine_is_killed_under_load(engines: Path, tmp_path: Path, table: Ta
     with (
         running(*pair),
         run_proxy(settings) as (url, _),
-        closing(Teller(url, PLAIN.name)) as teller,
+        closing(Teller(url, PLAIN.name, *pair)) as teller,
     ):
 
         def of_dead() -> dict[str, Any]:

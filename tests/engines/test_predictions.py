@@ -31,13 +31,19 @@ def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_
     vllm = Vllm(engines, model, tmp_path / "vllm.log")
     source, tally, part = Chats(7, 1200 if model is PLAIN else 1000), Tally(), chats // 5
     with running(vllm):
-        with run_proxy(settings(tmp_path / "first", vllm)) as (url, _), closing(Teller(url, model.name)) as teller:
+        with (
+            run_proxy(settings(tmp_path / "first", vllm)) as (url, _),
+            closing(Teller(url, model.name, vllm)) as teller,
+        ):
             teller.run(source, part, tally)
             evicted = evictions(url)
             assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
             teller.run(source, part, tally)
         # Nobody listens meanwhile: what this mirror knows, it must ask for.
-        with run_proxy(settings(tmp_path / "second", vllm)) as (url, _), closing(Teller(url, model.name)) as teller:
+        with (
+            run_proxy(settings(tmp_path / "second", vllm)) as (url, _),
+            closing(Teller(url, model.name, vllm)) as teller,
+        ):
             teller.run(source, part, tally)
             last = source.next()
             teller.ask(last)
@@ -67,7 +73,7 @@ def test_predictions_with_two_engines(engines: Path, chats: int, tmp_path: Path,
     with (
         running(*pair),
         run_proxy(settings(tmp_path / "proxy", *pair)) as (url, _),
-        closing(Teller(url, PLAIN.name)) as teller,
+        closing(Teller(url, PLAIN.name, *pair)) as teller,
     ):
         before = {engine.url: 0 for engine in pair}
         for _ in range(chats // 2):

@@ -151,8 +151,9 @@ class Fleet:
         return up
 
     def upstreams(self) -> list[Upstream]:
-        """Upstreams that may be asked what tokens mean, those that are up first."""
-        engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
+        """Upstreams that may be asked what tokens their mirrors mean, those that are up first."""
+        mirrored = [engine for engine in self.engines.values() if engine.mirror is not None]
+        engines = sorted(mirrored, key=lambda engine: not engine.health.available)
         return [engine.upstream for engine in engines]
 
     async def _route(self, request: ApiRequest) -> _Route:
@@ -171,12 +172,14 @@ class Fleet:
 
     async def _prompt(self, request: ApiRequest, available: Sequence[FleetEngine]) -> Prompt | None:
         """The request's tokens with their digests, where a mirror could know them."""
-        mirrors = [engine.mirror for engine in available if engine.mirror is not None]
+        # Another engine's /tokenize may be another route: llama.cpp's finds no text in what vLLM's reads.
+        mirrored = [engine for engine in available if engine.mirror is not None]
+        mirrors = [engine.mirror for engine in mirrored if engine.mirror is not None]
         if not mirrors:
             return None
         try:
             # The engine that would serve it is asked, and no other: a second one would cost as much time again.
-            prompt = await self.tokenizer.prompt(request, [available[0].upstream], TOKENIZE_SECONDS)
+            prompt = await self.tokenizer.prompt(request, [mirrored[0].upstream], TOKENIZE_SECONDS)
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
             return None

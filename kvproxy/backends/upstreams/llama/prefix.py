@@ -41,6 +41,11 @@ class _Prefix:
 class SlotPrefix(ToldPrefix):
     """See `PrefixCache`. A block is what one slot or one file holds; where no upstream is llama.cpp, everything is refused."""
 
+    @property
+    def active(self) -> bool:
+        """Whether an upstream is llama.cpp, and tells of its slots."""
+        return any(engine.llama and engine.llama.active for engine in self._fleet.engines.values())
+
     def _servers(self) -> list[LlamaServer]:
         found = [engine.llama for engine in self._fleet.engines.values() if engine.llama and engine.llama.active]
         if not found:
@@ -85,7 +90,7 @@ class SlotPrefix(ToldPrefix):
         return BlockContent(_row(prefix), tuple(unpack(prefix.tokens)), text)
 
     async def figures(self) -> PrefixFigures:
-        if not any(engine.llama and engine.llama.active for engine in self._fleet.engines.values()):
+        if not self.active:
             return await super().figures()
         known = await self._known()
         cached = [prefix for prefix in known if prefix.held]

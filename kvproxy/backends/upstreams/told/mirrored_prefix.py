@@ -94,7 +94,9 @@ class MirroredPrefix(ToldPrefix):
         Raises:
             NoPrefixCache: an engine has no route for it.
         """
-        done = tuple(await asyncio.gather(*map(self._reset, self._fleet.engines.values())))
+        # What llama.cpp holds is looked after by `SlotPrefix`, which knows its routes.
+        engines = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.active]
+        done = tuple(await asyncio.gather(*map(self._reset, engines)))
         return ResetReport(all(each.reset for each in done), engines=done)
 
     async def _reset(self, engine: FleetEngine) -> EngineReset:

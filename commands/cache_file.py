@@ -35,7 +35,7 @@ class FileCache:
         return Listing(entries, len(entries) if len(entries) < limit or not limit else len(self._store.ids(chosen)))
 
     def queue(self, limit: int) -> list[dict[str, Any]]:
-        return [entry.summary() for entry in self._store.queue(limit)]
+        return [each.summary() for each in self._store.queue(limit)]
 
     def usage(self, by: UsageBy) -> list[dict[str, Any]]:
         return [asdict(row) for row in self._store.usage(by)]

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Freshness
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,20 @@ class Head:
     """What is decided by, of a stored entry, which may be large.
 
     Attributes:
-        live: it is within its time.
+        freshness: whether it may be served.
         answer: class of its answer: entries of one class were found to say the same.
     """
 
     id: str
     namespace: str
     prompt: str
-    live: bool
+    freshness: Freshness
     answer: str = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether it is within its time."""
+        return self.freshness == "fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,52 @@ class Filter:
     tenant: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PurgedBy:
+    """Who removes entries, and which, in the words of a list of such removals."""
+
+    who: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """A removal by the operator.
+
+    Attributes:
+        time: seconds since the epoch.
+        who, what: see `PurgedBy`.
+        soft: the entries were marked as expired.
+        entries: how many.
+    """
+
+    time: float
+    who: str
+    what: str
+    soft: bool
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An entry in the order in which entries go if the store is full.
+
+    Attributes:
+        why: `expired`: its time is over; `saves least`: it is expected to save the fewest tokens a byte of all.
+        priority: what it is worth keeping, see `eviction`.
+        bytes: that it is counted with.
+    """
+
+    entry: Entry
+    why: Literal["expired", "saves least"]
+    priority: float
+    bytes: int
+
+    def summary(self) -> dict[str, Any]:
+        """What a listing shows, JSON-able."""
+        return self.entry.summary() | {"why": self.why, "priority": self.priority, "bytes": self.bytes}
+
+
 EVERYTHING = Filter()
 UsageBy = Literal["tenant", "model", "endpoint", "tag"]
 
@@ -154,6 +205,9 @@ class Store(Protocol):
     def find(self, key: str) -> Entry | None:
         """The unexpired entry with an exact key."""
 
+    def find_stale(self, key: str) -> Entry | None:
+        """The entry with an exact key that is past its time, but within one of its stale times."""
+
     def get(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""
 
@@ -175,14 +229,31 @@ class Store(Protocol):
         Where a limit would be passed, the entries that save the fewest tokens a byte go first, see `eviction`.
         """
 
-    def delete(self, ids: Sequence[str]) -> list[Gone]:
-        """Remove entries; those that there were."""
+    def delete(self, ids: Sequence[str], by: PurgedBy | None = None) -> list[Gone]:
+        """Remove entries; those that there were.
+
+        Args:
+            by: is kept in the list of purges, in the same transaction; None for none.
+        """
+
+    def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+        """Let the time of entries end now, so that they are served as long as their stale times last, and no longer.
+
+        Args:
+            by: see `delete`.
+
+        Returns:
+            How many were within their time.
+        """
+
+    def purges(self, limit: int) -> list[Purge]:
+        """Removals by the operator, the last one first; the last thousand are remembered."""
 
     def unindex(self, ids: Sequence[str]) -> list[Gone]:
         """Keep entries for equal requests only: their vectors are deleted."""
 
     def expire(self) -> list[Gone]:
-        """Remove entries that are past their time, some thousand at most; none is left when none is returned."""
+        """Remove entries whose time and stale times are over, some thousand at most; none is left when none is returned."""
 
     def touch(self, id: str) -> None:
         """Count a hit; written with the next `flush`, so that a hit costs no commit."""
@@ -193,7 +264,7 @@ class Store(Protocol):
     def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
         """Entries, newest first."""
 
-    def queue(self, limit: int) -> list[Entry]:
+    def queue(self, limit: int) -> list[Queued]:
         """The entries that go next if the store is full, the first one first."""
 
     def usage(self, by: UsageBy) -> list[Usage]:

@@ -89,8 +89,8 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
 async def queue(request: Request) -> Response:
     """`?limit=N`: the responses that go next if the store is full."""
     limit = int(number(request.query_params.get("limit", "20"), "limit"))
-    entries = await asyncio.to_thread(services(request).answerer.store.queue, limit)
-    return reply([entry.summary() for entry in entries])
+    queued = await asyncio.to_thread(services(request).answerer.store.queue, limit)
+    return reply([each.summary() for each in queued])
 
 
 async def usage(request: Request) -> Response:

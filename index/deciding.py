@@ -9,7 +9,7 @@ from kvproxy.index.lookup import Lookup, judge
 from kvproxy.index.lookups import Ask
 from kvproxy.index.neighbours import Neighbours
 from kvproxy.index.observations import Observations
-from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.policy import Policy, PolicyName
 from kvproxy.index.store import Head, Store
 
 _WIDER = 4
@@ -34,7 +34,7 @@ class Decider:
         neighbours: Neighbours,
         observations: Observations | None,
         policy: Policy,
-        other: Callable[[str], Policy] | None,
+        other: Callable[[PolicyName], Policy] | None,
         chance: Callable[[], float],
     ) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class Decider:
         # What another policy decides teaches the one that learns nothing, and is not charged to its bound.
         return found if policy is self._policy else replace(found, judged=None)
 
-    def _named(self, name: str | None) -> Policy:
+    def _named(self, name: PolicyName | None) -> Policy:
         if name is None or name == self._policy.name or self._other is None:
             return self._policy
         return self._other(name)

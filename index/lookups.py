@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvproxy.index.batching import Batcher
 from kvproxy.index.entry import Freshness
 from kvproxy.index.lookup import FRESH, Lookup
-from kvproxy.index.policies.policy import Limits
+from kvproxy.index.policies.policy import Limits, PolicyName
 
 _MOST = 32
 _RECENT = 0.2  # How much the last batch counts in what a lookup is expected to take.
@@ -29,7 +29,7 @@ class Ask:
     reach: int | None
     explore: bool
     served: tuple[Freshness, ...] = FRESH
-    policy: str | None = None
+    policy: PolicyName | None = None
 
     def skipped(self) -> Lookup:
         """What is told where it was not decided in time."""

@@ -24,7 +24,7 @@ from kvproxy.index.lookup import FRESH, Lookup
 from kvproxy.index.lookups import Ask, Lookups
 from kvproxy.index.neighbours import open_neighbours
 from kvproxy.index.observations import Observations
-from kvproxy.index.policies.policy import Limits, Policy
+from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, PurgedBy, Put, Store, Written
 
@@ -58,7 +58,7 @@ class SemanticCache:
         *,
         vectors: Kind = "float32",
         languages: Sequence[str] = (EVERY,),
-        other_policy: Callable[[str], Policy] | None = None,
+        other_policy: Callable[[PolicyName], Policy] | None = None,
     ) -> None:
         self._store = store
         self._batcher = MicroBatcher(embedder)
@@ -127,7 +127,7 @@ class SemanticCache:
         explore: bool = True,
         seconds: float | None = None,
         served: tuple[Freshness, ...] = FRESH,
-        policy: str | None = None,
+        policy: PolicyName | None = None,
     ) -> Lookup:
         """The best acceptable neighbour of a text.
 

@@ -12,7 +12,8 @@ import numpy as np
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.freshness import FRESHNESS, KEPT_UNTIL, LIVE, SKEW, STALE
-from kvproxy.index.store.protocol import EVERYTHING, Filter, Head, Purge, Queued, Usage, UsageBy
+from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
+from kvproxy.index.store.protocol import Head
 from kvproxy.index.store.purging import purge_of
 from kvproxy.index.store.sealing import Row
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter

@@ -17,7 +17,8 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.freshness import KEPT_UNTIL
 from kvproxy.index.store import eviction
 from kvproxy.index.store.condition import Condition
-from kvproxy.index.store.protocol import Answer, Capacity, Gone, PurgedBy, Put, Why, Written
+from kvproxy.index.store.listing import PurgedBy
+from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
 from kvproxy.index.store.purging import expire_now, remember
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Row, Texts
@@ -94,12 +95,12 @@ class SqlWriter(abc.ABC):
         return self.put_many([Put(entry, vector, embedder)])
 
     def put_many(self, puts: Sequence[Put]) -> Written:
-        numbers: list[int | None] = []
-        gone: list[Gone] = []
+        numbers, gone = list[int | None](), list[Gone]()
         with self._writing() as run:
             for part in [puts] if self._together(run, puts) else [[put] for put in puts]:
                 made, went = self._put(run, part)
-                numbers, gone = [*numbers, *made], [*gone, *went]
+                numbers += made
+                gone += went
         self._tell(gone)
         return Written(tuple(numbers), tuple(gone))
 
@@ -117,8 +118,8 @@ class SqlWriter(abc.ABC):
         if any(share_of(self._capacity, put.entry.tenant) is not None for put in puts):
             return False
         totals = run("select entries, bytes from totals", {})[0]
-        sizes = sum(map(_size, puts))
-        return not eviction.excess(self._capacity, totals["entries"] + len(puts), totals["bytes"] + sizes)
+        entries, size = totals["entries"] + len(puts), totals["bytes"] + sum(map(_size, puts))
+        return not eviction.excess(self._capacity, entries, size)
 
     def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
         """Put one, or several `_together`: the numbers of their vectors, and what went."""

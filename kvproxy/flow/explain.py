@@ -106,17 +106,17 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         ExactReport(exact is not None, exact.id if exact else None),
         semantic,
         prefix,
-        request.control.rule,
+        request.control.ruled.name,
     )
 
 
 def _refused(request: ApiRequest) -> SemanticReport | None:
     """Why no similar question counts for a request, where it or its rule says so."""
     control = request.control
-    who = "the request" if control.rule is None else f"the rule {control.rule}"
+    who = "the request" if control.ruled.name is None else f"the rule {control.ruled.name}"
     if control.no_cache:
         return SemanticReport(reason=f"{who} takes no stored answer")
-    return None if control.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
+    return None if control.ruled.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
 
 
 async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:

@@ -59,7 +59,7 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     raw = await whole_body(request, limits.body, limits.body_seconds)
     try:
         read = await api_request(request, api, raw, app.settings, check=forwarder is None)
-        asked = app.rules.apply(read)
+        asked = app.ruled(read)
         check_choices(asked.body, limits.choices)
         lifetime.shorten(asked.control.timeout)
         request.scope["state"][SEEN] = True
@@ -136,6 +136,7 @@ async def metrics(request: Request) -> Response:
             app.metrics.upstream(engine.status())
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.results() if observer is not None else {})
+    app.metrics.stale(app.answerer.stale)
     semantic = app.answerer.semantic
     overall = None if semantic is None or semantic.learning is None else semantic.learning.overall()
     if overall is not None:

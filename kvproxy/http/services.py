@@ -7,9 +7,11 @@ from functools import cached_property
 
 from starlette.requests import Request
 
+from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
 from kvproxy.flow.answer import Answerer
+from kvproxy.flow.edits import edited
 from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.quotas import Quotas
@@ -45,6 +47,12 @@ class Services:
     @cached_property
     def rules(self) -> Rules:
         return Rules(self.settings)
+
+    def ruled(self, request: ApiRequest) -> ApiRequest:
+        """A request with what its rule sets, and with the edits that hold for it."""
+        asked = self.rules.apply(request)
+        edits = self.rules.edits(asked)
+        return edited(asked, edits) if edits else asked
 
     @cached_property
     def access(self) -> Access:

@@ -139,9 +139,8 @@ class SqlWriter(abc.ABC):
         run.many(_INSERT, [self._row(put.entry, size, age) for put, size in zip(puts, sizes, strict=True)])
         tags = [(tag, put.entry.id) for put in puts for tag in sorted(set(put.entry.tags))]
         run.many(_INSERT_TAG, [{"tag": self._text(tag), "id": id} for tag, id in tags])
-        numbers = self._put_vectors(
-            run, [(put.entry, put.vector) for put in puts if put.vector is not None], _named(puts)
-        )
+        embedder = next((put.embedder for put in puts if put.vector is not None), "")
+        numbers = self._put_vectors(run, [(put.entry, put.vector) for put in puts if put.vector is not None], embedder)
         return [numbers.get(put.entry.id) for put in puts], gone + own + evicted
 
     def _row(self, entry: Entry, size: int, age: float) -> Row:
@@ -294,8 +293,3 @@ class SqlWriter(abc.ABC):
 
 def _size(put: Put) -> int:
     return eviction.entry_bytes(put.entry, 0 if put.vector is None else len(put.vector))
-
-
-def _named(puts: Sequence[Put]) -> str:
-    """What embedded them."""
-    return next((put.embedder for put in puts if put.vector is not None), "")

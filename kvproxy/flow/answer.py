@@ -20,6 +20,7 @@ from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import Answer, Forwarded, Outcome
 from kvproxy.flow.recording import trail
 from kvproxy.flow.recording.diagnostics import Diagnostics, diagnosed
+from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal, NoJournal
@@ -79,6 +80,10 @@ class Answerer:
     def outcomes(self) -> Counter[str]:
         """Semantic lookups by what came of them."""
         return self._recall.outcomes
+
+    def freshness(self, entry: Entry) -> Freshness:
+        """Whether an entry may be served now."""
+        return entry.freshness(self._clock())
 
     @property
     def stale(self) -> dict[str, int]:

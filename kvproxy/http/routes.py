@@ -12,18 +12,20 @@ from starlette.routing import Route
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
-from kvproxy.apis.request import BYTES_PER_TOKEN, Account
+from kvproxy.apis.request import BYTES_PER_TOKEN, Account, ApiRequest
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.flow.outcome import Outcome
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.cache_status import BYPASS, cache_headers
+from kvproxy.http.connections.pace import paced
 from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.openapi.document import openapi
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.settings import Settings
 
 _OURS = ("/health", "/metrics", "/ready")
 _GONE = 499
@@ -75,13 +77,23 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
             raise
         return await _pass_on(request, raw), Outcome("bypass")
     headers = [*given.headers, *cache_headers(given.outcome)]
-    if isinstance(given.body, bytes):
-        return whole_response(given.body, given.status, headers), given.outcome
+    body = given.body
+    if isinstance(body, bytes):
+        pace = _pace(asked, app.settings) if asked.stream and given.outcome.forwarded is None else 0.0
+        if not pace:
+            return whole_response(body, given.status, headers), given.outcome
+        body = paced(body, given.outcome.tokens, pace)
 
     def tell(error: KvproxyError) -> bytes:
         return event(api.error(error), "error")
 
-    return RelayResponse(given.body, given.status, headers, given.close, lifetime, tell), given.outcome
+    return RelayResponse(body, given.status, headers, given.close, lifetime, tell), given.outcome
+
+
+def _pace(asked: ApiRequest, settings: Settings) -> float:
+    """Tokens a second at which a hit's stream is replayed: those of the request, of its rule or of the settings; 0 for all."""
+    given = (asked.control.pace, asked.control.ruled.pace)
+    return next((pace for pace in given if pace is not None), settings.cache.pace)
 
 
 async def models(request: Request) -> Response:

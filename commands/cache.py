@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.cache_access import Where, open_cache
+from kvproxy.commands.cache_access import CacheAccess, Listing, Where, open_cache
 from kvproxy.commands.files import read_bytes, write_parts
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import flat, print_facts, print_json
@@ -19,6 +19,8 @@ app = typer.Typer(
     help="The response cache: list, show, remove, export and import stored responses.", no_args_is_help=True
 )
 
+_SHOWN = 20
+"""Responses that a dry run shows."""
 Id = Annotated[str, typer.Argument(help="The response's id, or the beginning of it.")]
 Namespace = Annotated[
     str | None, typer.Option(help="Only this namespace; its first digits are enough.", show_default=False)
@@ -117,6 +119,10 @@ def rm(
     tag: Tag = None,
     older_than: OlderThan = None,
     tenant: Tenant = None,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Let their time end now: what is left are their stale times.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -127,6 +133,8 @@ def rm(
     """Remove stored responses: those with the given ids, or those that fit every given option.
 
     Example: kvproxy cache rm --tag handbook --older-than 3600 --yes
+
+    Example: kvproxy cache rm --model demo --soft --dry-run
     """
     where = Where(namespace, key, model, tag, prompt, search, older_than, tenant)
     many = everything or where != Where()
@@ -134,16 +142,40 @@ def rm(
         raise typer.BadParameter(
             "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
         )
+    if dry_run:
+        with open_cache(url, token, store, data) as cache:
+            meant = _meant(cache, ids, where)
+        _tell_meant(meant, as_json)
+        return
     if many and not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("removing several responses needs --yes")
         typer.confirm("Remove all responses that match?", abort=True)
     with open_cache(url, token, store, data) as cache:
-        removed = sum(map(cache.remove, ids)) if ids else cache.remove_many(where)
+        removed = sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where, soft=soft)
     if as_json:
         print_json({"removed": removed})
     else:
-        typer.echo(f"removed {removed:,} responses")
+        typer.echo(f"{'marked as expired' if soft else 'removed'}: {removed:,} responses")
+
+
+def _meant(cache: CacheAccess, ids: list[str] | None, where: Where) -> Listing:
+    """What a removal would take: the first of them, and how many they are."""
+    if not ids:
+        return cache.ls(where, limit=_SHOWN)
+    entries = {entry["id"]: entry for entry in map(cache.show, ids)}
+    return Listing(list(entries.values())[:_SHOWN], len(entries))
+
+
+def _tell_meant(meant: Listing, as_json: bool) -> None:
+    if as_json:
+        print_json({"would_remove": meant.total, "ids": [entry["id"] for entry in meant.entries]})
+        return
+    if meant.entries:
+        columns = (digest("id"), "age#", "hits#", "model", digest("namespace", 8), text("prompt"))
+        print_table(columns, (_row(entry, tenant=False) for entry in meant.entries))
+    rest = f"; the newest {len(meant.entries)} are shown" if meant.total > len(meant.entries) else ""
+    typer.echo(f"{meant.total:,} responses would be removed{rest}; nothing was changed")
 
 
 @app.command("stats")

@@ -51,11 +51,18 @@ class CacheAccess(Protocol):
     def show(self, id: str) -> dict[str, Any]:
         """The one entry whose id begins with a text, with its request and response."""
 
-    def remove(self, id: str) -> int:
-        """Remove that entry; how many went."""
+    def remove(self, id: str, *, soft: bool = False) -> int:
+        """Remove that entry; how many went.
 
-    def remove_many(self, where: Where) -> int:
-        """Remove all entries that fit; how many went."""
+        Args:
+            soft: let its time end now instead, so that only its stale times are left.
+        """
+
+    def remove_many(self, where: Where, *, soft: bool = False) -> int:
+        """Remove all entries that fit, in the same way; how many went."""
+
+    def purges(self, limit: int) -> list[dict[str, Any]]:
+        """Removals by the operator, the last one first: time, who, what, soft, entries."""
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         """Keep a person's verdict about an entry."""
@@ -98,4 +105,5 @@ def open_cache(url: str, token: str | None, store: str | None, data: Path | None
             f"no proxy answers at {url}, and there is no store {settings.store_path}: start a proxy, or give --store"
         )
     with opened_store(settings) as opened:
-        yield FileCache(opened, settings.store_where, load_redactor(settings.redaction))
+        clear = not (settings.encryption.enabled or settings.redaction.enabled)
+        yield FileCache(opened, settings.store_where, load_redactor(settings.redaction), clear=clear)

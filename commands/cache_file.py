@@ -1,6 +1,8 @@
 """The stored responses without a proxy: the file of a stopped one, or a server's."""
 
 import contextlib
+import getpass
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +12,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.redactor import RedactionFailed, Redactor
-from kvproxy.index.store import Filter, Store, UsageBy
+from kvproxy.index.store import Filter, PurgedBy, Store, UsageBy
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.transfer import export_lines, import_into, read_lines
 
@@ -22,9 +24,11 @@ class FileCache:
         store: the open store.
         where: its path or URL, by which its observations are found.
         redact: takes out of imported texts what must not be stored.
+        clear: whether the list of purges may hold words of prompts: it is neither encrypted nor redacted.
     """
 
-    def __init__(self, store: Store, where: str, redact: Redactor | None = None) -> None:
+    def __init__(self, store: Store, where: str, redact: Redactor | None = None, *, clear: bool = True) -> None:
+        self._clear = clear
         self._redact = redact
         self._store = store
         self._where = where
@@ -35,7 +39,7 @@ class FileCache:
         return Listing(entries, len(entries) if len(entries) < limit or not limit else len(self._store.ids(chosen)))
 
     def queue(self, limit: int) -> list[dict[str, Any]]:
-        return [entry.summary() for entry in self._store.queue(limit)]
+        return [each.summary() for each in self._store.queue(limit)]
 
     def usage(self, by: UsageBy) -> list[dict[str, Any]]:
         return [asdict(row) for row in self._store.usage(by)]
@@ -56,11 +60,20 @@ class FileCache:
             raise InvalidRequest(f"{len(ids)} entries begin with {prefix!r}: give more of the id")
         return ids[0]
 
-    def remove(self, id: str) -> int:
-        return len(self._store.delete([self._one(id)]))
+    def remove(self, id: str, *, soft: bool = False) -> int:
+        entry = self._one(id)
+        return self._purged([entry], f"id={entry}", soft)
 
-    def remove_many(self, where: Where) -> int:
-        return len(self._store.delete(self._store.ids(Filter(**asdict(where)))))
+    def remove_many(self, where: Where, *, soft: bool = False) -> int:
+        chosen = Filter(**asdict(where))
+        return self._purged(self._store.ids(chosen), chosen.said(texts=self._clear), soft)
+
+    def _purged(self, ids: list[str], what: str, soft: bool) -> int:
+        by = PurgedBy(f"{_user()} on the command line", what)
+        return self._store.expire_now(ids, by) if soft else len(self._store.delete(ids, by))
+
+    def purges(self, limit: int) -> list[dict[str, Any]]:
+        return [asdict(each) for each in self._store.purges(limit)]
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         if question is not None:
@@ -95,3 +108,11 @@ class FileCache:
         except RedactionFailed as error:
             raise KvproxyError(str(error)) from None
         return {"imported": imported, "skipped": len(entries) - imported}
+
+
+def _user() -> str:
+    """Who runs the command; a container's user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

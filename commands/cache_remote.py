@@ -33,12 +33,16 @@ class RemoteCache:
             raise NotFound(f"no stored response {id!r}: cache ls lists them")
         return entry
 
-    def remove(self, id: str) -> int:
-        return int(self._client.delete(f"/admin/cache/{part(id)}")["removed"])
+    def remove(self, id: str, *, soft: bool = False) -> int:
+        return int(self._client.delete(f"/admin/cache/{part(id)}", soft="true" if soft else None)["removed"])
 
-    def remove_many(self, where: Where) -> int:
-        everything = "true" if where == Where() else None
-        return int(self._client.delete("/admin/cache", all=everything, **asdict(where))["removed"])
+    def remove_many(self, where: Where, *, soft: bool = False) -> int:
+        options = {"all": "true" if where == Where() else None, "soft": "true" if soft else None}
+        return int(self._client.delete("/admin/cache", **options, **asdict(where))["removed"])
+
+    def purges(self, limit: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._client.get("/admin/cache/purges", limit=limit)
+        return rows
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         body = {"right": right} | ({"question": question} if question is not None else {})

@@ -1,4 +1,4 @@
-"""kvproxy cache queue and cache usage: which stored responses go next, and whose they are."""
+"""kvproxy cache queue, usage and purges: which stored responses go next, whose they are, and what was removed."""
 
 import time
 from enum import StrEnum
@@ -10,7 +10,7 @@ from kvproxy.commands.cache_access import open_cache
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json, print_table
 from kvproxy.commands.table import digest, text
-from kvproxy.commands.units import age, duration, size
+from kvproxy.commands.units import age, duration, moment, size
 
 
 class By(StrEnum):
@@ -30,7 +30,8 @@ def queue(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """List the responses that go next if the store is full, the first one first: what is past its time, then what saves least.
+    """List the responses that go next if the store is full, the first one first, and why: those that are past their times, then
+    those that are worth the least, being expected to save the fewest tokens a byte.
 
     Example: kvproxy cache queue --limit 5
     """
@@ -40,14 +41,17 @@ def queue(
         print_json(entries)
         return
     print_table(
-        (digest("id"), "age#", "expires in#", "hits#", "tokens#", "model", text("prompt")),
+        (digest("id"), "why", "worth#", "age#", "expires in#", "hits#", "tokens#", "size#", "model", text("prompt")),
         (
             (
                 entry["id"],
+                entry["why"],
+                f"{entry['priority']:.4g}",
                 age(entry["created"]),
                 duration(entry["expires"] - time.time()),
                 entry["hits"],
                 entry["prompt_tokens"] + entry["completion_tokens"],
+                size(entry["bytes"]),
                 entry["model"],
                 entry["prompt"],
             )
@@ -78,4 +82,31 @@ def usage(
         ("responses#", "size#", "hits#", text(by.value)),
         ((row["entries"], size(row["bytes"]), row["hits"], row["name"]) for row in rows),
         empty="no response is stored",
+    )
+
+
+def purges(
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many.", min=1)] = 20,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    store: Store = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """List what was removed by hand, the last first: when, by whom, what, and how many responses. The last thousand are kept.
+
+    Example: kvproxy cache purges --limit 5
+    """
+    with open_cache(url, token, store, data) as cache:
+        rows = cache.purges(limit)
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("when", "responses#", "how", "who", text("what")),
+        (
+            (moment(row["time"]), row["entries"], "expired" if row["soft"] else "removed", row["who"], row["what"])
+            for row in rows
+        ),
+        empty="nothing was removed",
     )

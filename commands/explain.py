@@ -82,7 +82,9 @@ _SENTENCES = {
 def _render(found: dict[str, Any]) -> None:
     typer.echo(_SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
-    stored = f"stored as {exact['id'][:12]}" if exact["hit"] else "not stored"
+    stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
+    if exact["id"] is not None and exact["freshness"] != "fresh":
+        stored += f", past its time ({exact['freshness']})"
     if found["other_tenants"]:
         stored += ", but another tenant has an equal request stored: give its key with --api-key"
     print_facts(

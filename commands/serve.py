@@ -94,6 +94,13 @@ def serve(
     ttl: Annotated[
         float | None, Flag(help="Seconds for which a stored response may be served.", show_default=False)
     ] = None,
+    pace: Annotated[
+        float | None,
+        Flag(
+            help="Replay a hit's stream at this many tokens a second; by default as fast as possible.",
+            show_default=False,
+        ),
+    ] = None,
     semantic: Annotated[
         bool | None, Flag("--semantic/--no-semantic", help="Look for similar questions, or for equal requests only.")
     ] = None,
@@ -140,6 +147,7 @@ def serve(
             verifier=verifier,
             shadow=shadow,
             ttl=ttl,
+            pace=pace,
             semantic=semantic,
             max_entries=max_entries,
             max_bytes=max_bytes,

@@ -3,7 +3,13 @@
 import json
 import uuid
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, Literal
+
+Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "over"]
+"""Whether an entry may be served: within its time, past it while it is computed anew, past it where that fails, or not at all.
+
+What may be served while it is computed anew may be served where that fails too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class Entry:
         semantic: whether similar questions may be answered with it.
         request, response: JSON as sent and as answered; the response is one object, never chunks.
         created, expires: seconds since the epoch.
+        stale_while_revalidate, stale_if_error: seconds after `expires` in which it may still be served; see RFC 5861.
         hits, last_hit: how often and when it was served.
         prompt_tokens, completion_tokens: what a hit saves.
         tags: names given by the request, for invalidation.
@@ -46,6 +53,16 @@ class Entry:
     tags: tuple[str, ...] = ()
     backend: str = ""
     request_id: str = ""
+    stale_while_revalidate: float = 0.0
+    stale_if_error: float = 0.0
+
+    def freshness(self, now: float) -> Freshness:
+        """Whether it may be served at a moment."""
+        if self.expires > now:
+            return "fresh"
+        if self.expires + self.stale_while_revalidate > now:
+            return "stale-while-revalidate"
+        return "stale-if-error" if self.expires + self.stale_if_error > now else "over"
 
     def row(self) -> dict[str, Any]:
         """Columns of the responses table."""
@@ -71,6 +88,8 @@ class Entry:
             "tags": list(self.tags),
             "backend": self.backend,
             "request_id": self.request_id,
+            "stale_while_revalidate": self.stale_while_revalidate,
+            "stale_if_error": self.stale_if_error,
         }
 
     def document(self) -> dict[str, Any]:
@@ -124,6 +143,10 @@ class Entry:
 
 _NAMES = tuple(column.name for column in fields(Entry))
 _TEXTS = ("id", "key", "namespace", "tenant", "model", "endpoint", "prompt", "backend", "request_id")
+_NUMBERS = (
+    *("created", "expires", "last_hit", "hits", "prompt_tokens", "completion_tokens"),
+    *("stale_while_revalidate", "stale_if_error"),
+)
 _MOST = 2**63 - 1
 """Databases hold no larger numbers."""
 
@@ -132,7 +155,7 @@ def _check(name: str, value: Any) -> None:
     """Databases compare what is no number with numbers too: an entry with such an age would never go."""
     if name in _TEXTS:
         fits = isinstance(value, str) and (bool(value) or name not in ("id", "key", "namespace")) and _is_unicode(value)
-    elif name in ("created", "expires", "last_hit", "hits", "prompt_tokens", "completion_tokens"):
+    elif name in _NUMBERS:
         number = isinstance(value, int | float) and -_MOST <= value <= _MOST
         fits = number or (name == "last_hit" and value is None)
     elif name == "tags":

@@ -1,12 +1,17 @@
 """What is decided of a question's neighbours, and which of them is served."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.observations import Observations
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Policy, Ruling, Verdict
 from kvproxy.index.store import Head, Store
+
+FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
+"""What is served of itself: what is past its time is computed anew meanwhile."""
+KEPT: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
+"""What is served where nothing can be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,9 @@ def judge(
     near: Sequence[tuple[str, float]],
     limits: Limits,
     chance: Callable[[], float] | None,
+    *,
+    served: Sequence[Freshness] = FRESH,
+    heads: Mapping[str, Head] | None = None,
 ) -> Lookup:
     """Decide over neighbours.
 
@@ -98,11 +106,14 @@ def judge(
         near: (id, cosine), nearest first.
         chance: uniform numbers below 1: a share of what is accepted, chosen by the policy, is explored: forwarded, so that the
             policy learns. None explores nothing.
+        served: how fresh an entry must be.
+        heads: of the neighbours, where they have been read already.
     """
-    heads = store.heads([id for id, _ in near]) if near else {}
+    if heads is None:
+        heads = store.heads([id for id, _ in near]) if near else {}
     found = [(heads[id], similarity) for id, similarity in near if id in heads and heads[id].namespace == namespace]
     rejected = observations.rejected([head.id for head, _ in found]) if observations and found else set()
-    barred = [_barred(head, rejected) for head, _ in found]
+    barred = [_barred(head, rejected, served) for head, _ in found]
     open_ = [place for place, verdict in enumerate(barred) if verdict is None]
     neighbours = [Neighbour(found[place][0].prompt, found[place][1], found[place][0].answer) for place in open_]
     ruling = policy.decide(question, neighbours, limits, namespace) if neighbours else Ruling([], None)
@@ -114,8 +125,8 @@ def judge(
     judged = _judged(ruling, [candidates[place] for place in open_])
     chosen = candidates[open_[ruling.chosen]] if ruling.chosen is not None else None
     # It may have gone since.
-    served = store.get(chosen.id) if chosen is not None and not explored else None
-    return Lookup(served, tuple(candidates), chosen, namespace, question, judged)
+    entry = store.get(chosen.id) if chosen is not None and not explored else None
+    return Lookup(entry, tuple(candidates), chosen, namespace, question, judged)
 
 
 def _candidate(head: Head, similarity: float, decision: Decision | None, barred: Verdict | None) -> Candidate:
@@ -151,8 +162,8 @@ def _telling(ruling: Ruling) -> int | None:
     return closest if ruling.chosen is None else ruling.chosen
 
 
-def _barred(head: Head, rejected: set[str]) -> Verdict | None:
+def _barred(head: Head, rejected: set[str], served: Sequence[Freshness]) -> Verdict | None:
     """Why an entry is out of the question, whatever is asked."""
     if head.id in rejected:
         return "rejected"
-    return None if head.live else "expired"
+    return None if head.freshness in served else "expired"

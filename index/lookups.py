@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.index.batching import Batcher
-from kvproxy.index.lookup import Lookup
-from kvproxy.index.policies.policy import Limits
+from kvproxy.index.entry import Freshness
+from kvproxy.index.lookup import FRESH, Lookup
+from kvproxy.index.policies.policy import Limits, PolicyName
 
 _MOST = 32
 _RECENT = 0.2  # How much the last batch counts in what a lookup is expected to take.
@@ -20,13 +21,15 @@ _SHARE = 0.5  # Of the time that a caller has, what a batch may take: a caller t
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question to look up; see `SemanticCache.lookup`."""
+    """A question to look up; see `SemanticCache.lookup`. Without a reach it is that of the policy that decides."""
 
     namespace: str
     question: str
     limits: Limits
-    reach: int
+    reach: int | None
     explore: bool
+    served: tuple[Freshness, ...] = FRESH
+    policy: PolicyName | None = None
 
     def skipped(self) -> Lookup:
         """What is told where it was not decided in time."""

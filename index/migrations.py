@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from kvproxy.index.freshness import KEPT_UNTIL
+
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
@@ -69,6 +71,11 @@ def m008_tenants(db: "Database") -> None:
         db.execute(sql)
 
 
+def m009_stale(db: "Database") -> None:
+    for sql in ("drop index idx_responses_expires", *M009, _M009_PURGES):
+        db.execute(sql)
+
+
 NAME = "kvproxy"
 STEPS = (
     m001_responses,
@@ -79,6 +86,7 @@ STEPS = (
     m006_sealed,
     m007_checksums,
     m008_tenants,
+    m009_stale,
 )
 
 # Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
@@ -130,3 +138,13 @@ M006 = (
 M007 = ("alter table responses add column checksum text not null default ''",)
 # What a tenant has in sum, and which of it goes first, are read from the index alone. For either kind of store.
 M008 = ("create index idx_responses_tenant on responses (tenant, priority, id, bytes)",)
+# For how long an entry is kept past its time. For either kind of store.
+M009 = (
+    "alter table responses add column stale_while_revalidate float8 not null default 0",
+    "alter table responses add column stale_if_error float8 not null default 0",
+    f"create index idx_responses_kept on responses (({KEPT_UNTIL}))",
+)
+_M009_PURGES = (
+    "create table purges (number integer primary key autoincrement, time float not null, who text not null,"
+    " what text not null, soft integer not null, entries integer not null)"
+)

@@ -16,7 +16,7 @@ from kvproxy.index.observations import Observations
 from kvproxy.index.redaction import redacted, redacted_all
 from kvproxy.index.redactor import Redactor
 from kvproxy.index.semantic import SemanticCache
-from kvproxy.index.store import Put, Store
+from kvproxy.index.store import PurgedBy, Put, Store
 
 _DAY = 86_400.0
 _OWN = "library"  # Neither a key nor a namespace of a program can be one of the proxy's, which may share the store.
@@ -147,6 +147,11 @@ class ResponseCache:
         """Whether an entry with an exact key is being stored right now."""
         return key in self._coming
 
+    async def find_stale(self, key: str) -> Entry | None:
+        """The entry with an exact key that is past its time, but within one of its stale times."""
+        find = self.store.find_stale
+        return await asyncio.to_thread(find, key) if self.store.remote else find(key)
+
     async def insert(self, entry: Entry) -> bool:
         """Keep an entry; durable and findable when this returns.
 
@@ -193,11 +198,19 @@ class ResponseCache:
             await asyncio.gather(*(self._writes.put(Put(entry)) for entry in entries))
         return len(entries)
 
-    async def remove(self, ids: Sequence[str]) -> int:
-        """Remove entries; how many there were."""
+    async def remove(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+        """Remove entries; how many there were.
+
+        Args:
+            by: who does it; kept in the list of purges.
+        """
         if self.semantic is not None:
-            return await self.semantic.remove(ids)
-        return len(await asyncio.to_thread(self.store.delete, ids))
+            return await self.semantic.remove(ids, by)
+        return len(await asyncio.to_thread(self.store.delete, ids, by))
+
+    async def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+        """Let the time of entries end now, so that only their stale times are left; how many were within their time."""
+        return await asyncio.to_thread(self.store.expire_now, ids, by)
 
     def maintain(self) -> None:
         """What is due from time to time: counted hits are written, what has expired goes."""

@@ -14,18 +14,19 @@ import numpy as np
 
 from kvproxy.index.batching import MicroBatcher, WriteBatcher, comparable
 from kvproxy.index.behind import Behind, Late, Told
+from kvproxy.index.deciding import Decider
 from kvproxy.index.embedder import Embedder
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.languages import EVERY, is_known
 from kvproxy.index.learning import Learning
-from kvproxy.index.lookup import Lookup, judge
+from kvproxy.index.lookup import FRESH, Lookup
 from kvproxy.index.lookups import Ask, Lookups
 from kvproxy.index.neighbours import open_neighbours
 from kvproxy.index.observations import Observations
-from kvproxy.index.policies.policy import Limits, Policy
+from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.segments import Kind
-from kvproxy.index.store import Gone, Put, Store, Written
+from kvproxy.index.store import Gone, PurgedBy, Put, Store, Written
 
 _REBUILD_BATCH = 256
 _SWEPT = 32
@@ -43,6 +44,7 @@ class SemanticCache:
         observations: what became of its decisions; None to remember nothing.
         chance: uniform numbers below 1, see `lookup.judge`.
         vectors: how vectors are kept in memory: float32, fp16 or int8.
+        other_policy: makes the policy that a lookup names in place of `policy`.
         languages: that the embedder and the policy know; questions in others are answered from equal requests only.
     """
 
@@ -56,15 +58,16 @@ class SemanticCache:
         *,
         vectors: Kind = "float32",
         languages: Sequence[str] = (EVERY,),
+        other_policy: Callable[[PolicyName], Policy] | None = None,
     ) -> None:
         self._store = store
         self._batcher = MicroBatcher(embedder)
         self._embedder = embedder
         self.policy = policy
         self.observations = observations
-        self._chance = chance
         self._languages = tuple(languages)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
+        self._decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
         self._lookups = Lookups(self._look_up)
@@ -123,6 +126,8 @@ class SemanticCache:
         limit: int | None = None,
         explore: bool = True,
         seconds: float | None = None,
+        served: tuple[Freshness, ...] = FRESH,
+        policy: PolicyName | None = None,
     ) -> Lookup:
         """The best acceptable neighbour of a text.
 
@@ -133,11 +138,12 @@ class SemanticCache:
             limit: neighbours to look at; by default as many as the policy does.
             explore: now and then forward what could be served, where the policy learns from that.
             seconds: time for it. What is not decided by then comes back with `skipped`; None takes its time.
+            served: how fresh an entry must be.
+            policy: name of the one that decides; None for the usual one.
         """
         if not await self._holds(namespace):
             return Lookup(None, (), namespace=namespace, question=text)
-        reach = self.policy.reach if limit is None else limit
-        return await self._lookups.find(Ask(namespace, text, limits, reach, explore), seconds)
+        return await self._lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
 
     @property
     def busy(self) -> bool:
@@ -158,16 +164,9 @@ class SemanticCache:
         def one(ask: Ask) -> Lookup:
             if ask not in vectors:
                 return Lookup(None, (), namespace=ask.namespace, question=ask.question)
-            return self._judge(ask, comparable(vectors[ask], self._embedder))
+            return self._decider.decide(ask, comparable(vectors[ask], self._embedder))
 
         return [one(asks[0])] if len(asks) == 1 else list(self._judges.map(one, asks))
-
-    def _judge(self, ask: Ask, vector: np.ndarray, besides: str = "") -> Lookup:
-        """What is found near a question, but for one entry."""
-        found = self._neighbours.search(ask.namespace, vector, ask.reach + bool(besides))
-        near = [(id, cosine) for id, cosine in found if id != besides][: ask.reach]
-        chance = self._chance if ask.explore else None
-        return judge(self._store, self.observations, self.policy, ask.namespace, ask.question, near, ask.limits, chance)
 
     def reads(self, text: str) -> bool:
         """Whether a text is looked at: it is in a known language, and the embedder takes in all of it.
@@ -242,8 +241,8 @@ class SemanticCache:
         for each in late:
             if each.told is not None and each.entry.id in vectors:
                 entry = each.entry
-                ask = Ask(entry.namespace, entry.prompt, Limits(), self.policy.reach, explore=False)
-                tell.append(partial(each.told, self._judge(ask, vectors[entry.id], besides=entry.id)))
+                ask = Ask(entry.namespace, entry.prompt, Limits(), None, explore=False)
+                tell.append(partial(each.told, self._decider.decide(ask, vectors[entry.id], besides=entry.id)))
         given = [(entry, vectors[entry.id]) for entry in entries if entry.id in vectors]
         with self._order:
             numbers = self._store.add_vectors(given, self._embedder.name)
@@ -271,9 +270,9 @@ class SemanticCache:
                 _log.exception("the index did not follow a write")
         return written
 
-    async def remove(self, ids: Sequence[str]) -> int:
+    async def remove(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
         """Remove entries; how many there were."""
-        return await asyncio.to_thread(self._change, self._store.delete, ids)
+        return await asyncio.to_thread(self._change, partial(self._store.delete, by=by), ids)
 
     def _change(self, change: Callable[[Sequence[str]], list[Gone]], ids: Sequence[str]) -> int:
         gone = change(ids)

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from kvproxy.encryption import load_cipher
@@ -19,9 +20,9 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.verifier import load_verifier
+from kvproxy.index.verifier import Verifier, load_verifier
 from kvproxy.redaction import load_redactor
-from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 NONE = "none"
@@ -87,16 +88,33 @@ def _semantic(
     if not (settings.enabled and settings.semantic):
         return None
     model = load_embedder(embedder, data)
-    policy = build_policy(settings, observations, model.name, data)
+    # Policies that rules name share the verifier of the usual one; they are made when the first request needs them.
+    load = cache(load_verifier)
+
+    def named(policy: PolicyName) -> Policy:
+        own = {} if policy == settings.policy else {"policy": policy, "threshold": None}
+        return build_policy(settings.model_copy(update=own), observations, model.name, data, load)
+
     semantic = SemanticCache(
-        store, model, policy, observations, vectors=settings.vectors, languages=settings.languages, chance=chance
+        store,
+        model,
+        named(settings.policy),
+        observations,
+        vectors=settings.vectors,
+        languages=settings.languages,
+        other_policy=cache(named),
+        chance=chance,
     )
     semantic.rebuild()
     return semantic
 
 
 def build_policy(
-    settings: CacheSettings, observations: Observations, embedder: str | None = None, data: Path | None = None
+    settings: CacheSettings,
+    observations: Observations,
+    embedder: str | None = None,
+    data: Path | None = None,
+    load: Callable[..., Verifier] = load_verifier,
 ) -> Policy:
     """The policy that decides over similar questions, with its verifier loaded.
 
@@ -105,6 +123,7 @@ def build_policy(
         observations: what a policy that learns does so from.
         embedder: the name of the model whose cosines the policy will see.
         data: the folder of all state, see `load_verifier`.
+        load: loads the verifier.
 
     Raises:
         VerifierError: the verifier cannot be loaded.
@@ -113,7 +132,7 @@ def build_policy(
     guards = GUARDS if settings.guards else ()
     if settings.policy == "threshold":
         return ThresholdPolicy(settings.least_similarity, guards)
-    verifier = None if settings.verifier == NONE else load_verifier(settings.verifier, embedder, data=data)
+    verifier = None if settings.verifier == NONE else load(settings.verifier, embedder, data=data)
     if settings.policy == "learned":
         checked = (
             None if verifier is None else CheckedPolicy(verifier, settings.level, settings.least_similarity, guards)

@@ -1,4 +1,4 @@
-"""The rules of a proxy: what the operator sets for some requests. They can be changed while the proxy runs."""
+"""The rules of a proxy and its edits: what the operator sets for some requests. They can be changed while the proxy runs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,8 +7,10 @@ from fnmatch import fnmatchcase
 from kvproxy.apis.control import Control
 from kvproxy.apis.request import ApiRequest
 from kvproxy.index.policies.policy import Limits
+from kvproxy.ruled import Ruled
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.clients import CLIENT
+from kvproxy.settings.edits import EditSettings
 from kvproxy.settings.rules import RuleSettings
 
 
@@ -16,30 +18,36 @@ class Rules:
     """The rules of one proxy, in their order; of those that match a request, the first one holds.
 
     Args:
-        settings: the rules to begin with, and the data folder whose file is read again.
+        settings: the rules and edits to begin with, and the data folder whose file is read again.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
-        self._rules = settings.rules
+        self._held = settings.rules, settings.edits
         self.generation = 0
         """How often they were read again."""
 
     def __len__(self) -> int:
-        return len(self._rules)
+        return len(self._held[0])
+
+    def edits(self, request: ApiRequest) -> tuple[EditSettings, ...]:
+        """The edits that are made in a request that has its rule."""
+        named, edits = request.control.ruled.edits, self._held[1]
+        return edits if named is None else tuple(edit for edit in edits if edit.name in named)
 
     def reload(self) -> None:
-        """Read the rules again. Requests under way keep theirs.
+        """Read rules and edits again. Requests under way keep theirs.
 
         Raises:
             SettingsError: the file cannot be used; nothing is changed.
         """
-        self._rules = load_settings(data=self._data).rules
+        settings = load_settings(data=self._data)
+        self._held = settings.rules, settings.edits
         self.generation += 1
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """The request with what its rule sets."""
-        rule = next((each for each in self._rules if matches(each, request)), None)
+        rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_changed(request.control, rule))
 
 
@@ -64,17 +72,28 @@ def _changed(control: Control, rule: RuleSettings) -> Control:
     off = rule.cache is False
     return replace(
         control,
-        rule=rule.name,
         no_cache=control.no_cache or off,
         no_store=control.no_store or off,
-        semantic=rule.semantic is not False,
-        usual_ttl=rule.ttl,
         limits=Limits(
             _stricter(max, limits.similarity, rule.similarity),
             _stricter(max, limits.level, rule.level),
             _stricter(min, limits.max_error, rule.max_error),
         ),
         tags=tuple(sorted({*control.tags, *rule.tags})),
+        ruled=Ruled(
+            name=rule.name,
+            semantic=rule.semantic is not False,
+            policy=rule.policy,
+            ttl=rule.ttl,
+            stale_while_revalidate=rule.stale_while_revalidate,
+            stale_if_error=rule.stale_if_error,
+            ignored=rule.ignore,
+            key_headers=rule.key_headers,
+            key_fields=rule.key_fields,
+            text=rule.journal_text,
+            edits=rule.edits,
+            pace=rule.pace,
+        ),
     )
 
 

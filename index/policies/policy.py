@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from kvproxy.index.observations import Observation
 
+PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
     "accepted",
     "below threshold",

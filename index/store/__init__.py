@@ -1,17 +1,14 @@
 """Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
 
+from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
 from kvproxy.index.store.opening import open_store
 from kvproxy.index.store.protocol import (
-    EVERYTHING,
     Answer,
     Capacity,
-    Filter,
     Gone,
     Head,
     Put,
     Store,
-    Usage,
-    UsageBy,
     Why,
     Written,
 )
@@ -24,7 +21,10 @@ __all__ = [
     "Filter",
     "Gone",
     "Head",
+    "Purge",
+    "PurgedBy",
     "Put",
+    "Queued",
     "ResponseStore",
     "Store",
     "Usage",

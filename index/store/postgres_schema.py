@@ -7,6 +7,7 @@ import psycopg
 from kvproxy.index.migrations import M006 as M006_SEALED
 from kvproxy.index.migrations import M007 as M007_CHECKSUMS
 from kvproxy.index.migrations import M008 as M008_TENANTS
+from kvproxy.index.migrations import M009 as M009_STALE
 from kvproxy.index.observations import M003 as M003_PRUNED
 
 _LOCK = 0x6B7670726F7879  # "kvproxy": proxies that start together take turns.
@@ -63,7 +64,17 @@ _M003_LEARNED = (
         vector bytea, embedder text not null)""",
     "create index on answers (namespace, text)",
 )
-_STEPS = (_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED, M006_SEALED, M007_CHECKSUMS, M008_TENANTS)
+_M009_PURGES = (
+    "drop index responses_expires_idx",
+    *M009_STALE,
+    """create table purges (
+        number bigserial primary key, time float8 not null, who text not null, what text not null, soft integer not null,
+        entries bigint not null)""",
+)
+_STEPS = (
+    *(_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED, M006_SEALED, M007_CHECKSUMS, M008_TENANTS),
+    _M009_PURGES,
+)
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:

@@ -6,7 +6,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Freshness
+from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +24,20 @@ class Head:
     """What is decided by, of a stored entry, which may be large.
 
     Attributes:
-        live: it is within its time.
+        freshness: whether it may be served.
         answer: class of its answer: entries of one class were found to say the same.
     """
 
     id: str
     namespace: str
     prompt: str
-    live: bool
+    freshness: Freshness
     answer: str = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether it is within its time."""
+        return self.freshness == "fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,43 +106,6 @@ class Capacity:
     of_tenant: Callable[[str], int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which entries; what is None does not matter.
-
-    Attributes:
-        namespace, key: the digest, or the beginning of it.
-        model, tag: exact name.
-        tenant: as listings show it, or the name of a client.
-        prompt: what the prompt begins with.
-        search: text that the prompt contains, whatever its case.
-        older_than: seconds of age.
-    """
-
-    namespace: str | None = None
-    key: str | None = None
-    model: str | None = None
-    tag: str | None = None
-    prompt: str | None = None
-    search: str | None = None
-    older_than: float | None = None
-    tenant: str | None = None
-
-
-EVERYTHING = Filter()
-UsageBy = Literal["tenant", "model", "endpoint", "tag"]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What some entries have in common, and how many they are; hits and the bytes of request, response and vector in sum."""
-
-    name: str
-    entries: int
-    bytes: int
-    hits: int
-
-
 class Store(Protocol):
     """Responses, the truth of the cache. Safe to use from several threads. Every method may raise a CacheStoreError."""
 
@@ -156,6 +125,9 @@ class Store(Protocol):
 
     def find(self, key: str) -> Entry | None:
         """The unexpired entry with an exact key."""
+
+    def find_stale(self, key: str) -> Entry | None:
+        """The entry with an exact key that is past its time, but within one of its stale times."""
 
     def get(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""
@@ -178,14 +150,31 @@ class Store(Protocol):
         Where a limit would be passed, the entries that save the fewest tokens a byte go first, see `eviction`.
         """
 
-    def delete(self, ids: Sequence[str]) -> list[Gone]:
-        """Remove entries; those that there were."""
+    def delete(self, ids: Sequence[str], by: PurgedBy | None = None) -> list[Gone]:
+        """Remove entries; those that there were.
+
+        Args:
+            by: is kept in the list of purges, in the same transaction; None for none.
+        """
+
+    def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+        """Let the time of entries end now, so that they are served as long as their stale times last, and no longer.
+
+        Args:
+            by: see `delete`.
+
+        Returns:
+            How many were within their time.
+        """
+
+    def purges(self, limit: int) -> list[Purge]:
+        """Removals by the operator, the last one first; the last thousand are remembered."""
 
     def unindex(self, ids: Sequence[str]) -> list[Gone]:
         """Keep entries for equal requests only: their vectors are deleted."""
 
     def expire(self) -> list[Gone]:
-        """Remove entries that are past their time, some thousand at most; none is left when none is returned."""
+        """Remove entries whose time and stale times are over, some thousand at most; none is left when none is returned."""
 
     def touch(self, id: str) -> None:
         """Count a hit; written with the next `flush`, so that a hit costs no commit."""
@@ -196,7 +185,7 @@ class Store(Protocol):
     def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
         """Entries, newest first."""
 
-    def queue(self, limit: int) -> list[Entry]:
+    def queue(self, limit: int) -> list[Queued]:
         """The entries that go next if the store is full, the first one first."""
 
     def usage(self, by: UsageBy) -> list[Usage]:

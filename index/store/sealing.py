@@ -11,6 +11,8 @@ _LASTING = (
     *("id", "key", "namespace", "tenant", "model", "endpoint", "created", "expires", "tags", "sealed"),
     *("prompt", "request", "response"),
 )
+_STALE = ("stale_while_revalidate", "stale_if_error")
+"""They count where they are not 0: what was stored before there were such times keeps its checksum."""
 
 
 class Cipher(Protocol):
@@ -95,6 +97,13 @@ class Texts:
         return Entry.from_row(opened)
 
 
+def expiring(row: Row, now: float) -> Row:
+    """A stored row whose time ends at a moment. A damaged one stays damaged."""
+    whole = row["checksum"] and row["checksum"] == _checksum(row)
+    changed = row | {"expires": now}
+    return changed | {"checksum": _checksum(changed)} if whole else changed
+
+
 def _checksum(row: Row) -> str:
     """Of all that never changes while an entry is stored, as it is stored."""
     import xxhash
@@ -106,6 +115,9 @@ def _checksum(row: Row) -> str:
         value = float(value) if isinstance(value, int) else value
         digest.update(value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass"))
         digest.update(b"\n")
+    for name in _STALE:
+        if row[name]:
+            digest.update(f"{name} {float(row[name])}\n".encode())
     return str(digest.hexdigest())
 
 

@@ -11,16 +11,16 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store.protocol import EVERYTHING, Filter, Head, Usage, UsageBy
+from kvproxy.index.freshness import FRESHNESS, KEPT_UNTIL, LIVE, SKEW, STALE
+from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
+from kvproxy.index.store.protocol import Head
+from kvproxy.index.store.purging import purge_of
 from kvproxy.index.store.sealing import Row
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 
 _PAGE = 500
 _log = logging.getLogger("kvproxy")
 _PAGE_BYTES = 2**20
-_SKEW = 60.0  # Seconds that clocks of proxies on one store may differ.
-# What was stored in the future was stored before the clock was set back: it would outlive its time by as much.
-_LIVE = "expires > :now and created <= :soon"
 _IN_TEXTS = ("prompt", "search")
 """Conditions that look into texts, which a database cannot do where they are encrypted."""
 _CONDITIONS = {
@@ -55,14 +55,19 @@ class SqlStore(SqlWriter):
         return None
 
     def find(self, key: str) -> Entry | None:
-        sql = f"select {COLUMNS} from responses where key = :key and {_LIVE}"
+        sql = f"select {COLUMNS} from responses where key = :key and {LIVE}"
         entry = self._one(self._query(sql, {"key": key} | self._now()))
         # A damaged index can lead to another entry.
         return entry if entry is None or entry.key == key else None
 
+    def find_stale(self, key: str) -> Entry | None:
+        sql = f"select {COLUMNS} from responses where key = :key and {STALE}"
+        entry = self._one(self._query(sql, {"key": key} | self._now()))
+        return entry if entry is None or entry.key == key else None
+
     def _now(self) -> dict[str, float]:
         now = self._clock()
-        return {"now": now, "soon": now + _SKEW}
+        return {"now": now, "soon": now + SKEW}
 
     def get(self, id: str) -> Entry | None:
         entry = self._one(self._query(f"select {COLUMNS} from responses where id = :id", {"id": id}))
@@ -82,7 +87,7 @@ class SqlStore(SqlWriter):
 
     def heads(self, ids: Sequence[str]) -> dict[str, Head]:
         sql = (
-            f"select id, key, namespace, prompt, sealed, case when {_LIVE} then 1 else 0 end as live,"
+            f"select id, key, namespace, prompt, sealed, {FRESHNESS} as freshness,"
             " coalesce((select name from answers where entry = id), id) as answer"
             f" from responses where {self._members}"
         )
@@ -94,7 +99,7 @@ class SqlStore(SqlWriter):
                 # One that cannot be decrypted must not hide the others.
                 _log.warning("a similar question is passed over: %s", error)
                 continue
-            heads[row["id"]] = Head(row["id"], row["namespace"], prompt, bool(row["live"]), row["answer"])
+            heads[row["id"]] = Head(row["id"], row["namespace"], prompt, row["freshness"], row["answer"])
         return heads
 
     def answer_class(self, namespace: str, text: str) -> str | None:
@@ -126,14 +131,23 @@ class SqlStore(SqlWriter):
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id{bound}"
         return list(self._whole(self._query(sql, values)))
 
-    def queue(self, limit: int) -> list[Entry]:
+    def queue(self, limit: int) -> list[Queued]:
         self.flush()
         # What is past its time goes before anything else.
+        over = f"case when {KEPT_UNTIL} <= :now then 0 else 1 end"
         sql = (
-            f"select {COLUMNS} from responses order by case when expires <= :now then 0 else 1 end, priority, id"
-            f" limit {int(limit)}"
+            f"select {COLUMNS}, priority, bytes, {over} as kept from responses order by kept, priority, id limit :most"
         )
-        return list(self._whole(self._query(sql, {"now": self._clock()})))
+        rows = {row["id"]: row for row in self._query(sql, {"now": self._clock(), "most": limit})}
+        return [
+            Queued(entry, "saves least" if row["kept"] else "expired", float(row["priority"]), int(row["bytes"]))
+            for entry in self._whole(list(rows.values()))
+            if (row := rows[entry.id])
+        ]
+
+    def purges(self, limit: int) -> list[Purge]:
+        sql = "select time, who, what, soft, entries from purges order by number desc limit :most"
+        return [purge_of(row) for row in self._query(sql, {"most": limit})]
 
     def usage(self, by: UsageBy) -> list[Usage]:
         self.flush()
@@ -187,6 +201,7 @@ class SqlStore(SqlWriter):
         row = self._query(
             "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
             " coalesce(sum(hits), 0) as hits, coalesce(sum(case when expires <= :now then 1 else 0 end), 0) as expired,"
+            f" coalesce(sum(case when expires <= :now and {KEPT_UNTIL} > :now then 1 else 0 end), 0) as stale,"
             " coalesce(sum(hits * completion_tokens), 0) as completion_tokens_saved,"
             " coalesce(sum(hits * prompt_tokens), 0) as prompt_tokens_saved,"
             " coalesce(sum(bytes), 0) as entry_bytes from responses",

@@ -14,16 +14,20 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.freshness import KEPT_UNTIL
 from kvproxy.index.store import eviction
 from kvproxy.index.store.condition import Condition
+from kvproxy.index.store.listing import PurgedBy
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
+from kvproxy.index.store.purging import expire_now, remember
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Row, Texts
 from kvproxy.index.store.share import make_room, share_of
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
-    " prompt_tokens, completion_tokens, tags, backend, request_id, sealed, checksum"
+    " prompt_tokens, completion_tokens, tags, backend, request_id, sealed, checksum, stale_while_revalidate,"
+    " stale_if_error"
 )
 _INSERT = (
     f"insert into responses ({COLUMNS}, bytes, priority)"
@@ -38,7 +42,7 @@ _CLASSIFY = (
     " embedder = excluded.embedder"
 )
 _SEALED = ("id", "prompt", "request", "response", "sealed", "checksum")
-_PAGE = 500  # Entries that one transaction encrypts anew.
+_PAGE = 500  # Entries that a transaction encrypts anew.
 _MOST_AT_ONCE = 2_000  # Entries that one transaction removes for their age, so that writers need not wait long.
 
 
@@ -91,8 +95,7 @@ class SqlWriter(abc.ABC):
         return self.put_many([Put(entry, vector, embedder)])
 
     def put_many(self, puts: Sequence[Put]) -> Written:
-        numbers: list[int | None] = []
-        gone: list[Gone] = []
+        numbers, gone = list[int | None](), list[Gone]()
         with self._writing() as run:
             for part in [puts] if self._together(run, puts) else [[put] for put in puts]:
                 made, went = self._put(run, part)
@@ -115,8 +118,8 @@ class SqlWriter(abc.ABC):
         if any(share_of(self._capacity, put.entry.tenant) is not None for put in puts):
             return False
         totals = run("select entries, bytes from totals", {})[0]
-        sizes = sum(map(_size, puts))
-        return not eviction.excess(self._capacity, totals["entries"] + len(puts), totals["bytes"] + sizes)
+        entries, size = totals["entries"] + len(puts), totals["bytes"] + sum(map(_size, puts))
+        return not eviction.excess(self._capacity, entries, size)
 
     def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
         """Put one, or several `_together`: the numbers of their vectors, and what went."""
@@ -135,12 +138,9 @@ class SqlWriter(abc.ABC):
         evicted, age = self._make_room(run, sum(sizes))
         run.many(_INSERT, [self._row(put.entry, size, age) for put, size in zip(puts, sizes, strict=True)])
         tags = [(tag, put.entry.id) for put in puts for tag in sorted(set(put.entry.tags))]
-        run.many(
-            "insert into tags (tag, id) values (:tag, :id)", [{"tag": self._text(tag), "id": id} for tag, id in tags]
-        )
-        numbers = self._put_vectors(
-            run, [(put.entry, put.vector) for put in puts if put.vector is not None], _named(puts)
-        )
+        run.many(_INSERT_TAG, [{"tag": self._text(tag), "id": id} for tag, id in tags])
+        embedder = next((put.embedder for put in puts if put.vector is not None), "")
+        numbers = self._put_vectors(run, [(put.entry, put.vector) for put in puts if put.vector is not None], embedder)
         return [numbers.get(put.entry.id) for put in puts], gone + own + evicted
 
     def _row(self, entry: Entry, size: int, age: float) -> Row:
@@ -178,14 +178,22 @@ class SqlWriter(abc.ABC):
             gone += self._remove(run, ids, why)
 
     def _expired(self, run: Run) -> list[str]:
-        sql = f"select id from responses where expires <= :now limit {_MOST_AT_ONCE}"
-        return [row["id"] for row in run(sql, {"now": self._clock()})]
+        over = f"select id from responses where {KEPT_UNTIL} <= :now limit {_MOST_AT_ONCE}"
+        return [row["id"] for row in run(over, {"now": self._clock()})]
 
-    def delete(self, ids: Sequence[str]) -> list[Gone]:
+    def delete(self, ids: Sequence[str], by: PurgedBy | None = None) -> list[Gone]:
         with self._writing() as run:
             gone = self._remove(run, ids, "removed")
+            remember(run, by, len(gone), self._clock(), soft=False)
         self._tell(gone)
         return gone
+
+    def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+        now = self._clock()
+        with self._writing() as run:
+            count = expire_now(run, self._members, self._list, COLUMNS, ids, now)
+            remember(run, by, count, now, soft=True)
+        return count
 
     def unindex(self, ids: Sequence[str]) -> list[Gone]:
         with self._writing() as run:
@@ -198,7 +206,7 @@ class SqlWriter(abc.ABC):
         vector = None if answer.vector is None else answer.vector.astype(np.float32).tobytes()
         values = {"entry": answer.entry, "namespace": answer.namespace, "name": answer.name, "text": answer.text}
         with self._writing(lasting=False) as run:
-            if run("select 1 as there from responses where id = :entry", {"entry": answer.entry}):
+            if run("select 1 as there from responses where id = :entry", values):
                 run(_CLASSIFY, values | {"vector": vector, "embedder": answer.embedder})
 
     def leave_class(self, ids: Sequence[str]) -> None:
@@ -285,8 +293,3 @@ class SqlWriter(abc.ABC):
 
 def _size(put: Put) -> int:
     return eviction.entry_bytes(put.entry, 0 if put.vector is None else len(put.vector))
-
-
-def _named(puts: Sequence[Put]) -> str:
-    """What embedded them."""
-    return next((put.embedder for put in puts if put.vector is not None), "")

@@ -6,17 +6,19 @@ from dataclasses import dataclass, field
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
+from kvproxy.ruled import UNRULED, Ruled
 
 OURS = "x-kvproxy-"
 """What the names of our own headers begin with."""
 TAGS = OURS + "tags"
 TTL = OURS + "ttl"
 PRIORITY = OURS + "priority"
+PACE = OURS + "pace"
 TIMEOUT = OURS + "timeout"
 ADMIN_TOKEN = OURS + "admin-token"
 """Carries the admin token where `Authorization` says who asks."""
-_MOST_TAGS = 16
-_LONGEST_TAG = 128
+MOST_TAGS = 16
+LONGEST_TAG = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,14 @@ class Control:
         only_if_cached: answer from the cache or not at all.
         confirm: hold the answer back until it is stored, however long that takes.
         max_age: oldest acceptable answer, in seconds.
+        stale_if_error: seconds past its time for which an answer will do where no other can be had; None where it does not say.
         limits: what a semantic hit must reach; stricter than the settings, or without effect.
         tags: names for the stored answer; what is invalidated together shares one.
         ttl: seconds to keep the answer for; None where the request does not say.
         priority: 0 to 9; blocks of a higher one outlive those of a lower one.
         timeout: seconds within which the answer must be there to its end; None where the request does not say.
-        rule: name of the operator's rule that holds for it; `semantic` (whether similar questions count) and `usual_ttl` (the
-            seconds to keep an answer of which the request says nothing) are what it sets.
+        pace: tokens a second at which a hit's stream is replayed, 0 for as many as come; None where it does not say.
+        ruled: what the operator's rule sets.
     """
 
     no_cache: bool = False
@@ -43,14 +46,14 @@ class Control:
     only_if_cached: bool = False
     confirm: bool = False
     max_age: float | None = None
+    stale_if_error: float | None = None
     limits: Limits = field(default_factory=Limits)
     tags: tuple[str, ...] = ()
     ttl: float | None = None
     priority: int = 0
     timeout: float | None = None
-    rule: str | None = None
-    semantic: bool = True
-    usual_ttl: float | None = None
+    pace: float | None = None
+    ruled: Ruled = UNRULED
 
 
 _NOTHING_ASKED = Control()
@@ -74,11 +77,13 @@ def read_control(headers: Mapping[str, str]) -> Control:
         only_if_cached="only-if-cached" in found,
         confirm="confirm" in found,
         max_age=_number(found, "max-age"),
+        stale_if_error=_number(found, "stale-if-error"),
         limits=Limits(_number(found, "similarity"), _number(found, "level"), _number(found, "max-error")),
         tags=_tags(headers.get(TAGS, "")),
         ttl=_seconds(TTL, headers.get(TTL), "to keep nothing"),
         priority=_priority(headers.get(PRIORITY, "0")),
         timeout=_seconds(TIMEOUT, headers.get(TIMEOUT), "to have nothing computed"),
+        pace=_seconds(PACE, headers.get(PACE), "for as many as come", "tokens a second"),
     )
 
 
@@ -96,12 +101,12 @@ def _number(found: dict[str, str], name: str) -> float | None:
 
 def _tags(text: str) -> tuple[str, ...]:
     tags = tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
-    if len(tags) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in tags):
-        raise InvalidRequest(f"{TAGS} takes up to {_MOST_TAGS} tags of {_LONGEST_TAG} characters", param=TAGS)
+    if len(tags) > MOST_TAGS or any(len(tag) > LONGEST_TAG for tag in tags):
+        raise InvalidRequest(f"{TAGS} takes up to {MOST_TAGS} tags of {LONGEST_TAG} characters", param=TAGS)
     return tags
 
 
-def _seconds(name: str, text: str | None, nothing: str) -> float | None:
+def _seconds(name: str, text: str | None, nothing: str, unit: str = "seconds") -> float | None:
     if text is None:
         return None
     try:
@@ -109,7 +114,7 @@ def _seconds(name: str, text: str | None, nothing: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise InvalidRequest(f"{name} takes seconds, as in {name}: 600, or 0 {nothing}", param=name)
+        raise InvalidRequest(f"{name} takes {unit}, as in {name}: 600, or 0 {nothing}", param=name)
     return seconds
 
 

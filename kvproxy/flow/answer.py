@@ -7,21 +7,21 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kvproxy.apis.json import dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
-from kvproxy.errors import NotCached, UpstreamBroken
+from kvproxy.errors import KvproxyError, NotCached, UpstreamBroken
 from kvproxy.flow.cached.again import Repeater
-from kvproxy.flow.cached.keep import Asked, FlightKeeper, Shelf
+from kvproxy.flow.cached.keep import Asked, Shelf
 from kvproxy.flow.cached.recall import Recall
-from kvproxy.flow.flight.flights import Flight, Flights
-from kvproxy.flow.flight.source import Source, open_source
+from kvproxy.flow.cached.renewals import Renewals
+from kvproxy.flow.flight.boarding import Boarding
+from kvproxy.flow.flight.flights import Flight
 from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import Answer, Forwarded, Outcome
 from kvproxy.flow.recording import trail
 from kvproxy.flow.recording.diagnostics import Diagnostics, diagnosed
-from kvproxy.flow.recording.spending import metered
+from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal, NoJournal
@@ -67,12 +67,14 @@ class Answerer:
         self.semantic = cache.semantic
         self.observer = observer
         self.journal = journal
-        self.flights = Flights()
         self.settings = settings
         self._clock = clock
         self._recall = Recall(cache, settings, clock)
         self.repeater = Repeater(cache, journal, clock)
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer, journal)
+        self._boarding = Boarding(backend, self._shelf)
+        self.flights = self._boarding.flights
+        self._renewals = Renewals(self._boarding.board, self.key)
         # What an upstream says reaches the client as it is.
         self._diagnostics = Diagnostics() if backend.forwarder is None else None
 
@@ -80,6 +82,15 @@ class Answerer:
     def outcomes(self) -> Counter[str]:
         """Semantic lookups by what came of them."""
         return self._recall.outcomes
+
+    def freshness(self, entry: Entry) -> Freshness:
+        """Whether an entry may be served now."""
+        return entry.freshness(self._clock())
+
+    @property
+    def stale(self) -> dict[str, int]:
+        """Answers that were given past their time, by why; and renewals, by what came of them."""
+        return dict(self._recall.stale) | self._renewals.counts
 
     async def answer(self, request: ApiRequest, watched: Watched = _unwatched) -> Answer:
         """The answer to a request, with what it asks of the reuse of its prompt; see `_answer`."""
@@ -133,15 +144,33 @@ class Answerer:
         """The answer to a request that no equal one is stored for."""
         control = asked.request.control
         if asked.draft.passed is None:
-            hit, near = await self._recall.similar(asked)
+            asked = replace(asked, spare=await self._recall.spare(asked))
+            hit, near = await self._recall.once_more(asked), None
+            if hit is None:
+                hit, near = await self._recall.similar(asked)
             if hit is not None:
-                return await self._paid(asked, hit)
+                return await self._given(asked, hit)
             asked = replace(asked, near=near)
         if control.only_if_cached:
             raise NotCached(
                 "no stored answer, and the request said only-if-cached: send it without to have it computed"
             )
-        return await self._forward(asked)
+        # Where it is known that nobody can answer, nobody is asked.
+        if self.backend.failure() is not None and (hit := await self._recall.in_stead(asked)) is not None:
+            return await self._paid(asked, hit)
+        try:
+            return await self._forward(asked)
+        except KvproxyError as error:
+            if error.status < 500 or (hit := await self._recall.in_stead(asked)) is None:
+                raise
+            return await self._paid(asked, hit)
+
+    async def _given(self, asked: Asked, hit: Answer) -> Answer:
+        """A stored answer, which is computed anew where it is past its time."""
+        given, entry = await self._paid(asked, hit), asked.draft.hit
+        if hit.outcome.stale is not None and entry is not None:
+            self._renewals.begin(asked, entry)
+        return given
 
     async def _paid(self, asked: Asked, hit: Answer) -> Answer:
         """A stored answer, where the client may have one more; raises TooMany."""
@@ -152,6 +181,7 @@ class Answerer:
 
     async def close(self) -> None:
         """End what is under way, and wait for the answers that are still being stored."""
+        await self._renewals.close()
         await self.flights.close()
         await self._shelf.settled()
         if self.semantic is not None:
@@ -165,21 +195,18 @@ class Answerer:
         return cache_key(request, name, shared=shared)
 
     async def _forward(self, asked: Asked) -> Answer:
-        request, control = asked.request, asked.request.control
-        keep = asked.cacheable and not control.no_store and self._shelf.lifetime(request) > 0
-        # A request that wants a fresh or an unstored answer flies alone. One never joins another tenant's flight:
-        # errors and cookies belong to who asked, even where answers are shared.
-        alone = control.no_cache or not keep
-        form = (request.stream, dumps(request.body.get("stream_options")))
-        flight, collapsed = self.flights.board(
-            (asked.key.exact, request.tenant, form, object() if alone else None),
-            lambda: Flight(lambda: self._open(request), FlightKeeper(self._shelf, asked, keep=keep)),
-        )
+        alone = self._boarding.alone(asked)
+        flight, collapsed = self._boarding.board(asked)
         try:
             source = await flight.head()
             whole = not source.streams and await flight.settle(HOLD_SECONDS)
             if flight.error is not None and not isinstance(flight.error, UpstreamBroken):
                 raise flight.error
+            failed = source.status >= 500 or flight.error is not None
+            if failed and (hit := await self._recall.in_stead(asked)) is not None:
+                hit = await self._paid(asked, hit)
+                flight.leave()
+                return hit
             outcome = Outcome(
                 "forward",
                 entry=flight.entry,
@@ -208,12 +235,6 @@ class Answerer:
         trail.ended(asked.draft, flight)
         flight.leave()
         self.journal.add(asked.draft)
-
-    async def _open(self, request: ApiRequest) -> Source:
-        limit = self.settings.max_response_bytes
-        if request.account is not None:
-            return await metered(request, request.account, self.backend, limit)
-        return open_source(request, await self.backend.send(request), limit)
 
 
 def _why(asked: Asked, *, alone: bool) -> Forwarded:

@@ -8,9 +8,11 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix import PrefixCache, PrefixReport
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import CacheKey
-from kvproxy.index.lookup import Candidate, Lookup
+from kvproxy.index.entry import Freshness
+from kvproxy.index.lookup import FRESH, Candidate, Lookup
 from kvproxy.index.policies.policy import Status, Verdict
 from kvproxy.index.store import Filter
+from kvproxy.settings.cache import LEAST_SIMILARITY
 
 _NEAREST = 5  # Neighbours that are shown; a policy that learns looks at more.
 _MOST_LIKE = 1000
@@ -19,10 +21,11 @@ _MOST_LIKE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ExactReport:
-    """Whether an equal request is stored, and under which id."""
+    """Whether an equal request is stored, under which id, and whether it may be served."""
 
     hit: bool
     id: str | None
+    freshness: Freshness = "over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,16 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     """What would happen to a request; raises what reading it raises."""
     key = await answerer.key(request)
     exact = None if request.control.no_cache else await answerer.cache.find(key.exact)
-    semantic = _refused(request) or await _semantic(answerer, key)
+    # What is past its time answers while it is computed anew, or where that fails.
+    kept = exact or (None if request.control.no_cache else await answerer.cache.find_stale(key.exact))
+    found = ExactReport(False, None)
+    if kept is not None:
+        freshness = answerer.freshness(kept)
+        found = ExactReport(freshness in FRESH, kept.id, freshness)
+    semantic = _refused(request) or await _semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
     layer: Literal["exact", "semantic", "prefix", "none"] = "none"
-    if exact is not None:
+    if found.hit:
         layer = "exact"
     elif any(neighbour.served for neighbour in semantic.neighbours):
         layer = "semantic"
@@ -100,23 +109,23 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         layer,
         request.api.name,
         request.tenant,
-        exact is None and await _others_have_it(answerer, request, key),
+        kept is None and await _others_have_it(answerer, request, key),
         key.exact,
         key.namespace,
-        ExactReport(exact is not None, exact.id if exact else None),
+        found,
         semantic,
         prefix,
-        request.control.rule,
+        request.control.ruled.name,
     )
 
 
 def _refused(request: ApiRequest) -> SemanticReport | None:
     """Why no similar question counts for a request, where it or its rule says so."""
     control = request.control
-    who = "the request" if control.rule is None else f"the rule {control.rule}"
+    who = "the request" if control.ruled.name is None else f"the rule {control.ruled.name}"
     if control.no_cache:
         return SemanticReport(reason=f"{who} takes no stored answer")
-    return None if control.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
+    return None if control.ruled.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
 
 
 async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
@@ -131,15 +140,18 @@ async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey
     return False
 
 
-async def _semantic(answerer: Answerer, key: CacheKey) -> SemanticReport:
+async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> SemanticReport:
     cache, settings = answerer.semantic, answerer.settings
     if cache is None:
         return SemanticReport(reason="semantic matching is off")
+    ruled, limits = request.control.ruled.policy, request.control.limits
+    policy = ruled or cache.policy.name
+    least = settings.least_similarity if ruled in (None, settings.policy) else LEAST_SIMILARITY[ruled]
     report = SemanticReport(
-        policy=cache.policy.name,
-        threshold=settings.least_similarity,
-        level=settings.level if cache.policy.name == "checked" else None,
-        max_error=settings.max_error if cache.policy.name == "learned" else None,
+        policy=policy,
+        threshold=max(least, limits.similarity or 0.0),
+        level=max(settings.level, limits.level or 0.0) if policy == "checked" else None,
+        max_error=settings.max_error if policy == "learned" else None,
         learned=None if cache.learning is None else await cache.learning.status(key.namespace),
         shadow=settings.shadow,
     )
@@ -152,7 +164,7 @@ async def _semantic(answerer: Answerer, key: CacheKey) -> SemanticReport:
         return replace(report, reason="it is in a language that the models in use do not know, see cache.languages")
     if not cache.reads(key.text):
         return replace(report, reason="the embedder does not read all of this text (letters, length)")
-    lookup = await cache.lookup(key.namespace, key.text, explore=False)
+    lookup = await cache.lookup(key.namespace, key.text, explore=False, limits=limits, policy=ruled)
     neighbours = tuple(
         NeighbourReport(
             candidate.id,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
+from kvproxy.ruled import UNRULED, Ruled
 from kvproxy.settings.access import TENANT_HEADERS
 
 # The embedder reads some 256 tokens; of two longer texts it could miss the difference.
@@ -66,6 +67,8 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     if request.query:
         whole["query"] = request.query
     versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
+    if request.control.ruled is not UNRULED:
+        _add_named(whole, versions, request)
     if versions:
         whole["headers"] = versions
     exact = _digest(whole)
@@ -80,9 +83,10 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
 def _relevant(request: ApiRequest) -> JsonObject:
     """The body without what cannot change the answer: such fields, nulls, markers of the prefix cache, 1.0 for 1."""
     body: JsonObject = {}
+    ignored = request.control.ruled.ignored
     # Escapes could hide a marker from this look, which is there to save time: so any escape counts as one.
     marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
-    for name, value in request.body.items():
+    for name, value in (_without(request.body, ignored) if ignored else request.body).items():
         if value is None or name in request.api.irrelevant:
             continue
         if name in _MARKED and marked:
@@ -91,6 +95,36 @@ def _relevant(request: ApiRequest) -> JsonObject:
             value = int(value)
         body[name] = value
     return body
+
+
+def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
+    """Add what the request's rule makes parts of its key: headers, by digests, since they may be secret; and fields."""
+    ruled: Ruled = request.control.ruled
+    for name in ruled.key_headers:
+        if name in request.headers:
+            headers[name] = _digest({name: request.headers[name]})[:16]
+    fields: JsonObject = {}
+    for path in ruled.key_fields:
+        value: Json = request.body
+        for name in path.split("."):
+            value = field(value, name)
+        if value is not None:
+            fields[path] = value
+    if fields:
+        whole["fields"] = fields
+
+
+def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
+    """An object without some of its fields: `user`, or `metadata.run` of an object in it."""
+    left = dict(body)
+    for path in paths:
+        name, _, rest = path.partition(".")
+        inner = left.get(name)
+        if not rest:
+            left.pop(name, None)
+        elif isinstance(inner, dict):
+            left[name] = dict(_without(inner, [rest]))
+    return left
 
 
 def _unmarked(value: Json, depth: int) -> Json:

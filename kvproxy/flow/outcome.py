@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 Layer = Literal["exact", "semantic", "forward", "bypass", "gone", "error"]
 """Who answered: a cache, or the backend (`forward`). `bypass`: passed on unread. `gone`: the client left before an answer
 began. `error`: nobody."""
+Stale = Literal["stale-while-revalidate", "stale-if-error"]
+"""Why an answer was given that was past its time (RFC 5861): it is computed anew meanwhile, or none could be had."""
 Forwarded = Literal["uri-miss", "request", "bypass"]
 """Why it was forwarded (RFC 9211): nothing was stored, the request asked for it, or it is not cached at all."""
 
@@ -39,7 +41,9 @@ class Outcome:
     Attributes:
         layer: who answered.
         entry: id of the entry that answered, or of the one that was made; None where there is none.
-        age, ttl: seconds since a hit was stored, and for which it may still be served.
+        age, ttl: seconds since a hit was stored, and for which it may still be served; less than 0 where it was past its time.
+        stale: why it was given all the same.
+        tokens: of a hit's answer.
         match: of a semantic hit.
         forwarded: why it was forwarded, where it was.
         skipped: whether there was no time to look for similar questions.
@@ -53,6 +57,8 @@ class Outcome:
     entry: str | None = None
     age: float = 0.0
     ttl: float = 0.0
+    stale: Stale | None = None
+    tokens: int = 0
     match: Match | None = None
     forwarded: Forwarded | None = None
     skipped: bool = False

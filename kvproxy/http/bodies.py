@@ -10,7 +10,6 @@ from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonMap, JsonObject
 from kvproxy.apis.request import Account, ApiRequest, read_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
-from kvproxy.flow.edits import edited
 from kvproxy.flow.keys import tenant_of
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
@@ -66,7 +65,7 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     """A request to one of the cached APIs.
 
     Args:
-        settings: name the headers that tell clients apart, and what is changed in requests.
+        settings: name the headers that tell clients apart.
         check: whether to refuse what no server could answer; else that is left to the upstream.
 
     Raises:
@@ -81,8 +80,7 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     account: Account | None = request.scope["state"].get("account")
     tenant = tenant_of(headers, settings.access.tenant_headers) if client is None else client.tenant
     control = read_control(headers)
-    asked = ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), control, account)
-    return edited(asked, settings.edits) if settings.edits else asked
+    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), control, account)
 
 
 def joined_headers(request: Request) -> dict[str, str]:

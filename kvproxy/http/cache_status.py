@@ -1,5 +1,7 @@
 """Cache-Status (RFC 9211): what became of a request, for the client."""
 
+import math
+
 from kvproxy.flow.outcome import Match, Outcome, PrefixUse
 
 CACHE = "kvproxy"
@@ -15,7 +17,9 @@ def cache_headers(outcome: Outcome) -> list[tuple[str, str]]:
 
 def _hit(outcome: Outcome) -> str:
     detail = "exact" if outcome.match is None else _semantic(outcome.match)
-    return f'{CACHE}; hit; ttl={int(outcome.ttl)}; detail="{detail}"{_key(outcome)}'
+    if outcome.stale is not None:
+        detail += f" {outcome.stale}"
+    return f'{CACHE}; hit; ttl={math.floor(outcome.ttl) if outcome.stale else int(outcome.ttl)}; detail="{detail}"{_key(outcome)}'
 
 
 def _key(outcome: Outcome) -> str:

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvproxy.backends.upstreams.engine import EngineStatus
 from kvproxy.blocks.stats import PoolStats
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta
+from kvproxy.http.answered import Answered
 from kvproxy.index.policies.policy import Overall
 from kvproxy.journal.savings import Saving
 from kvproxy.tiers.figures import TierFigures
@@ -42,9 +42,11 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.described: list[Described] = []
-        self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
-        self._seconds = self._histogram("first_byte", "Time until an answer begins.", "layer")
-        self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self.answered = Answered(
+            self._counter("requests", "Requests answered.", "endpoint", "layer", "status"),
+            self._histogram("first_byte", "Time until an answer begins.", "layer"),
+        )
+        """Counts one answer."""
         self._blocks = self._gauge("blocks", "Blocks of the pool by state.", "state")
         self._totals = self._gauge(
             "prefix_cache", "Totals of the prefix cache: prompt tokens looked up and found, blocks evicted.", "of"
@@ -60,6 +62,12 @@ class Metrics:
             "of",
         )
         self._lookups = self._gauge("semantic_lookups", "Lookups of similar questions by what came of them.", "outcome")
+        self._stale = self._gauge(
+            "stale",
+            "Answers given past their time (stale-while-revalidate, stale-if-error); and answers computed anew behind them:"
+            " renewed, failed, left (too many at a time).",
+            "of",
+        )
         self._compared = self._gauge("compared_answers", "Fresh answers compared with cached ones by result.", "result")
         self._learned = self._gauge(
             "learned",
@@ -120,17 +128,6 @@ class Metrics:
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         self.described.append(Described(f"kvproxy_{name}_seconds", "histogram", text, labels))
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
-
-    def answered(self, endpoint: str, outcome: Outcome, status: int, seconds: float) -> None:
-        """Count one answer."""
-        kind = endpoint, outcome.layer, status
-        children = self._answered.get(kind)
-        if children is None:
-            # To find them by their labels takes as long as all the rest of a hit.
-            requests = self._requests.labels(endpoint, outcome.layer, str(status))
-            children = self._answered[kind] = requests, self._seconds.labels(outcome.layer)
-        children[0].inc()
-        children[1].observe(seconds)
 
     def client(self, name: str, status: int) -> None:
         """Count an answer to a client."""
@@ -223,6 +220,11 @@ class Metrics:
             self._lookups.labels(outcome).set(count)
         for result, count in compared.items():
             self._compared.labels(result).set(count)
+
+    def stale(self, counts: Mapping[str, int]) -> None:
+        """Take over the counts of answers given past their time."""
+        for name, count in counts.items():
+            self._stale.labels(name).set(count)
 
     def learned(self, overall: Overall) -> None:
         """Take over what was learned."""

@@ -12,12 +12,13 @@ from starlette.routing import Route
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
-from kvproxy.apis.request import BYTES_PER_TOKEN, Account
+from kvproxy.apis.request import BYTES_PER_TOKEN, Account, ApiRequest
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.flow.outcome import Outcome
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.cache_status import BYPASS, cache_headers
+from kvproxy.http.connections.pace import paced
 from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
@@ -25,6 +26,7 @@ from kvproxy.http.openapi.document import openapi
 from kvproxy.http.repeats.layer import GIVEN
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.settings import Settings
 
 _OURS = ("/health", "/metrics", "/ready")
 _GONE = 499
@@ -60,7 +62,7 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     raw = await whole_body(request, limits.body, limits.body_seconds)
     try:
         read = await api_request(request, api, raw, app.settings, check=forwarder is None)
-        asked = app.traced(app.rules.apply(read))
+        asked = app.traced(app.ruled(read))
         check_choices(asked.body, limits.choices)
         lifetime.shorten(asked.control.timeout)
         request.scope["state"][SEEN] = True
@@ -75,16 +77,26 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
         if forwarder is None or error.param is not None:
             raise
         return await _pass_on(request, raw), Outcome("bypass")
-    if given.again is not None:
-        request.scope["state"][GIVEN] = given
     headers = [*given.headers, *cache_headers(given.outcome)]
-    if isinstance(given.body, bytes):
-        return whole_response(given.body, given.status, headers), given.outcome
+    body = given.body
+    if isinstance(body, bytes):
+        pace = _pace(asked, app.settings) if asked.stream and given.outcome.forwarded is None else 0.0
+        if not pace:
+            if given.again is not None:
+                request.scope["state"][GIVEN] = given
+            return whole_response(body, given.status, headers), given.outcome
+        body = paced(body, given.outcome.tokens, pace)
 
     def tell(error: KvproxyError) -> bytes:
         return event(api.error(error), "error")
 
-    return RelayResponse(given.body, given.status, headers, given.close, lifetime, tell), given.outcome
+    return RelayResponse(body, given.status, headers, given.close, lifetime, tell), given.outcome
+
+
+def _pace(asked: ApiRequest, settings: Settings) -> float:
+    """Tokens a second at which a hit's stream is replayed: those of the request, of its rule or of the settings; 0 for all."""
+    given = (asked.control.pace, asked.control.ruled.pace)
+    return next((pace for pace in given if pace is not None), settings.cache.pace)
 
 
 async def models(request: Request) -> Response:
@@ -139,6 +151,7 @@ async def metrics(request: Request) -> Response:
             app.metrics.upstream(engine.status())
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.results() if observer is not None else {})
+    app.metrics.stale(app.answerer.stale)
     semantic = app.answerer.semantic
     overall = None if semantic is None or semantic.learning is None else semantic.learning.overall()
     if overall is not None:

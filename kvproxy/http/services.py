@@ -11,6 +11,7 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
 from kvproxy.flow.answer import Answerer
+from kvproxy.flow.edits import edited
 from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.quotas import Quotas
@@ -47,6 +48,12 @@ class Services:
     @cached_property
     def rules(self) -> Rules:
         return Rules(self.settings)
+
+    def ruled(self, request: ApiRequest) -> ApiRequest:
+        """A request with what its rule sets, and with the edits that hold for it."""
+        asked = self.rules.apply(request)
+        edits = self.rules.edits(asked)
+        return edited(asked, edits) if edits else asked
 
     @cached_property
     def access(self) -> Access:

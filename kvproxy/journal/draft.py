@@ -23,6 +23,7 @@ class Draft:
         parts: what the key is a digest of, by name.
         failure: what was raised.
         hit: the entry that answered.
+        stale: why it answered although its time was over: `stale-while-revalidate` or `stale-if-error`.
         lookup: what was found of similar questions.
         late: an answer was stored, but it was older than the request allows.
         lost: the lookup failed.
@@ -41,6 +42,7 @@ class Draft:
     status: int = 500
     failure: BaseException | None = None
     hit: Entry | None = None
+    stale: str | None = None
     lookup: Lookup | None = None
     late: bool = False
     lost: bool = False

@@ -14,7 +14,7 @@ seconds until it was found and answered. Thousands of them wait at a time, and o
 def hit_of(draft: Draft) -> Hit | None:
     """The plain values of an exact hit; None of any other request."""
     entry = draft.hit
-    if entry is None or draft.layer != "exact" or draft.key is None:
+    if entry is None or draft.layer != "exact" or draft.key is None or draft.stale is not None:
         return None
     tags = draft.request.control.tags if draft.request is not None else ()
     same = (draft.tenant, entry.model, draft.api, tags, draft.status)

@@ -122,7 +122,8 @@ class Past:
         row = self._connection.execute(sql, [key, now + _SLACK]).fetchone()
         if row is not None:
             expired = row[0] == "expired" and known is not None and known.expires is not None
-            return str(row[0]), known.expires if known is not None and expired else float(row[1])
+            # One that was marked as expired had more time when it was stored.
+            return str(row[0]), min(known.expires, row[1]) if known is not None and expired else float(row[1])
         if known is None or known.entry is None:
             return None
         # Housekeeping may not have come by yet; and what another process removed is not told here.

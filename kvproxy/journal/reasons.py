@@ -20,6 +20,8 @@ from kvproxy.journal.draft import Draft
 REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",
     "hit-semantic": "A similar question was stored, and its answer serves this one.",
+    "stale-while-revalidate": "A stored answer was given although its time is over, and is computed anew meanwhile.",
+    "stale-if-error": "A stored answer was given although its time is over, since no fresh one could be had.",
     "hit-shared": "An identical request was under way, and this one got its answer.",
     "prefix-N%": "Nothing stored fits, as with `miss-new`; the backend reused N percent of the prompt.",
     "miss-new": "Nothing like it was asked before, as far as the journal goes.",
@@ -118,6 +120,8 @@ def reason_of(draft: Draft) -> str:
     if draft.left:
         return "gone-reading"
     if draft.layer in ("exact", "semantic"):
+        if draft.stale is not None:
+            return draft.stale
         return f"hit-{draft.layer}"
     if draft.layer == "bypass":
         return "bypass-unread"

@@ -225,10 +225,13 @@ class Writer:
 
     def _text(self, draft: Draft) -> tuple[str | None, bytes | None]:
         """What is kept of a request's text."""
-        if self._settings.text == "none" or draft.request is None or draft.parts is None:
+        if draft.request is None or draft.parts is None:
+            return None, None
+        kept = draft.request.control.ruled.text or self._settings.text
+        if kept == "none":
             return None, None
         shown = draft.request.api.shown(draft.request.body)
-        whole = written(draft.parts) if self._settings.text == "all" else None
+        whole = written(draft.parts) if kept == "all" else None
         if self._redact is not None:
             try:
                 shown = self._redact(shown)

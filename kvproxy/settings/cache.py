@@ -67,6 +67,23 @@ class CacheSettings(BaseModel):
     max_ttl: float | None = Field(
         None, gt=0, description="Most seconds that a request may ask for with x-kvproxy-ttl; as many as ttl if unset."
     )
+    stale_while_revalidate: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds beyond its time in which a stored response is served once more while it is computed anew.",
+    )
+    stale_if_error: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds beyond its time in which a stored response is served where no fresh answer can be had: nothing"
+        " answers, in time or at all, or with a status of 500 or more.",
+    )
+    pace: float = Field(
+        0.0,
+        ge=0,
+        description="Tokens a second at which the stream of a stored response is replayed, for clients that need it; 0: as"
+        " fast as possible.",
+    )
     max_response_bytes: int = Field(
         8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
     )

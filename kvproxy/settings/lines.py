@@ -9,6 +9,14 @@ _KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
 Place = tuple[str | int, ...]
 
 
+class Misplaced(ValueError):
+    """A setting that does not fit another one; `place` says where it stands."""
+
+    def __init__(self, message: str, place: Place) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 def line_of(text: str, place: Sequence[str | int]) -> int | None:
     """The line, from 1, of a setting, or else of the table that it should be in.
 

@@ -30,7 +30,7 @@ from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.settings.lines import line_of
+from kvproxy.settings.lines import Misplaced, line_of
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.slots import SlotSettings
@@ -121,12 +121,32 @@ class Settings(BaseSettings):
         return read_url(value).url if value else None
 
     @model_validator(mode="after")
+    def _rules_fit(self) -> "Settings":
+        """A rule can only name what there is."""
+        edits = {edit.name for edit in self.edits}
+        for place, rule in enumerate(self.rules):
+
+            def unfit(name: str, why: str, place: int = place, rule: RuleSettings = rule) -> Misplaced:
+                return Misplaced(f"the rule {rule.name}: {why}", ("rules", place, name))
+
+            if unknown := set(rule.edits or ()) - edits:
+                raise unfit("edits", f"there is no edit {min(unknown)!r}")
+            if rule.policy == "learned" and self.cache.policy != "learned":
+                raise unfit("policy", 'learned needs cache.policy = "learned", under which the policy learns')
+            if rule.policy == "checked" and self.cache.verifier == "none":
+                raise unfit("policy", "checked needs a verifier, and cache.verifier is none")
+        return self
+
+    @model_validator(mode="after")
     def _nothing_in_clear(self) -> "Settings":
         """Chunks hold the tokens of prompts, which redaction cannot change; the journal's file is not encrypted."""
-        if self.encryption.enabled and self.journal.enabled and self.journal.text != "none":
-            raise ValueError(
-                'journal.text would keep the words of requests in clear beside an encrypted store: set it to "none"'
-            )
+        if self.encryption.enabled and self.journal.enabled:
+            why = 'would keep the words of requests in clear beside an encrypted store: set it to "none"'
+            if self.journal.text != "none":
+                raise ValueError(f"journal.text {why}")
+            for place, rule in enumerate(self.rules):
+                if rule.journal_text not in (None, "none"):
+                    raise Misplaced(f"journal_text of the rule {rule.name} {why}", ("rules", place, "journal_text"))
         kept = [name for name in ("disk", "redis") if getattr(self.tiers, name) is not None]
         if kept and self.redaction.enabled and not self.encryption.enabled:
             raise ValueError(
@@ -200,14 +220,20 @@ def load_settings(**flags: Any) -> Settings:
 def _explained(error: ValidationError, file: Path, flags: Set[str]) -> SettingsError:
     """What is wrong with the first setting that is wrong, and where in the file it stands, unless it was set elsewhere."""
     first = error.errors()[0]
-    told, place = _told(first), first["loc"]
+    told, place = _told(first), _place(first)
     elsewhere = not place or place[0] in flags or "KVPROXY_" + "__".join(map(str, place)).upper() in os.environ
     line = None if elsewhere or not file.is_file() else line_of(file.read_text(), place)
     return told if line is None else SettingsError(f"{told.message} ({file}, line {line})", param=told.param)
 
 
+def _place(first: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Where the setting stands that is wrong."""
+    cause = first.get("ctx", {}).get("error")
+    return cause.place if isinstance(cause, Misplaced) else first["loc"]
+
+
 def _told(first: Mapping[str, Any]) -> SettingsError:
-    path = ".".join(str(part) for part in first["loc"]) or "settings"
+    path = ".".join(map(str, _place(first))) or "settings"
     # What is given may be a secret: our own messages show what may be shown, and an unknown setting is told by its name.
     if first["type"] == "value_error":
         return SettingsError(f"setting {path}: {first['msg'].removeprefix('Value error, ')}", param=path)

@@ -1,8 +1,13 @@
 """Rules: the first that matches holds, they change without a restart, and a broken file changes nothing."""
 
+import asyncio
+import contextlib
+import json
 import re
 import signal
-from collections.abc import Iterator
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -11,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.errors import SettingsError
@@ -23,6 +28,7 @@ from kvproxy.settings.rules import RuleSettings
 from tests.backends.fleets import until
 from tests.commands.run import kvproxy, result
 from tests.http.test_lifetimes import process
+from tests.http.test_upstream import PARTS
 from tests.requests import api_request
 from tests.servers import run_app, run_proxy
 
@@ -142,7 +148,7 @@ def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None
     headers = {"cache-control": "similarity=0.95, max-error=0.5, level=0.7"}
     control = rules.apply(api_request({"model": "m"}, headers=headers)).control
     assert (control.limits.similarity, control.limits.max_error, control.limits.level) == (0.95, 0.01, 0.7)
-    assert not control.semantic
+    assert not control.ruled.semantic
 
 
 TEXT = st.sampled_from(["m", "m1", "x", "client:m", ""])
@@ -194,3 +200,159 @@ def test_the_file_of_init_says_every_setting_and_sets_none(tmp_path: Path) -> No
     assert load_settings(data=tmp_path) == plain
     assert "# [[rules]]" in tables
     assert kvproxy("init", "--data", tmp_path).returncode == 2
+
+
+def rule(**sets: object) -> dict[str, object]:
+    return {"name": "r", "headers": {"x-team": "ours"}} | sets
+
+
+@contextlib.contextmanager
+def ruled(tmp_path: Path, upstream: str, *rules: dict[str, object], **more: object) -> Iterator[tuple[str, Services]]:
+    cache = {"judge": "none", "ttl": 5000} | more.pop("cache", {})  # type: ignore[operator]
+    with run_proxy(load_settings(data=tmp_path, upstream=upstream, rules=rules, cache=cache, **more)) as running:
+        yield running
+
+
+def chat(url: str, body: dict[str, object], **headers: str) -> str:
+    named = {"cache-control": "confirm"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    question = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=question | body, headers=named).raise_for_status()
+    return "hit" if "; hit" in answer.headers["cache-status"] else "miss"
+
+
+def test_a_rule_says_which_fields_and_headers_make_a_key(upstream: str, tmp_path: Path) -> None:
+    sets = rule(ignore=["seed", "vendor.run"], key_headers=["X-Region"], key_fields=["metadata.project"])
+    with ruled(tmp_path, upstream, sets, cache={"semantic": False}) as (url, services):
+        ours = {"x_team": "ours"}
+        assert chat(url, {"seed": 1, "vendor": {"run": 1, "kind": "a"}}, **ours) == "miss"
+        assert chat(url, {"seed": 2, "vendor": {"run": 2, "kind": "a"}}, **ours) == "hit"
+        assert chat(url, {"vendor": {"kind": "a"}}, **ours) == "hit"
+        assert chat(url, {"seed": 1, "vendor": {"run": 1, "kind": "b"}}, **ours) == "miss"
+        assert chat(url, {}, x_region="eu-secret", **ours) == "miss"
+        assert chat(url, {}, x_region="us", **ours) == "miss"
+        assert chat(url, {}, x_region="us", **ours) == "hit"
+        assert chat(url, {"metadata": {"project": "a"}}, **ours) == "miss"
+        assert chat(url, {"metadata": {"project": "a", "other": 1}}, **ours) == "hit"
+        assert chat(url, {"metadata": {"project": "b"}}, **ours) == "miss"
+        # Without the rule, such fields make a key and such headers none.
+        assert chat(url, {"seed": 3}) == "miss"
+        assert chat(url, {"seed": 4}) == "miss"
+        assert chat(url, {"seed": 4}, x_region="us") == "hit"
+        services.answerer.journal.latest(1)
+    # A header of a key may be secret: it stands nowhere in clear.
+    assert b"eu-secret" not in b"".join(file.read_bytes() for file in tmp_path.iterdir() if file.is_file())
+
+
+def test_a_rule_decides_how_similar_questions_are_judged(upstream: str, tmp_path: Path) -> None:
+    one = "How do I open a port in the firewall of my server?"
+    other = "How can I open a port in the firewall of my server?"
+    strict = rule(name="cosine", headers={"x-team": "theirs"}, policy="threshold", similarity=0.9999)
+    loose = rule(name="checked", policy="checked", level=0.9)
+    with ruled(tmp_path, upstream, loose, strict) as (url, _):
+        ask(url, one, cache_control="confirm")
+        told = ask(url, other, path="admin/explain", x_team="ours").json()["semantic"]
+        assert (told["policy"], told["level"], told["max_error"]) == ("checked", 0.9, None)
+        told = ask(url, other, path="admin/explain", x_team="theirs").json()["semantic"]
+        assert (told["policy"], told["threshold"]) == ("threshold", 0.9999)
+        assert told["neighbours"][0]["verdict"] == "below threshold"
+        assert told["neighbours"][0]["score"] is None
+        assert "semantic" in ask(url, other, x_team="ours").headers["cache-status"]
+        assert "hit" not in ask(url, other + " ", x_team="theirs").headers["cache-status"]
+
+
+def test_a_rule_sets_stale_times_and_what_the_journal_keeps(upstream: str, tmp_path: Path) -> None:
+    sets = rule(ttl=7, stale_while_revalidate=8, stale_if_error=9, journal_text="all")
+    with ruled(tmp_path, upstream, sets, journal={"text": "beginning"}) as (url, services):
+        long = f"a question of many {'words ' * 60}"
+        ask(url, f"{long} ours", x_team="ours")
+        ask(url, f"{long} theirs")
+        (entry,) = [each for each in services.answerer.store.ls() if each.prompt.endswith("ours")]
+        times = (round(entry.expires - entry.created), entry.stale_while_revalidate, entry.stale_if_error)
+        assert times == (7, 8, 9)
+        services.answerer.journal.latest(1)
+        with sqlite3.connect(tmp_path / "journal.db") as journal:
+            kept = journal.execute("select text, whole from prompts order by number").fetchall()
+    assert [(text.startswith("a question"), whole is not None) for text, whole in kept] == [(True, True), (True, False)]
+
+
+def test_a_rule_says_which_edits_are_made(upstream: str, tmp_path: Path) -> None:
+    edits = [
+        {"name": "date", "action": "strip", "pattern": r"(\d{4}-\d\d-\d\d)", "role": "user"},
+        {"name": "noise", "action": "strip", "pattern": "(#+)", "role": "user"},
+    ]
+    with ruled(tmp_path, upstream, rule(edits=["date"]), edits=edits, cache={"semantic": False}) as (url, services):
+        ask(url, "on 2026-11-20 ##", x_team="ours")
+        ask(url, "on 2026-11-20 ##")
+        assert {entry.prompt: entry.tags for entry in services.answerer.store.ls()} == {
+            "on  ##": ("edit:date",),
+            "on  ": ("edit:date", "edit:noise"),
+        }
+
+
+def test_a_rule_or_a_request_paces_the_stream_of_a_hit(upstream: str, tmp_path: Path) -> None:
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+    with ruled(tmp_path, upstream, rule(pace=1000.0)) as (url, _), httpx.Client(base_url=url) as client:
+
+        def events(**headers: str) -> tuple[bool, bytes]:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            with client.stream("POST", "/v1/chat/completions", json=body, headers=named) as answer:
+                return "transfer-encoding" in answer.headers, b"".join(answer.iter_raw())
+
+        ask(url, cache_control="confirm")
+        at_once, whole = events()
+        assert not at_once
+        assert events(x_team="ours") == (True, whole)
+        assert events(x_kvproxy_pace="5000") == (True, whole)
+        assert events(x_team="ours", x_kvproxy_pace="0") == (False, whole)
+        refused = client.post("/v1/chat/completions", json=body, headers={"x-kvproxy-pace": "fast"})
+        assert (refused.status_code, "tokens a second" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("sets", "line", "why"),
+    [
+        ("policy = 'learned'", 6, "needs cache.policy"),
+        ("edits = ['none']", 6, "there is no edit 'none'"),
+        ("ignore = ['messages']", 6, "messages says what is asked"),
+        ("key_headers = ['Authorization']", 6, "says who asks"),
+        ("stale_if_error = -1", 6, "greater than or equal"),
+        ("journal_text = 'some'", 6, "'beginning' or 'all'"),
+    ],
+)
+def test_what_a_rule_cannot_set_is_refused_with_its_line(tmp_path: Path, sets: str, line: int, why: str) -> None:
+    (tmp_path / "kvproxy.toml").write_text(f"[cache]\npolicy = 'checked'\n\n[[rules]]\nname = 'r'\n{sets}\n")
+    with pytest.raises(SettingsError, match=why) as raised:
+        load_settings(data=tmp_path)
+    assert f"line {line}" in raised.value.message
+
+
+def test_a_reload_harms_no_stream_under_way_and_holds_for_the_next_request(tmp_path: Path) -> None:
+    go = threading.Event()
+    parts = [b"data: " + json.dumps(part).encode() + b"\n\n" for part in PARTS] + [b"data: [DONE]\n\n"]
+
+    async def slow(request: Request) -> Response:
+        async def events() -> AsyncIterator[bytes]:
+            yield parts[0]
+            await asyncio.to_thread(go.wait, 20)
+            for part in parts[1:]:
+                yield part
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    file = tmp_path / "kvproxy.toml"
+    file.write_text("[[rules]]\nname = 'long'\nttl = 70000\n")
+    app = Starlette(routes=[Route("/v1/chat/completions", slow, methods=["POST"])])
+    with run_app(app) as upstream, run_proxy(load_settings(data=tmp_path, upstream=upstream)) as (url, services):
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "one"}]}
+        with httpx.Client(base_url=url) as client:
+            with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                chunks = answer.iter_raw()
+                begun = next(chunks)
+                file.write_text("[[rules]]\nname = 'never'\ncache = false\n")
+                assert result("reload", url=url) == {"rules": 1}
+                go.set()
+                assert b"".join([begun, *chunks]) == b"".join(parts)
+            # What was under way keeps its rule; the next request has the new one.
+            until(lambda: lifetime(services, "one") == 70_000)
+            again = client.post("/v1/chat/completions", json=body)
+    assert again.headers["cache-status"] == "kvproxy; fwd=request"

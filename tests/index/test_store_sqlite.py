@@ -80,7 +80,7 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
     apply_steps(connection, NAME, STEPS[:2])
     entry = make_entry("an old question")
     row = entry.row()
-    for name in ("tags", "backend", "request_id"):
+    for name in ("tags", "backend", "request_id", "stale_while_revalidate", "stale_if_error"):
         del row[name]
     Database(connection)["responses"].insert(row)
     Database(connection)["vectors"].insert(

@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
     "kvproxy.trace": set(),
-    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.settings"},
+    "kvproxy.ruled": {"kvproxy.index"},
+    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.ruled", "kvproxy.settings"},
     "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.settings": {"kvproxy.errors"},
@@ -48,14 +49,14 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.routing": set(),
     "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
-    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "trace"))},
+    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "ruled", "trace"))},
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
     "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
     "kvproxy.backends.prefix": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
     "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis"))},
     "kvproxy.telemetry": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis", "journal", "trace"))},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(
-        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses", "journal")
+        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses", "journal", "ruled")
     )},
     "kvproxy.backends": {"kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "routing", "apis",

@@ -73,7 +73,7 @@ class Repeater:
                 entry = self._store.find(key)
                 if entry is None or entry.id != again.entry.id:
                     return False
-                again.version = version
+                again.entry, again.version = entry, version
         except CacheStoreError:
             # The store has said so; the usual way tells what is to be done.
             return False

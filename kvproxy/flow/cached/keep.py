@@ -9,6 +9,7 @@ from functools import partial
 from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.cached.directives import Directives, first, read_directives
 from kvproxy.flow.flight.source import Source
 from kvproxy.flow.keys import CacheKey
 from kvproxy.flow.learning.observer import Observer
@@ -33,6 +34,7 @@ class Asked:
     Attributes:
         cacheable: whether an equal request may be given the same answer.
         draft: its record, as far as it goes.
+        spare: the stored answer to an equal request that is past its time, for the case that no other can be had.
         near: what was found of similar questions, whose answers the fresh one may be compared with.
     """
 
@@ -40,6 +42,7 @@ class Asked:
     key: CacheKey
     cacheable: bool
     draft: Draft
+    spare: Entry | None = None
     near: Lookup | None = None
 
 
@@ -72,22 +75,29 @@ class Shelf:
         self._journal = journal
         self._under_way: set[asyncio.Task[str | None]] = set()
 
-    def lifetime(self, request: ApiRequest) -> float:
-        """Seconds that an answer is kept: those that the request asks for, as far as it may, or those of its rule."""
-        asked, ruled = request.control.ttl, request.control.usual_ttl
+    def lifetime(self, request: ApiRequest, said: Directives = Directives()) -> float:
+        """Seconds that an answer is served: those that the request asks for, as far as it may, or those of its rule.
+
+        Args:
+            said: what its upstream says, which goes before the settings.
+        """
+        asked, ruled = request.control.ttl, request.control.ruled.ttl
         if asked is None and ruled is not None:
             return ruled
-        usual = ruled or self.settings.ttl
+        usual = first((ruled, said.max_age), self.settings.ttl)
         longest = usual if self.settings.max_ttl is None else self.settings.max_ttl
         return min(usual if asked is None else asked, longest)
 
-    async def put(self, asked: Asked, whole: JsonObject) -> str | None:
+    async def put(self, asked: Asked, whole: JsonObject, said: Directives) -> str | None:
         """Keep an answer within the time that there is for it, or behind its client's back.
+
+        Args:
+            said: what its upstream says of its keeping.
 
         Returns:
             The entry's id; None where it is not kept, or not yet.
         """
-        task = asyncio.create_task(self._put(asked, whole))
+        task = asyncio.create_task(self._put(asked, whole, said))
         self._under_way.add(task)
         task.add_done_callback(self._landed)
         patient = asked.request.control.confirm or len(self._under_way) > _MOST_BEHIND
@@ -106,10 +116,15 @@ class Shelf:
         if self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _put(self, asked: Asked, whole: JsonObject) -> str | None:
+    async def _put(self, asked: Asked, whole: JsonObject, said: Directives) -> str | None:
         """Keep an answer, and have it compared with that of a similar question; the entry's id, None where it is not kept."""
         request, key, now = asked.request, asked.key, self._clock()
         if not request.api.keeps(whole, request.body):
+            return None
+        ruled, usual, lifetime = request.control.ruled, self.settings, self.lifetime(request, said)
+        stale_while = first((ruled.stale_while_revalidate, said.stale_while_revalidate), usual.stale_while_revalidate)
+        stale_error = first((ruled.stale_if_error, said.stale_if_error), usual.stale_if_error)
+        if lifetime + stale_while + stale_error <= 0:
             return None
         prompt_tokens, completion_tokens = request.api.usage(whole)
         entry = Entry(
@@ -120,16 +135,18 @@ class Shelf:
             model=request.model,
             endpoint=request.api.name,
             prompt=key.text or key.prompt,
-            semantic=key.text is not None and self._cache.searches and request.control.semantic,
+            semantic=key.text is not None and self._cache.searches and ruled.semantic,
             request=request.raw,
             response=dumps(whole),
             created=now,
-            expires=now + self.lifetime(request),
+            expires=now + lifetime,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
-            tags=request.control.tags,
+            tags=tuple(sorted({*request.control.tags, *said.tags})) if said.tags else request.control.tags,
             backend=self._backend,
             request_id=request.request_id,
+            stale_while_revalidate=stale_while,
+            stale_if_error=stale_error,
         )
         near, observer = asked.near, self._observer
         if near is not None and near.skipped:
@@ -179,7 +196,9 @@ class FlightKeeper:
             if whole is not None:
                 source.usage = self._asked.request.api.usage(whole)
             self._tell(source, whole)
-            return await self._shelf.put(self._asked, whole) if whole is not None and self._keeps(source) else None
+            if whole is None or not self._keeps(source):
+                return None
+            return await self._shelf.put(self._asked, whole, read_directives(source.headers))
         except CacheStoreError:
             # The store has said so, once for all answers.
             return None

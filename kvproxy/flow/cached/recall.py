@@ -11,11 +11,11 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.cached.again import Again
 from kvproxy.flow.cached.keep import Asked
 from kvproxy.flow.flight.source import EVENTS, JSON
-from kvproxy.flow.outcome import Answer, Match, Outcome
+from kvproxy.flow.outcome import Answer, Match, Outcome, Stale
 from kvproxy.flow.recording import trail
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.lookup import Lookup
+from kvproxy.index.lookup import FRESH, KEPT, Lookup
 from kvproxy.index.redactor import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.settings import CacheSettings
@@ -42,6 +42,8 @@ class Recall:
         self._clock = clock
         self.outcomes: Counter[str] = Counter()
         """Semantic lookups by what came of them."""
+        self.stale: Counter[str] = Counter()
+        """Answers that were given past their time."""
 
     async def equal(self, asked: Asked) -> Answer | None:
         """The stored answer of an equal request."""
@@ -60,26 +62,83 @@ class Recall:
             asked.draft.lost = True
         return None
 
-    async def similar(self, asked: Asked) -> tuple[Answer | None, Lookup | None]:
-        """The answer to a similar question; without one, those whose answers a fresh one may be compared with."""
+    async def spare(self, asked: Asked) -> Entry | None:
+        """The stored answer of an equal request that is past its time, but within one of its stale times."""
+        if asked.draft.lost or asked.draft.late:
+            return None
+        try:
+            return await self._cache.find_stale(asked.key.exact)
+        except CacheStoreError:
+            return None
+
+    async def once_more(self, asked: Asked) -> Answer | None:
+        """The answer of an equal request that may be given while it is computed anew."""
+        if asked.spare is None or self._stale(asked.spare, asked) != "stale-while-revalidate":
+            return None
+        return await self._hit(asked, asked.spare, None, "stale-while-revalidate")
+
+    async def in_stead(self, asked: Asked) -> Answer | None:
+        """What may be given where no answer can be had: that of an equal request, else that of a similar question."""
+        if asked.draft.passed is not None or not asked.cacheable:
+            return None
+        if asked.spare is not None and self._stale(asked.spare, asked, failed=True) is not None:
+            return await self._hit(asked, asked.spare, None, "stale-if-error")
+        hit, _ = await self.similar(asked, failed=True)
+        return hit
+
+    def _stale(self, entry: Entry, asked: Asked, *, failed: bool = False) -> Stale | None:
+        """Why an entry that is past its time may be given; None where it may not.
+
+        Args:
+            failed: no other answer can be had.
+        """
+        control, now = asked.request.control, self._clock()
+        freshness = entry.freshness(now)
+        if freshness in ("fresh", "over"):
+            return None
+        if not failed:
+            # Who says how old an answer may be wants none that is past its time.
+            return (
+                "stale-while-revalidate" if freshness == "stale-while-revalidate" and control.max_age is None else None
+            )
+        if control.stale_if_error is None:
+            return "stale-if-error" if control.max_age is None else None
+        return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
+
+    async def similar(self, asked: Asked, *, failed: bool = False) -> tuple[Answer | None, Lookup | None]:
+        """The answer to a similar question; without one, those whose answers a fresh one may be compared with.
+
+        Args:
+            failed: no fresh answer can be had, so that one past its time may do.
+        """
         request, key = asked.request, asked.key
-        if asked.draft.lost or not request.control.semantic:
+        if asked.draft.lost or not request.control.ruled.semantic:
             return None, None
         try:
             if self._semantic is None or key.text is None or not await self._cache.compares(key.text):
                 return None, None
             # Who takes no other answer than a cached one has nothing else to wait for.
-            seconds = None if request.control.only_if_cached else self._settings.budget
+            seconds = None if failed or request.control.only_if_cached else self._settings.budget
             lookup = await self._semantic.lookup(
-                key.namespace, key.text, limits=request.control.limits, seconds=seconds
+                key.namespace,
+                key.text,
+                limits=request.control.limits,
+                seconds=seconds,
+                explore=not failed,
+                served=KEPT if failed else FRESH,
+                policy=request.control.ruled.policy,
             )
             asked.draft.judged, asked.draft.lookup = time.perf_counter(), lookup
             self.outcomes[lookup.outcome] += 1
-            if lookup.entry is None or self._settings.shadow or not self._young(lookup.entry, request):
+            entry = lookup.entry
+            if entry is None or self._settings.shadow:
+                return None, lookup
+            stale = self._stale(entry, asked, failed=failed)
+            if stale is None and not (entry.expires > self._clock() and self._young(entry, request)):
                 return None, lookup
             if self._semantic.learning is not None:
                 self._semantic.learning.served(lookup)
-            return await self._hit(asked, lookup.entry, _match(lookup)), None
+            return await self._hit(asked, entry, _match(lookup), stale), None
         except CacheStoreError:
             # The store has said so, once for all requests.
             pass
@@ -95,7 +154,7 @@ class Recall:
         oldest = request.control.max_age
         return oldest is None or self._clock() - entry.created <= oldest
 
-    async def _hit(self, asked: Asked, entry: Entry, match: Match | None) -> Answer:
+    async def _hit(self, asked: Asked, entry: Entry, match: Match | None, stale: Stale | None = None) -> Answer:
         request, headers, body = asked.request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]
@@ -109,16 +168,23 @@ class Recall:
             "exact" if match is None else "semantic",
             entry=entry.id,
             age=max(0.0, now - entry.created),
-            ttl=max(0.0, entry.expires - now),
+            ttl=entry.expires - now,
+            stale=stale,
+            tokens=entry.completion_tokens,
             match=match,
         )
+        if stale is not None:
+            self.stale[stale] += 1
+            asked.draft.stale = stale
         trail.hit(asked.draft, outcome, entry)
-        again = (
-            Again(asked, entry)
-            if match is None and request.control.max_age is None and request.account is None
-            else None
-        )
-        return Answer(200, headers, body, outcome, again=again)
+        return Answer(200, headers, body, outcome, again=Again(asked, entry) if _simple(asked, outcome) else None)
+
+
+def _simple(asked: Asked, outcome: Outcome) -> bool:
+    """Whether a hit may be given again as it is: nothing was weighed for it, and nobody counts or traces its requests."""
+    request = asked.request
+    weighed = outcome.layer != "exact" or outcome.stale is not None or request.control.max_age is not None
+    return not weighed and request.account is None and request.trace is None
 
 
 def _match(lookup: Lookup) -> Match:

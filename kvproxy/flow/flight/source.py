@@ -119,7 +119,8 @@ def forbids_keeping(headers: Headers, request: ApiRequest) -> bool:
     if directives & {"no-store", "private"} or "*" in varying:
         return True
     # Only what the request said could have made the answer another one; who asks is part of the key already.
-    return any(name in request.headers for name in varying - _SAME_FOR_ALL)
+    keyed = request.control.ruled.key_headers
+    return any(name in request.headers for name in varying - _SAME_FOR_ALL.union(keyed))
 
 
 async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:

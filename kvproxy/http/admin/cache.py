@@ -16,7 +16,7 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.policies.policy import Overall
-from kvproxy.index.store import EVERYTHING, Filter, UsageBy
+from kvproxy.index.store import EVERYTHING, Filter, PurgedBy, UsageBy
 from kvproxy.index.transfer import IMPORT_BATCH, export_lines, read_lines
 
 _USAGE_BY: dict[str, UsageBy] = {by: by for by in get_args(UsageBy)}
@@ -89,8 +89,8 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
 async def queue(request: Request) -> Response:
     """`?limit=N`: the responses that go next if the store is full."""
     limit = int(number(request.query_params.get("limit", "20"), "limit"))
-    entries = await asyncio.to_thread(services(request).answerer.store.queue, limit)
-    return reply([entry.summary() for entry in entries])
+    queued = await asyncio.to_thread(services(request).answerer.store.queue, limit)
+    return reply([each.summary() for each in queued])
 
 
 async def usage(request: Request) -> Response:
@@ -125,18 +125,35 @@ async def find_entry(app: Services, prefix: str) -> Entry:
 
 
 async def delete(request: Request) -> Response:
-    app = services(request)
-    entry = await find_entry(app, request.path_params["id"])
-    return reply({"removed": await app.answerer.cache.remove([entry.id])})
+    """`?soft=true`: the entry's time ends now, so that only its stale times are left."""
+    entry = await find_entry(services(request), request.path_params["id"])
+    return await _purged(request, [entry.id], f"id={entry.id}")
+
+
+async def _purged(request: Request, ids: list[str], what: str) -> Response:
+    """Remove entries, or let their time end now."""
+    cache = services(request).answerer.cache
+    by = PurgedBy(f"admin at {request.client.host if request.client is not None else 'a socket'}", what)
+    soft = request.query_params.get("soft") == "true"
+    return reply({"removed": await (cache.expire_now if soft else cache.remove)(ids, by)})
+
+
+async def purges(request: Request) -> Response:
+    """`?limit=N`: what was removed by the operator, the last first."""
+    limit = int(number(request.query_params.get("limit", "20"), "limit"))
+    return reply(await asyncio.to_thread(services(request).answerer.store.purges, limit))
 
 
 async def delete_many(request: Request) -> Response:
+    """`?soft=true`: as for one."""
     app, query = services(request), request.query_params
     where = _filter(query)
     if where == EVERYTHING and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
-    return reply({"removed": await app.answerer.cache.remove(ids)})
+    # The list of purges is neither encrypted nor redacted.
+    clear = not (app.settings.encryption.enabled or app.settings.redaction.enabled)
+    return await _purged(request, ids, where.said(texts=clear))
 
 
 async def export(request: Request) -> Response:
@@ -164,6 +181,7 @@ ROUTES = [
     Route("/cache", list_entries, methods=["GET"]),
     Route("/cache", delete_many, methods=["DELETE"]),
     Route("/cache/stats", stats, methods=["GET"]),
+    Route("/cache/purges", purges, methods=["GET"]),
     Route("/cache/queue", queue, methods=["GET"]),
     Route("/cache/usage", usage, methods=["GET"]),
     Route("/cache/export", export, methods=["GET"]),

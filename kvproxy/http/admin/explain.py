@@ -24,7 +24,7 @@ async def explain_request(request: Request) -> Response:
     raw = await whole_body(request, app.settings.limits.body)
     # Our own query says which API it is; it is no part of the request that is explained.
     asked = replace(await api_request(request, api, raw, app.settings, check=True), query="")
-    return reply(await explain(app.answerer, app.prefix, app.rules.apply(asked)))
+    return reply(await explain(app.answerer, app.prefix, app.ruled(asked)))
 
 
 ROUTES = [Route("/explain", explain_request, methods=["POST"])]

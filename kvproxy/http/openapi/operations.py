@@ -41,6 +41,7 @@ _FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search"
 }
 _SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0}
 _CHAT = "ChatRequest"
+_YES = one_of("true", "false")
 _NAMES = {"chat": _CHAT, "completions": "CompletionsRequest", "messages": "MessagesRequest"} | {
     "responses": "ResponsesRequest",
     "embeddings": "EmbeddingsRequest",
@@ -84,16 +85,20 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("get", "/admin/cache", "List stored responses, the newest first.", query={"limit": number(0)} | _FILTERS),
     Operation(
-        "delete", "/admin/cache", "Remove the responses that fit.", query={"all": one_of("true", "false")} | _FILTERS
+        "delete",
+        "/admin/cache",
+        "Remove the responses that fit, or mark them as expired.",
+        query={"all": _YES, "soft": _YES} | _FILTERS,
     ),
     Operation("get", "/admin/cache/stats", "Figures of the stored responses."),
+    Operation("get", "/admin/cache/purges", "List what was removed by hand.", query={"limit": number(0)}),
     Operation("get", "/admin/cache/queue", "List them in the order of their eviction.", query={"limit": number(0)}),
     Operation("get", "/admin/cache/usage", "Tell who stores how much.", query={"by": TEXT}),
     Operation("post", "/admin/reload", "Read the rules again."),
     Operation("get", "/admin/cache/export", "Every stored response, a line each.", gives=LINES),
     Operation("post", "/admin/cache/import", "Take the lines of an export back.", takes=LINES),
     Operation("get", "/admin/cache/{id}", "Show the response whose id begins so."),
-    Operation("delete", "/admin/cache/{id}", "Remove the response whose id begins so."),
+    Operation("delete", "/admin/cache/{id}", "Remove the response whose id begins so.", query={"soft": _YES}),
     Operation("post", "/admin/cache/{id}/feedback", "Reject or approve a cached answer.", body="Feedback"),
     Operation("get", "/admin/upstreams", "List the upstreams."),
     Operation(

@@ -1,0 +1,94 @@
+"""Finds the neighbours of a question, and has a policy decide over them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from kvproxy.index.lookup import Lookup, judge
+from kvproxy.index.lookups import Ask
+from kvproxy.index.neighbours import Neighbours
+from kvproxy.index.observations import Observations
+from kvproxy.index.policies.policy import Policy, PolicyName
+from kvproxy.index.store import Head, Store
+
+_WIDER = 4
+"""How many times as many neighbours are looked at where some of the nearest are past their time: they would hide the others."""
+
+
+class Decider:
+    """Decides over the neighbours of questions. Any thread may use it.
+
+    Args:
+        store: the responses.
+        neighbours: finds what is near.
+        observations: knows what people rejected; None where nothing is remembered.
+        policy: decides where a question names no other.
+        other: makes the policy that a question names. It is called in the thread that looks up, and may take its time.
+        chance: uniform numbers below 1, see `lookup.judge`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        neighbours: Neighbours,
+        observations: Observations | None,
+        policy: Policy,
+        other: Callable[[PolicyName], Policy] | None,
+        chance: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._neighbours = neighbours
+        self._observations = observations
+        self._policy = policy
+        self._other = other
+        self._chance = chance
+
+    def decide(self, ask: Ask, vector: np.ndarray, besides: str = "") -> Lookup:
+        """What is found near a question.
+
+        Args:
+            vector: of the question.
+            besides: id of an entry that is left out.
+        """
+        policy = self._named(ask.policy)
+        reach = policy.reach if ask.reach is None else ask.reach
+        near, heads = self._near(ask, vector, reach, besides)
+        chance = self._chance if ask.explore else None
+        found = judge(
+            self._store,
+            self._observations,
+            policy,
+            ask.namespace,
+            ask.question,
+            near,
+            ask.limits,
+            chance,
+            served=ask.served,
+            heads=heads,
+        )
+        # What another policy decides teaches the one that learns nothing, and is not charged to its bound.
+        return found if policy is self._policy else replace(found, judged=None)
+
+    def _named(self, name: PolicyName | None) -> Policy:
+        if name is None or name == self._policy.name or self._other is None:
+            return self._policy
+        return self._other(name)
+
+    def _near(
+        self, ask: Ask, vector: np.ndarray, reach: int, besides: str
+    ) -> tuple[list[tuple[str, float]], Mapping[str, Head]]:
+        """The nearest entries, and those of them that are past their time."""
+
+        def search(most: int) -> tuple[list[tuple[str, float]], Mapping[str, Head]]:
+            found = self._neighbours.search(ask.namespace, vector, most + bool(besides))
+            near = [(id, cosine) for id, cosine in found if id != besides][:most]
+            return near, self._store.heads([id for id, _ in near]) if near else {}
+
+        near, heads = search(reach)
+        if len(near) < reach or all(head.freshness in ask.served for head in heads.values()):
+            return near, heads
+        nearest = {id for id, _ in near}
+        wider, heads = search(_WIDER * reach)
+        fresh = [id for id, _ in wider if id in heads and heads[id].freshness in ask.served][:reach]
+        return [each for each in wider if each[0] in nearest or each[0] in fresh], heads

@@ -1,0 +1,251 @@
+"""Answers past their time: given while they are computed anew, given where none can be had, and never beyond that."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.apis import APIS
+from kvproxy.backends.build import build_backend
+from kvproxy.flow.answer import Answerer
+from kvproxy.http.access.clients import Clients
+from kvproxy.http.app import create_app
+from kvproxy.http.metrics import Metrics
+from kvproxy.http.services import Services
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.journal.opening import open_journal
+from kvproxy.settings import load_settings
+from tests.backends.fleets import until
+from tests.index.doubles import HashEmbedder
+from tests.servers import run_app
+
+TTL, REVALIDATE, ERROR = 60, 30, 600
+
+
+class Model:
+    """An upstream that numbers its answers, and fails as it is told."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    def chat(self, request: Request, body: dict[str, Any]) -> Response:
+        assert self.go.wait(20)
+        self.asked.append(body["messages"][-1]["content"])
+        if self.status != 200:
+            return JSONResponse({"error": {"message": "broken"}}, self.status)
+        message = {"role": "assistant", "content": f"Answer {len(self.asked)} it is."}
+        whole: Any = {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        if body.get("stream"):
+            events = b"".join(APIS["chat"].replay(whole, body))
+            return Response(events, media_type="text/event-stream", headers=self.headers)
+        return JSONResponse(whole, headers=self.headers)
+
+
+class Proxy:
+    """A proxy whose clock the test sets, and the model behind it."""
+
+    def __init__(self, url: str, services: Services, model: Model) -> None:
+        self.url = url
+        self.services = services
+        self.model = model
+        self.now = 1000.0
+
+    def ask(self, question: str, control: str = "", **more: Any) -> httpx.Response:
+        body = {"model": "m", "messages": [{"role": "user", "content": question}]} | more
+        headers = {"cache-control": control}
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
+
+    def stored(self, question: str) -> Any:
+        (entry,) = self.services.answerer.store.ls(Filter(prompt=question))
+        return entry
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    path, model = tmp_path_factory.mktemp("stale"), Model()
+
+    async def chat(request: Request) -> Response:
+        import asyncio
+
+        return await asyncio.to_thread(model.chat, request, orjson.loads(await request.body()))
+
+    cache = {"ttl": TTL, "stale_while_revalidate": REVALIDATE, "stale_if_error": ERROR, "judge": "none"}
+    with run_app(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as upstream:
+        settings = load_settings(data=path, upstream=upstream, cache=cache, routing={"eject_after": 10_000})
+        proxy = Proxy("", None, model)  # type: ignore[arg-type]
+        store = ResponseStore(settings.store_path, clock=lambda: proxy.now)
+        semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8, guards=()))
+        built = build_backend(settings)
+        journal = open_journal(path, settings.journal, store, lambda: proxy.now)
+        responses = ResponseCache(store, semantic, clock=lambda: proxy.now)
+        answerer = Answerer(built.backend, responses, settings.cache, lambda: proxy.now, journal=journal)
+        proxy.services = Services(settings, answerer, Metrics(), built, Clients(settings))
+        with run_app(create_app(proxy.services)) as url:
+            proxy.url = url
+            yield proxy
+
+
+@pytest.fixture
+def proxy(running: Proxy) -> Proxy:
+    running.model.status, running.model.headers = 200, {}
+    running.model.asked.clear()
+    return running
+
+
+def said(answer: httpx.Response) -> str:
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return str(answer.json()["choices"][0]["message"]["content"])
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(orjson.loads(each)["choices"][0]["delta"].get("content") or "" for each in events)
+
+
+def test_what_is_past_its_time_is_given_once_more_and_computed_anew_by_one_flight(proxy: Proxy) -> None:
+    proxy.ask("first of all", "confirm")
+    proxy.now += TTL + 10
+    proxy.model.go.clear()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: proxy.ask("first of all"), range(8)))
+    proxy.model.go.set()
+    for answer in answers:
+        assert said(answer) == "Answer 1 it is."
+        assert '; hit; ttl=-10; detail="exact stale-while-revalidate"' in answer.headers["cache-status"]
+        assert answer.headers["age"] == "70"
+    until(lambda: proxy.stored("first of all").created == proxy.now)
+    assert proxy.model.asked == ["first of all"] * 2
+    fresh = proxy.ask("first of all")
+    assert (said(fresh), "ttl=60" in fresh.headers["cache-status"]) == ("Answer 2 it is.", True)
+    reasons = [record.reason for record in proxy.services.answerer.journal.latest(9)]
+    assert reasons == ["hit-exact", *["stale-while-revalidate"] * 8]
+    metrics = httpx.get(f"{proxy.url}/metrics").text
+    assert 'kvproxy_stale{of="stale-while-revalidate"} 8.0' in metrics
+    assert 'kvproxy_stale{of="renewed"} 1.0' in metrics
+
+
+def test_a_similar_question_has_the_answered_one_computed_anew(proxy: Proxy) -> None:
+    asked = "please tell me what the second thing about all of the old blocks is"
+    close = "please do tell me what the second thing about all of the old blocks is"
+    proxy.ask(asked, "confirm", stream=True)
+    proxy.now += TTL + 1
+    answer = proxy.ask(close)
+    assert said(answer) == "Answer 1 it is."
+    assert "semantic similarity=" in answer.headers["cache-status"]
+    assert "stale-while-revalidate" in answer.headers["cache-status"]
+    until(lambda: proxy.stored(asked).created == proxy.now)
+    assert proxy.model.asked == [asked, asked]
+    assert "stale" not in proxy.ask(close).headers["cache-status"]
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 529])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("similar", [False, True])
+def test_where_the_upstream_fails_what_is_past_its_time_stands_in(
+    proxy: Proxy, status: int, stream: bool, similar: bool
+) -> None:
+    asked = f"please tell me what goes on with {status} {stream} {similar} in the third of all these tests now"
+    close = asked.replace("please", "please do") if similar else asked
+    proxy.ask(asked, "confirm")
+    proxy.now += TTL + REVALIDATE + 5
+    proxy.model.status = status
+    answer = proxy.ask(close, stream=stream)
+    assert answer.status_code == 200
+    assert said(answer) == "Answer 1 it is."
+    assert f"; hit; ttl={-REVALIDATE - 5};" in answer.headers["cache-status"]
+    assert ("semantic" if similar else "exact") in answer.headers["cache-status"]
+    assert 'stale-if-error"' in answer.headers["cache-status"]
+    assert proxy.services.answerer.journal.latest(1)[0].reason == "stale-if-error"
+    # Longer ago than any stale time: the error is the client's.
+    proxy.now += ERROR
+    assert proxy.ask(close, stream=stream).status_code == status
+
+
+def test_an_upstream_that_answers_again_is_asked(proxy: Proxy) -> None:
+    proxy.ask("the fourth", "confirm")
+    proxy.now += TTL + REVALIDATE + 5
+    assert said(proxy.ask("the fourth")) == "Answer 2 it is."
+
+
+def test_a_request_may_want_nothing_that_is_past_its_time(proxy: Proxy) -> None:
+    proxy.ask("the fifth", "confirm")
+    proxy.now += TTL + 5
+    proxy.model.status = 500
+    assert proxy.ask("the fifth", "max-age=1000").status_code == 500
+    assert proxy.ask("the fifth", "no-cache").status_code == 500
+    proxy.now += REVALIDATE
+    assert proxy.ask("the fifth", "stale-if-error=34").status_code == 500
+    assert proxy.ask("the fifth", "stale-if-error=36").status_code == 200
+    assert proxy.ask("the fifth", "max-age=10, stale-if-error=36").status_code == 200
+    assert proxy.ask("the fifth", "only-if-cached").status_code == 504
+
+
+def test_a_failed_renewal_leaves_what_there_is(proxy: Proxy) -> None:
+    proxy.ask("the sixth", "confirm")
+    proxy.now += TTL + 5
+    proxy.model.status = 500
+    before = proxy.services.answerer.stale.get("failed", 0)
+    assert "stale-while-revalidate" in proxy.ask("the sixth").headers["cache-status"]
+    until(lambda: proxy.services.answerer.stale.get("failed", 0) == before + 1)
+    assert "stale-while-revalidate" in proxy.ask("the sixth").headers["cache-status"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "times", "tags"),
+    [
+        ({"cache-control": "max-age=7, stale-while-revalidate=8, stale-if-error=9"}, (7, 8, 9), ()),
+        ({"cache-control": "public, s-maxage=70, max-age=7, must-revalidate"}, (70, 0, 0), ()),
+        ({"cache-control": "max-age=soon, stale-if-error=-3"}, (TTL, REVALIDATE, ERROR), ()),
+        ({"surrogate-key": "a b", "x-kvproxy-tags": "c, d"}, (TTL, REVALIDATE, ERROR), ("a", "b", "c", "d")),
+        ({"surrogate-key": "x" * 129}, (TTL, REVALIDATE, ERROR), ()),
+    ],
+)
+def test_what_an_upstream_says_of_its_answer_is_heeded(
+    proxy: Proxy, headers: dict[str, str], times: tuple[int, int, int], tags: tuple[str, ...]
+) -> None:
+    proxy.model.headers = headers
+    question = f"the seventh {headers}"
+    proxy.ask(question, "confirm")
+    entry = proxy.stored(question)
+    assert (entry.expires - entry.created, entry.stale_while_revalidate, entry.stale_if_error) == times
+    assert entry.tags == tags
+
+
+def test_nothing_without_any_time_is_kept(proxy: Proxy) -> None:
+    proxy.model.headers = {"cache-control": "max-age=0, must-revalidate"}
+    assert "stored" not in proxy.ask("the eighth", "confirm").headers["cache-status"]
+
+
+def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.model.headers = {"surrogate-key": "soft"}
+    proxy.ask("the ninth", "confirm")
+    proxy.now += 5
+    where = {"tag": "soft", "soft": "true"}
+    assert httpx.delete(f"{proxy.url}/admin/cache", params=where).json() == {"removed": 1}
+    proxy.now += 1
+    answer = proxy.ask("the ninth")
+    assert '; hit; ttl=-1; detail="exact stale-while-revalidate"' in answer.headers["cache-status"]
+    until(lambda: proxy.stored("the ninth").created == proxy.now)
+    # The tags stay, whoever has it computed anew.
+    assert proxy.stored("the ninth").tags == ("soft",)
+    listed = httpx.get(f"{proxy.url}/admin/cache/purges").json()
+    assert listed[0] | {"who": ""} == {
+        "time": proxy.now - 1,
+        "who": "",
+        "what": "tag=soft",
+        "soft": True,
+        "entries": 1,
+    }

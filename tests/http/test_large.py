@@ -31,7 +31,9 @@ def test_a_whole_answer_of_half_a_megabyte_arrives(demo: tuple[str, Services]) -
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A proxy that takes bodies of 10,000 bytes."""
     data: Path = tmp_path_factory.mktemp("narrow")
-    with run_proxy(load_settings(data=data, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body": 10_000})) as (url, _):
+    with run_proxy(
+        load_settings(data=data, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body": 10_000})
+    ) as (url, _):
         yield url
 
 

@@ -16,7 +16,7 @@ class UpstreamSettings(BaseModel):
     connect_timeout: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
     read_timeout: float = Field(600.0, gt=0, description="Seconds to wait for the next part of an answer.")
     max_connections: int = Field(512, ge=1, description="Most open connections to an upstream.")
-    retries: int = Field(1, ge=0, description="How often to try again when no connection could be made.")
+    retries: int = Field(1, ge=0, description="How often to try again when a request could not leave.")
     api_key: PlainKey = Field(None, repr=False, description="Sent in place of the client's own key.")
     chain: bool = Field(
         False, description="The upstream is a kvproxy too: send it the client's Cache-Control and x-kvproxy-* headers."

@@ -35,6 +35,8 @@ _MADE = 60
 """Most requests that are made from the document for each route and mode; the others are changes of these."""
 _SET_LATER = ("content-length", "user-agent", "host", "x-schemathesis-testcaseid")
 _MOST_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_AS_ASKED = ("not_cached", "deadline_exceeded")
+"""Refusals that a request can ask for: with `only-if-cached`, and with a time of 0 s."""
 _WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 _MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
 
@@ -169,8 +171,9 @@ class _Client:
             self._finding.counts["not sent"] += 1
             self.close()
             return
-        self._finding.counts[f"{status // 100}xx"] += 1
-        if status >= 500:
+        asked_for = status == 504 and _code(body) in _AS_ASKED
+        self._finding.counts["504 as asked" if asked_for else f"{status // 100}xx"] += 1
+        if status >= 500 and not asked_for:
             self._finding.failures.append(f"{status}: {label}: {body[:300]!r}")
         elif status >= 400 and sent.method != "HEAD" and not _told(body):
             self._finding.failures.append(f"{status} without a message: {label}: {body[:300]!r}")
@@ -210,6 +213,12 @@ def _bound(body: dict[str, Any]) -> None:
             body[name] = 2
     if not any(name in body for name in _MOST_TOKENS):
         body["max_tokens"] = 4
+
+
+def _code(content: bytes) -> object:
+    """What a refusal calls itself."""
+    error = json.loads(content).get("error")
+    return error.get("code") if isinstance(error, dict) else None
 
 
 def _told(content: bytes) -> bool:

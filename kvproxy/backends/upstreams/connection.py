@@ -25,6 +25,7 @@ _HOP_BY_HOP = frozenset(
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # Servers close idle connections after 5 s and more; a request must not meet one that is being closed.
 _KEEPALIVE_SECONDS = 4.0
+_CLOSING = "closing transport"  # What aiohttp says of a write that was not begun.
 _LONGEST_HEADER = 64 * 1024
 _LARGE_BODY = 2**20
 
@@ -89,7 +90,10 @@ class Connection:
         try:
             answer = await self._opened.request(method, url, headers=headers, data=data, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._before_answer(error) from None
+            known = self._before_answer(error)
+            # Its head and a small body are written at once, or not at all.
+            known.unsent = known.unsent or (isinstance(data, bytes) and _ended_before(error))
+            raise known from None
         return _relayed(answer)
 
     def _before_answer(self, error: Exception) -> UpstreamError:
@@ -108,6 +112,11 @@ class Connection:
         else:
             known = UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
         return known
+
+
+def _ended_before(error: Exception) -> bool:
+    """Whether the server closed an idle connection just as it was taken, so that nothing was written to it."""
+    return isinstance(error.__cause__, aiohttp.ClientConnectionResetError) and _CLOSING in str(error.__cause__)
 
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:

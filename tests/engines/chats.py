@@ -93,6 +93,16 @@ class Tally:
     wrong: list[tuple[int, int, int]] = field(default_factory=list)
     """Number of the chat, what was predicted, and what was reported."""
 
+    def add(self, prompt_tokens: int, predicted: int, reported: int) -> None:
+        """Take one chat; say now and then how it goes."""
+        if predicted != reported:
+            self.wrong.append((self.chats, predicted, reported))
+        self.chats += 1
+        self.reused += reported
+        self.prompt_tokens += prompt_tokens
+        if self.chats % 50 == 0:
+            print(self, flush=True)
+
     def __str__(self) -> str:
         share = self.reused / max(1, self.prompt_tokens)
         return (
@@ -167,11 +177,4 @@ class Teller:
             chat = chats.next()
             predicted = self.explain(chat)["matched_tokens"]
             usage = self.ask(chat)
-            reported = usage["prompt_tokens_details"]["cached_tokens"]
-            if predicted != reported:
-                tally.wrong.append((tally.chats, predicted, reported))
-            tally.chats += 1
-            if tally.chats % 50 == 0:
-                print(tally, flush=True)
-            tally.reused += reported
-            tally.prompt_tokens += usage["prompt_tokens"]
+            tally.add(usage["prompt_tokens"], predicted, usage["prompt_tokens_details"]["cached_tokens"])

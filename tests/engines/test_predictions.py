@@ -84,10 +84,7 @@ def test_predictions_with_two_engines(engines: Path, chats: int, tmp_path: Path,
             now = {each["url"]: each["sent"] for each in teller.upstreams()}
             (took,) = (name for name in now if now[name] > before[name])
             before, reported = now, usage["prompt_tokens_details"]["cached_tokens"]
-            if told.get(took, 0) != reported:
-                tally.wrong.append((tally.chats, told.get(took, 0), reported))
-            tally.chats, tally.reused = tally.chats + 1, tally.reused + reported
-            tally.prompt_tokens += usage["prompt_tokens"]
+            tally.add(usage["prompt_tokens"], told.get(took, 0), reported)
         figures = [reuse for each in teller.upstreams() for reuse in each["reuse"].values()]
     table("predictions, two engines", f"{tally}; sent to each: {', '.join(map(str, before.values()))}")
     assert tally.wrong == []

@@ -3,8 +3,9 @@
     python -m tests.reference.vllm_groups [CHATS] [BLOCKS] [SEED]
 
 Chats with shared beginnings go through both managers as a scheduler drives them: a prompt in steps of 512 tokens, then some
-tokens of an answer, one chat at a time. Pools are small, so that blocks are evicted. Written against vLLM 0.32.0; not collected
-by pytest.
+tokens of an answer, one chat at a time. Pools are small, so that blocks are evicted. Then one request of 3,000 tokens is computed
+in steps of several sizes, and the most blocks that it holds are told for both. Written against vLLM 0.32.0; not collected by
+pytest.
 """
 
 import os
@@ -79,6 +80,28 @@ def our_chat(manager: Ours, id: str, prompt: list[int], answer: list[int]) -> in
     return found.num_tokens
 
 
+def most_held(step: int, length: int = 3000) -> tuple[int, int]:
+    """The most blocks that one prompt holds while it is computed in steps: vLLM's, and ours."""
+    theirs, ours = make(1000)
+    prompt = list(range(length))
+    request = Request(
+        "long", prompt, SamplingParams(max_tokens=1), None, block_hasher=get_request_block_hasher(SIZE, sha256_cbor)
+    )
+    own = CacheRequest("long", prompt)
+    free = (theirs.block_pool.get_num_free_blocks(), ours.pool.num_free)
+    most = (0, 0)
+    for start in range(0, length, step):
+        count = min(step, length - start)
+        assert theirs.allocate_slots(request, count) is not None
+        assert ours.allocate_slots(own, count, delay_caching=True) is not None
+        held = (free[0] - theirs.block_pool.get_num_free_blocks(), free[1] - ours.pool.num_free)
+        most = (max(most[0], held[0]), max(most[1], held[1]))
+        request.num_computed_tokens += count
+        own.num_computed_tokens += count
+        ours.cache_blocks(own, own.num_computed_tokens)
+    return most
+
+
 def main() -> int:
     chats, blocks, seed = (int(given) for given in [*sys.argv[1:], *("300", "800", "0")[len(sys.argv) - 1 :]])
     chance = random.Random(seed)
@@ -97,6 +120,10 @@ def main() -> int:
     print(
         f"{chats} chats, {blocks} blocks: {cached} tokens cached, {ours.pool.evictions} evictions; {wrong} chats differ"
     )
+    for step in (512, 2048):
+        held = most_held(step)
+        print(f"3,000 tokens in steps of {step}: at most {held[1]} blocks held, vLLM {held[0]}")
+        wrong += held[1] > held[0]
     return 1 if wrong else 0
 
 

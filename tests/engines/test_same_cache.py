@@ -1,0 +1,43 @@
+"""The same chats to a real vLLM and to the embedded engine, with equal blocks and pools: both report the same reuse."""
+
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+
+from kvproxy.settings import load_settings
+from tests.engines.chats import Chats, Tally, Teller
+from tests.engines.conftest import Table
+from tests.engines.running import HYBRID, Vllm, running
+from tests.servers import run_proxy
+
+BLOCKS, LONGEST = 260, 1024
+
+
+def test_reports_equal_those_of_vllm(engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
+    sizes = ("--max-model-len", str(LONGEST), "--num-gpu-blocks-override", str(BLOCKS))
+    vllm = Vllm(engines, HYBRID, tmp_path / "vllm.log", *sizes)
+    own = load_settings(
+        data=tmp_path / "data",
+        model=str(HYBRID.path(engines)),
+        cache={"enabled": False},
+        engine={"block_size": 32, "num_blocks": BLOCKS, "max_model_len": LONGEST, "dtype": "bfloat16"},
+    )
+    source, tally = Chats(16, 700), Tally()
+    with (
+        running(vllm),
+        run_proxy(own) as (url, _),
+        closing(Teller(vllm.url, HYBRID.name)) as theirs,
+        closing(Teller(url, str(HYBRID.path(engines)))) as ours,
+    ):
+        for _ in range(min(chats, 300)):
+            chat = source.next()
+            # What is generated is never asked about, so it may differ.
+            reports = [teller.ask(chat, max_tokens=1 + len(chat) % 3) for teller in (theirs, ours)]
+            assert reports[0]["prompt_tokens"] == reports[1]["prompt_tokens"]
+            found = [report["prompt_tokens_details"]["cached_tokens"] for report in reports]
+            tally.add(reports[0]["prompt_tokens"], found[1], found[0])
+        stats = httpx.get(f"{url}/admin/blocks/stats").raise_for_status().json()
+    table("cached tokens, vLLM and the embedded engine", f"{tally}; {stats['evictions']} evictions")
+    assert tally.wrong == []
+    assert stats["evictions"] > 0 or chats < 100

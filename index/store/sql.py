@@ -11,6 +11,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
+from kvproxy.index.store.eviction import PINNED
 from kvproxy.index.store.protocol import EVERYTHING, Filter, Head, Usage, UsageBy
 from kvproxy.index.store.sealing import Row
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
@@ -18,6 +19,7 @@ from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 _PAGE = 500
 _log = logging.getLogger("kvproxy")
 _PAGE_BYTES = 2**20
+_ALL = 2**62  # A limit that is none: SQLite takes no offset without one.
 _SKEW = 60.0  # Seconds that clocks of proxies on one store may differ.
 # What was stored in the future was stored before the clock was set back: it would outlive its time by as much.
 _LIVE = "expires > :now and created <= :soon"
@@ -113,24 +115,33 @@ class SqlStore(SqlWriter):
     def has_key(self, key: str) -> bool:
         return bool(self._query("select 1 as there from responses where key = :key", {"key": key}))
 
-    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
+    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
         self.flush()
         if (wanted := self._reader(where)) is not None:
-            found = itertools.islice(self._read(where, wanted), limit)
+            found = itertools.islice(self._read(where, wanted), offset, None if limit is None else offset + limit)
             return [entry for id in found if (entry := self.get(id)) is not None]
         condition, values = self._where(where)
-        bound = "" if limit is None else f" limit {int(limit)}"
+        bound = (
+            ""
+            if limit is None and not offset
+            else f" limit {_ALL if limit is None else int(limit)} offset {int(offset)}"
+        )
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id{bound}"
         return list(self._whole(self._query(sql, values)))
 
-    def queue(self, limit: int) -> list[Entry]:
+    def queue(self, limit: int, *, offset: int = 0) -> list[Entry]:
         self.flush()
-        # What is past its time goes before anything else.
-        sql = (
-            f"select {COLUMNS} from responses order by case when expires <= :now then 0 else 1 end, priority, id"
-            f" limit {int(limit)}"
-        )
+        # What is past its time goes before anything else. The order is made of ids alone, not of whole answers.
+        order = "case when expires <= :now then 0 else 1 end, priority, id"
+        page = f"select id from responses order by {order} limit {int(limit)} offset {int(offset)}"
+        sql = f"select {COLUMNS} from responses where id in ({page}) order by {order}"
         return list(self._whole(self._query(sql, {"now": self._clock()})))
+
+    def pinned(self) -> list[str]:
+        rows = self._query(
+            "select id from responses where priority >= :pinned order by priority, id", {"pinned": PINNED}
+        )
+        return [row["id"] for row in rows]
 
     def usage(self, by: UsageBy) -> list[Usage]:
         self.flush()

@@ -16,6 +16,7 @@ from kvproxy.commands import (
     blocks_tiers,
     cache,
     cache_encrypt,
+    cache_pin,
     cache_sums,
     calibrate,
     config,
@@ -60,6 +61,8 @@ cache.app.command("usage")(cache_sums.usage)
 cache.app.command("purges")(cache_sums.purges)
 cache.app.command("reject")(feedback.reject)
 cache.app.command("approve")(feedback.approve)
+cache.app.command("pin")(cache_pin.pin)
+cache.app.command("unpin")(cache_pin.unpin)
 app.add_typer(blocks.app, name="blocks")
 blocks.app.command("pin")(blocks_pin.pin)
 blocks.app.command("pins")(blocks_pin.pins)

@@ -67,6 +67,9 @@ class CacheAccess(Protocol):
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         """Keep a person's verdict about an entry."""
 
+    def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
+        """Have an entry make room after all others, or like others again."""
+
     def stats(self) -> dict[str, Any]:
         """Figures."""
 

@@ -83,6 +83,11 @@ class FileCache:
             observations.add([Observation.verdict(entry, right)])
         return {"id": entry, "right": right}
 
+    def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
+        entry = self._one(id)
+        self._store.pin(entry, pinned=pinned)
+        return {"id": entry, "pinned": pinned}
+
     @contextlib.contextmanager
     def _observations(self) -> Iterator[Observations]:
         observations = open_observations(self._where)

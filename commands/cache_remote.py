@@ -49,6 +49,11 @@ class RemoteCache:
         done: dict[str, Any] = self._client.post(f"/admin/cache/{part(id)}/feedback", body)
         return done
 
+    def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
+        path = f"/admin/cache/{part(id)}/pin"
+        done: dict[str, Any] = self._client.post(path) if pinned else self._client.delete(path)
+        return done
+
     def stats(self) -> dict[str, Any]:
         figures: dict[str, Any] = self._client.get("/admin/cache/stats")
         return figures

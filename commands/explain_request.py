@@ -1,6 +1,6 @@
 """kvproxy explain --request: why a request was not answered from the cache."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +13,7 @@ from kvproxy.commands.safe import shown
 from kvproxy.commands.units import moment
 
 if TYPE_CHECKING:
-    from kvproxy.apis.json import Json
-    from kvproxy.index.store import Store
-    from kvproxy.journal.causes import Difference, Explained, Texts
+    from kvproxy.journal.causes import Explained
     from kvproxy.journal.reader import Reader
     from kvproxy.journal.record import Record
 
@@ -30,7 +28,7 @@ def explain_request(request: str, url: str, token: str | None, data: Path | None
     if as_json:
         print_json(asdict(found))
     else:
-        typer.echo("\n".join(sentences(found)))
+        typer.echo("\n".join(told(found)))
         _facts(found)
 
 
@@ -46,6 +44,7 @@ def explained(find: "Callable[[Reader], Record]", url: str, token: str | None, d
     import contextlib
 
     from kvproxy.checks.stored import opened_store, store_exists
+    from kvproxy.flow.past_texts import texts
     from kvproxy.journal.causes import explain_record
     from kvproxy.journal.reader import Reader
     from kvproxy.journal.schema import FILE
@@ -58,96 +57,11 @@ def explained(find: "Callable[[Reader], Record]", url: str, token: str | None, d
         return explain_record(reader, find(reader), texts(reader, store))
 
 
-def texts(reader: "Reader", store: "Store | None") -> "Texts":
-    """Finds what the regions of a prompt held: in the journal, or in the request of the response that is stored for it."""
-    import zlib
-
-    from kvproxy.apis.json import as_object, loads
-
-    def text_of(prompt: int) -> "Mapping[str, Json] | None":
-        kept = reader.whole(prompt)
-        if kept is not None:
-            return as_object(loads(zlib.decompress(kept)))
-        stored = reader.stored(prompt)
-        return None if store is None or stored is None else _of_entry(store, stored[0])
-
-    return text_of
-
-
-def _of_entry(store: "Store", id: str) -> "Mapping[str, Json] | None":
-    from kvproxy.apis import by_name
-    from kvproxy.apis.json import as_object, loads
-    from kvproxy.apis.request import ApiRequest
-    from kvproxy.flow.keys import cache_key
-    from kvproxy.journal.regions import parts_of
-
-    entry = store.get(id)
-    api = None if entry is None else by_name(entry.endpoint)
-    if entry is None or api is None:
-        return None
-    request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)
-    return dict(parts_of(cache_key(request, entry.backend).parts))
-
-
-def sentences(found: "Explained") -> list[str]:
+def told(found: "Explained") -> list[str]:
     """What there is to say, a sentence a line."""
-    from kvproxy.journal.reasons import meaning
+    from kvproxy.journal.sentences import sentences
 
-    record = found.record
-    said = [meaning(record.reason)]
-    if record.gone is not None:
-        said.append(f"It went at {moment(record.gone)}.")
-    if record.near is not None:
-        said.append(
-            f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"
-            + (f" and a score of {record.score:.3f}" if record.score is not None else "")
-            + "."
-        )
-    if found.earlier is not None and found.differences and not record.reason.startswith("hit-"):
-        said.append(
-            f"The earlier request most like it is {found.earlier.request_id[:32]}, of {moment(found.earlier.time)}:"
-        )
-        said += [f"- {_difference(each, found)}" for each in found.differences[:8]]
-        if len(found.differences) > 8:
-            said.append(f"- and {len(found.differences) - 8} more")
-    if record.prompt_tokens and record.reused_tokens is not None:
-        computed = record.prompt_tokens - record.reused_tokens
-        said.append(
-            f"The backend reused {record.reused_tokens:,} of {record.prompt_tokens:,} tokens of the prompt; it computed"
-            f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
-        )
-    if found.left is not None and found.left.region is not None and not record.reason.startswith("hit-"):
-        said.append(
-            f"The prompt follows that of request {found.left.earlier[:32]} furthest, and leaves it at"
-            f" {_named(found.left.region)}."
-        )
-    return [shown(line) for line in said]
-
-
-def _difference(difference: "Difference", found: "Explained") -> str:
-    name, earlier, record = difference.region, found.earlier, found.record
-    if name == "tenant" and earlier is not None:
-        return f"another tenant asked it: {earlier.client or earlier.tenant} then, {record.client or record.tenant} now"
-    if name == "model" and earlier is not None:
-        return f"another model was asked: {earlier.model} then, {record.model} now"
-    if difference.place is None:
-        if difference.before is None and difference.after is None:
-            return f"{_named(name)} differs"
-        if difference.before is None:
-            return f"{_named(name)} is new: {difference.after!r}"
-        if difference.after is None:
-            return f"{_named(name)} is missing: it was {difference.before!r}"
-    return f"{_named(name)}, at character {difference.place}: {difference.before!r} became {difference.after!r}"
-
-
-def _named(region: str) -> str:
-    """A region as people call it."""
-    if region in ("system", "instructions") or region.endswith((" system", " developer")):
-        return f"the system prompt ({region})"
-    if region.startswith(("messages[", "input[")):
-        place, _, role = region.partition(" ")
-        return f"{place} of the {role}" if role else place
-    return {"tools": "the tools", "prompt": "the prompt", "input": "the input"}.get(region, f"the field {region}")
+    return [shown(line) for line in sentences(found, moment)]
 
 
 def _facts(found: "Explained") -> None:

@@ -112,21 +112,14 @@ def _notes(rows: "list[Saving]", wrong: "Wrong | None") -> None:
 
 
 def _wrong(settings: "Settings") -> "Wrong | None":
-    """The share of semantic hits that may be wrong: as measured on answers that were compared, else as the policy bounds it."""
+    """The share of semantic hits that may be wrong."""
     from kvproxy.checks.stored import store_exists
     from kvproxy.index.store.opening import open_observations
-    from kvproxy.index.wilson import wilson
-    from kvproxy.journal.savings import Wrong
+    from kvproxy.journal.savings import wrong_share
 
-    if not settings.cache.semantic:
-        return None
-    if store_exists(settings):
+    counts = None
+    if settings.cache.semantic and store_exists(settings):
         observations = open_observations(settings.store_where)
         counts = observations.summary()
         observations.close()
-        if counts["accepted"]:
-            told = f"{counts['accepted_wrong']:,} of {counts['accepted']:,} that were compared with fresh answers were"
-            return Wrong(*wilson(counts["accepted_wrong"], counts["accepted"]), told)
-    if settings.cache.policy == "learned":
-        return Wrong(0.0, settings.cache.max_error, "the policy's bound, cache.max_error")
-    return None
+    return wrong_share(counts, settings.cache)

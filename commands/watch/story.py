@@ -29,10 +29,10 @@ def teller(url: str, token: str | None, data: Path | None) -> Told:
     """Tells stories from the journal and the store of a proxy."""
 
     def tell(row: "Row") -> list[str]:
-        from kvproxy.commands.explain_request import explained, sentences
+        from kvproxy.commands.explain_request import explained, told
 
         try:
-            return sentences(explained(lambda reader: row.record, url, token, data))
+            return told(explained(lambda reader: row.record, url, token, data))
         except KvproxyError as error:
             return [shown(error.message)]
 

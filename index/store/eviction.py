@@ -14,12 +14,18 @@ from typing import Any
 from kvproxy.index.entry import Entry
 from kvproxy.index.store.protocol import Capacity
 
+PINNED = 1e300
+"""The priority of an entry that is pinned: no other comes near it, so all others go first."""
 # The same formula over the columns of the table, where `:count` hits are new.
-PRIORITY_AFTER_HITS = (
+_PRIORITY = (
     "(select age from totals) + (hits + :count + 1)"
     " * (case when prompt_tokens + completion_tokens > 0 then prompt_tokens + completion_tokens else 1 end)"
     " * 1.0 / bytes"
 )
+# A hit takes no pin away.
+PRIORITY_AFTER_HITS = f"case when priority >= :pinned then priority else {_PRIORITY} end"
+PIN = "update responses set priority = :pinned where id = :id"
+UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priority >= :pinned"
 
 
 def entry_bytes(entry: Entry, dim: int) -> int:

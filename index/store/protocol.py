@@ -170,6 +170,12 @@ class Store(Protocol):
     def purges(self, limit: int) -> list[Purge]:
         """Removals by the operator, the last one first; the last thousand are remembered."""
 
+    def pin(self, id: str, *, pinned: bool) -> None:
+        """Have an entry make room after all others, while it is within its time; or like others again, as if stored now."""
+
+    def pinned(self) -> list[str]:
+        """Ids of the entries that are pinned."""
+
     def unindex(self, ids: Sequence[str]) -> list[Gone]:
         """Keep entries for equal requests only: their vectors are deleted."""
 
@@ -182,11 +188,11 @@ class Store(Protocol):
     def flush(self) -> None:
         """Write the hits counted since the last call."""
 
-    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
-        """Entries, newest first."""
+    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
+        """Entries, newest first; the first `offset` of them are left out."""
 
-    def queue(self, limit: int) -> list[Queued]:
-        """The entries that go next if the store is full, the first one first."""
+    def queue(self, limit: int, *, offset: int = 0) -> list[Queued]:
+        """The entries that go next if the store is full, the first one first; the first `offset` of them are left out."""
 
     def usage(self, by: UsageBy) -> list[Usage]:
         """Whose the entries are, those with the most bytes first."""

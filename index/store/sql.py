@@ -5,13 +5,14 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.freshness import FRESHNESS, KEPT_UNTIL, LIVE, SKEW, STALE
+from kvproxy.index.store.eviction import PINNED
 from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
 from kvproxy.index.store.protocol import Head
 from kvproxy.index.store.purging import purge_of
@@ -21,6 +22,7 @@ from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 _PAGE = 500
 _log = logging.getLogger("kvproxy")
 _PAGE_BYTES = 2**20
+_ALL = 2**62  # A limit that is none: SQLite takes no offset without one.
 _IN_TEXTS = ("prompt", "search")
 """Conditions that look into texts, which a database cannot do where they are encrypted."""
 _CONDITIONS = {
@@ -121,26 +123,30 @@ class SqlStore(SqlWriter):
     def has_key(self, key: str) -> bool:
         return bool(self._query("select 1 as there from responses where key = :key", {"key": key}))
 
-    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None) -> list[Entry]:
+    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
         self.flush()
         if (wanted := self._reader(where)) is not None:
-            found = itertools.islice(self._read(where, wanted), limit)
+            found = itertools.islice(self._read(where, wanted), offset, None if limit is None else offset + limit)
             return [entry for id in found if (entry := self.get(id)) is not None]
         condition, values = self._where(where)
-        bound = "" if limit is None else f" limit {int(limit)}"
+        bound = (
+            ""
+            if limit is None and not offset
+            else f" limit {_ALL if limit is None else int(limit)} offset {int(offset)}"
+        )
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id{bound}"
         return list(self._whole(self._query(sql, values)))
 
-    def queue(self, limit: int) -> list[Queued]:
+    def queue(self, limit: int, *, offset: int = 0) -> list[Queued]:
         self.flush()
-        # What is past its time goes before anything else.
+        # What is past its time goes before anything else. The order is made of ids alone, not of whole answers.
         over = f"case when {KEPT_UNTIL} <= :now then 0 else 1 end"
-        sql = (
-            f"select {COLUMNS}, priority, bytes, {over} as kept from responses order by kept, priority, id limit :most"
-        )
-        rows = {row["id"]: row for row in self._query(sql, {"now": self._clock(), "most": limit})}
+        page = f"select id from responses order by {over}, priority, id limit :most offset :offset"
+        sql = f"select {COLUMNS}, priority, bytes, {over} as kept from responses where id in ({page}) order by kept, priority, id"
+        values = {"now": self._clock(), "most": limit, "offset": offset}
+        rows = {row["id"]: row for row in self._query(sql, values)}
         return [
-            Queued(entry, "saves least" if row["kept"] else "expired", float(row["priority"]), int(row["bytes"]))
+            Queued(entry, _why(row), float(row["priority"]), int(row["bytes"]))
             for entry in self._whole(list(rows.values()))
             if (row := rows[entry.id])
         ]
@@ -148,6 +154,12 @@ class SqlStore(SqlWriter):
     def purges(self, limit: int) -> list[Purge]:
         sql = "select time, who, what, soft, entries from purges order by number desc limit :most"
         return [purge_of(row) for row in self._query(sql, {"most": limit})]
+
+    def pinned(self) -> list[str]:
+        rows = self._query(
+            "select id from responses where priority >= :pinned order by priority, id", {"pinned": PINNED}
+        )
+        return [row["id"] for row in rows]
 
     def usage(self, by: UsageBy) -> list[Usage]:
         self.flush()
@@ -272,3 +284,10 @@ class SqlStore(SqlWriter):
                     f"the store {self.name} holds responses that were encrypted with the key {last}, which is not among the"
                     " keys: give it in encryption.key_file or key_env, after the one that encrypts, or use another store"
                 )
+
+
+def _why(row: Row) -> Literal["expired", "saves least", "pinned"]:
+    """Why an entry goes when its turn comes."""
+    if not row["kept"]:
+        return "expired"
+    return "pinned" if row["priority"] >= PINNED else "saves least"

@@ -173,7 +173,8 @@ class SqlWriter(abc.ABC):
             if not ids:
                 rows = run("select id, bytes, priority from responses order by priority, id limit 100", {})
                 chosen = eviction.victims(self._capacity, entries, total, rows)
-                run("update totals set age = :age", {"age": chosen[-1]["priority"]})
+                if chosen[-1]["priority"] < eviction.PINNED:
+                    run("update totals set age = :age", {"age": chosen[-1]["priority"]})
                 ids, why = [row["id"] for row in chosen], "evicted"
             gone += self._remove(run, ids, why)
 
@@ -194,6 +195,10 @@ class SqlWriter(abc.ABC):
             count = expire_now(run, self._members, self._list, COLUMNS, ids, now)
             remember(run, by, count, now, soft=True)
         return count
+
+    def pin(self, id: str, *, pinned: bool) -> None:
+        with self._writing() as run:
+            run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
     def unindex(self, ids: Sequence[str]) -> list[Gone]:
         with self._writing() as run:
@@ -263,7 +268,7 @@ class SqlWriter(abc.ABC):
         try:
             with self._writing(lasting=False) as run:
                 for id, (count, last) in hits.items():
-                    run(sql, {"count": count, "last": last, "id": id})
+                    run(sql, {"count": count, "last": last, "id": id, "pinned": eviction.PINNED})
         except CacheStoreError:
             self._put_back(hits)
             raise

@@ -1,16 +1,19 @@
 """The embedded engine's own block pool and tiers, as they are shown."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.backends.prefix import PrefixFigures, PrefixReport, ResetReport, SpelledDivergence
 from kvproxy.blocks import view
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.map import PoolMap, map_pool
 from kvproxy.blocks.pins import Pins, PinsFull
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, PinRow
+from kvproxy.blocks.tree import Branch, branches, links_of_blocks, named_blocks
 from kvproxy.engine.tiering import Models
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.figures import TierFigures
@@ -31,6 +34,18 @@ class EmbeddedPrefix:
 
     async def queue(self) -> list[BlockRow]:
         return await self._worker.inspect(view.eviction_queue)
+
+    async def map(self) -> PoolMap:
+        found = await self._worker.inspect(map_pool)
+        # A tenant's blocks have its name before the request's own salt.
+        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC for salt in found.tenants or ()])
+
+    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+        blocks = await self._worker.inspect(named_blocks)
+        found, total = await asyncio.to_thread(lambda: branches(links_of_blocks(blocks), parent, start, limit))
+        contents = await asyncio.gather(*(self.show(branch.names[0]) for branch in found))
+        texts = ["" if content is None else content.text for content in contents]
+        return [replace(branch, text=text) for branch, text in zip(found, texts, strict=True)], total
 
     async def chains(self) -> list[ChainRow]:
         found = await self._worker.inspect(view.chains)

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.request import ApiRequest
+from kvproxy.blocks.map import PoolMap
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, GroupMatch, PinRow, PoolFigures
+from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.tiers.figures import TierFigures
@@ -135,6 +137,12 @@ class PrefixCache(Protocol):
     async def queue(self) -> list[BlockRow]:
         """Idle blocks, the next to be evicted first."""
 
+    async def map(self) -> PoolMap:
+        """Every block, in columns."""
+
+    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+        """The ways on from a block, or the beginnings of all chains, with their text; and how many there are."""
+
     async def chains(self) -> list[ChainRow]:
         """Cached chains, with the text that each begins with."""
 
@@ -183,6 +191,12 @@ class NoPrefix:
         raise self._refuse()
 
     async def queue(self) -> list[BlockRow]:
+        raise self._refuse()
+
+    async def map(self) -> PoolMap:
+        raise self._refuse()
+
+    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         raise self._refuse()
 
     async def chains(self) -> list[ChainRow]:

@@ -13,7 +13,7 @@ from starlette.routing import Mount
 
 from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
-from kvproxy.http import admin, routes
+from kvproxy.http import admin, routes, ui
 from kvproxy.http.access.clients import ClientGuard
 from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.cache_status import BYPASS
@@ -40,7 +40,7 @@ def create_app(services: Services) -> Starlette:
 
     guarded = Mount("/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access)])
     app = Starlette(
-        routes=[*routes.ROUTES, guarded, routes.OTHER],
+        routes=[*routes.ROUTES, guarded, *ui.routes(), routes.OTHER],
         lifespan=lifespan,
         middleware=[
             Middleware(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kvproxy.errors import SettingsError
+from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.redactor import Redactor
@@ -53,6 +53,12 @@ class Journal(Protocol):
     def saved(self) -> list[Saving]:
         """What was saved until now, by layer. Reads the file."""
 
+    def reader(self) -> Reader:
+        """Reads the file; the caller closes it. Raises NotFound where no journal is kept, KvproxyError if it cannot be read."""
+
+    def asked(self, number: int) -> str | None:
+        """The question of one of the last records for which a similar question was judged, if it is still at hand."""
+
     def close(self) -> None:
         """Write what is left."""
 
@@ -74,6 +80,12 @@ class NoJournal:
 
     def saved(self) -> list[Saving]:
         return []
+
+    def reader(self) -> Reader:
+        raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
+
+    def asked(self, number: int) -> str | None:
+        return None
 
     def close(self) -> None:
         """There is nothing to write."""
@@ -149,6 +161,12 @@ class FileJournal:
     def saved(self) -> list[Saving]:
         with contextlib.closing(Reader(self.path)) as reader:
             return savings(reader, "layer", self._prices)
+
+    def reader(self) -> Reader:
+        return Reader(self.path)
+
+    def asked(self, number: int) -> str | None:
+        return self._writer.asked.of(number)
 
     def flush(self) -> None:
         """Write what has come until now."""

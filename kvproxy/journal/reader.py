@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
@@ -14,6 +15,8 @@ from kvproxy.journal.schema import COLUMNS, open_to_read
 from kvproxy.journal.words import Words
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
+_MOST_TIMES = 5_000
+"""Records whose times are looked at for a median."""
 BACKEND = ("prefix", "forward", "bypass")
 """Layers of which the backend computed the answer."""
 
@@ -27,7 +30,8 @@ class Query:
         layer, tenant, model: exact; a tenant may be given by its client's name.
         reason: the token, or what it begins with.
         where: a condition in SQL over the columns of the view `requests`.
-        after: only records with a greater number.
+        after, before: only records with a greater number, with a smaller one.
+        judged: only requests for which a similar question was judged.
         limit: the last so many; None for all.
     """
 
@@ -38,6 +42,8 @@ class Query:
     model: str | None = None
     where: str | None = None
     after: int | None = None
+    before: int | None = None
+    judged: bool = False
     limit: int | None = None
 
 
@@ -59,6 +65,22 @@ class Share:
     cached: int
     computed: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """How many requests there were in each of some spans of time, by what they have in common.
+
+    Attributes:
+        start, step: when the first span begins, in seconds since the epoch, and how long each is.
+        counts: for each name, a number for each span.
+        first_ms: for each name, the median time until answers began, of the last few thousand requests.
+    """
+
+    start: float
+    step: float
+    counts: dict[str, list[int]]
+    first_ms: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +164,39 @@ class Reader:
             found.setdefault(layer, []).append(milliseconds)
         return found
 
+    def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
+        """How many requests came in each span of time, by layer or reason."""
+        first = self._first_since(start)
+        sql = (
+            f"select {by}, cast((time - ?) / ? as integer), count(*) from requests"
+            " where number >= ? and time >= ? and time < ? group by 1, 2"
+        )
+        counts: dict[str, list[int]] = {}
+        for name, place, count in self._rows(sql, [start, step, first, start, start + step * spans]):
+            counts.setdefault(name, [0] * spans)[min(place, spans - 1)] += count
+        sql = (
+            f"select {by}, first_ms from requests where number >= ? and number > (select max(number) from records) - ?"
+            " and first_ms is not null"
+        )
+        times: dict[str, list[float]] = {}
+        for name, milliseconds in self._rows(sql, [first, _MOST_TIMES]):
+            times.setdefault(name, []).append(milliseconds)
+        return Series(start, step, counts, {name: round(median(values), 3) for name, values in times.items()})
+
+    def _first_since(self, time: float) -> int:
+        """Number of the first record that was over at a time or later: a search by halves, for no index has the times."""
+        least, most = self._rows("select min(number), max(number) + 1 from records", [])[0]
+        sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
+        low, high = least or 0, most or 0
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._rows(sql, [middle])[0][0] >= time else (middle + 1, high)
+        return int(low)
+
+    def newest(self) -> int:
+        """Number of the last record; 0 where there is none."""
+        return int(self._rows("select max(number) from records", [])[0][0] or 0)
+
     def totals(self, by: str, since: str | None) -> list[TotalRow]:
         """The sums of all that was ever asked, by layer, tenant, model, tag or day.
 
@@ -213,6 +268,8 @@ def _where(query: Query) -> tuple[str, list[object]]:
         ("(tenant = ? or client = ?)", query.tenant),
         ("model = ?", query.model),
         ("number > ?", query.after),
+        ("number < ?", query.before),
+        ("near is not null and ?", query.judged or None),
     ]
     given = [(sql, value) for sql, value in conditions if value is not None]
     parts = [sql for sql, _ in given]

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from kvproxy.index.wilson import wilson
 from kvproxy.journal.reader import Reader
+from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import PriceSettings
 
 By = Literal["layer", "tenant", "model", "tag", "day"]
@@ -97,6 +99,23 @@ def savings(
     if by == "day":
         return order
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
+
+
+def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wrong | None:
+    """The share of semantic hits that may be wrong: as measured on answers that were compared, else as the policy bounds it.
+
+    Args:
+        counts: of observations, see `Observations.summary`; None where there are none.
+        settings: of the response cache.
+    """
+    if not settings.semantic:
+        return None
+    if counts is not None and counts["accepted"]:
+        told = f"{counts['accepted_wrong']:,} of {counts['accepted']:,} that were compared with fresh answers were"
+        return Wrong(*wilson(counts["accepted_wrong"], counts["accepted"]), told)
+    if settings.policy == "learned":
+        return Wrong(0.0, settings.max_error, "the policy's bound, cache.max_error")
+    return None
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:

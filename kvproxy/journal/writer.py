@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvproxy.apis.json import field
 from kvproxy.index.redaction import redacted_json
 from kvproxy.index.redactor import RedactionFailed, Redactor
+from kvproxy.journal.asked import Asked
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import LONGEST_ID, client_of, finished
 from kvproxy.journal.hits import Hit, hit_of
@@ -61,6 +62,7 @@ class Writer:
         redact: Redactor | None = None,
     ) -> None:
         self._redact = redact
+        self.asked = Asked(redact)
         self._connection = connection
         self._settings = settings
         self._clock = clock
@@ -124,6 +126,7 @@ class Writer:
                 if draft.key is not None and draft.parts is not None:
                     self._asked(draft, record, draft.key)
                 self._count(draft, record)
+                self.asked.add(draft, record)
                 others.append(row_of(record, self._words))
                 prompt = record.prompt
             if prompt is not None:

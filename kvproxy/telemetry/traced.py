@@ -14,6 +14,7 @@ from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import finished
 from kvproxy.journal.journal import Journal
 from kvproxy.journal.past import Gone
+from kvproxy.journal.reader import Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving
 from kvproxy.settings.telemetry import TelemetrySettings
@@ -79,6 +80,12 @@ class TracedJournal:
 
     def saved(self) -> list[Saving]:
         return self._journal.saved()
+
+    def reader(self) -> Reader:
+        return self._journal.reader()
+
+    def asked(self, number: int) -> str | None:
+        return self._journal.asked(number)
 
     def close(self) -> None:
         self._closing.set()

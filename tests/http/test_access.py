@@ -58,6 +58,25 @@ def test_web_pages_and_other_names_are_turned_away_on_loopback(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ({"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "http://127.0.0.1:3000"}, 401),
+        ({"origin": "null"}, 401),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 401),
+        ({"origin": "http://127.0.0.1", "x-forwarded-for": "203.0.113.9"}, 403),
+    ],
+)
+def test_the_proxys_own_page_may_change_things_on_loopback(
+    tmp_path: Path, headers: dict[str, str], wanted: int
+) -> None:
+    """The dashboard's buttons; a page of another origin that may use the other routes may not."""
+    found = settings(tmp_path, access={"origins": ["*"]})
+    with TestClient(create_app(build(found)), base_url="http://127.0.0.1") as client:
+        assert client.delete("/admin/cache?all=true", headers=headers).status_code == wanted
+
+
+@pytest.mark.parametrize(
     "header", ["forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip", "x-forwarded-host"]
 )
 def test_admin_routes_are_closed_behind_a_reverse_proxy(tmp_path: Path, header: str) -> None:

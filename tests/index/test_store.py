@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.store import Filter, Put
+from kvproxy.index.store import Capacity, Filter, Put
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
@@ -122,3 +122,43 @@ def test_writers_and_readers_on_threads_do_not_disturb_each_other(make_store: Ma
     assert errors == []
     assert store.count() == 80
     assert store.stats()["hits"] == 80
+
+
+@pytest.mark.parametrize("where", [Filter(), Filter(search="QUESTION")])
+def test_pages_together_are_the_whole_listing(make_store: MakeStore, where: Filter) -> None:
+    store = make_store(clock=lambda: 2000.0)
+    for number in range(11):
+        store.put(make_entry(f"question {number}", created=1000.0 + number % 4))
+    every = store.ls(where)
+    assert [entry for start in range(0, 11, 3) for entry in store.ls(where, limit=3, offset=start)] == every
+    assert store.ls(where, offset=4) == every[4:]
+    going = store.queue(100)
+    assert [entry for start in range(0, 11, 4) for entry in store.queue(4, offset=start)] == going
+
+
+def test_a_pinned_entry_goes_after_all_others(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(entries=3))
+    first = make_entry("first")
+    store.put(first)
+    store.pin(first.id, pinned=True)
+    store.touch(first.id)
+    for number in range(5):
+        store.put(make_entry(f"other {number}"))
+    assert store.pinned() == [first.id]
+    assert store.queue(10)[-1].id == first.id
+    store.pin(first.id, pinned=False)
+    assert store.pinned() == []
+    store.put_many([Put(make_entry(f"later {number}", completion_tokens=500)) for number in range(3)])
+    assert store.get(first.id) is None
+
+
+def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
+    """What is new must not be worth less than nothing once a pinned entry had to go."""
+    store = make_store(capacity=Capacity(entries=2))
+    for number in range(2):
+        entry = make_entry(f"pinned {number}")
+        store.put(entry)
+        store.pin(entry.id, pinned=True)
+    for number in range(3):
+        store.put(make_entry(f"new {number}"))
+    assert {entry.prompt for entry in store.ls()} == {"pinned 1", "new 2"}

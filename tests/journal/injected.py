@@ -19,8 +19,8 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Relayed
-from kvproxy.commands.explain_request import sentences, texts
 from kvproxy.flow.answer import Answerer
+from kvproxy.flow.past_texts import texts
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
@@ -31,6 +31,7 @@ from kvproxy.journal.causes import Explained, explain_record
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.opening import open_journal
 from kvproxy.journal.reader import Reader
+from kvproxy.journal.sentences import sentences
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import JournalSettings
 from tests.index.doubles import HashEmbedder
@@ -351,7 +352,7 @@ async def inject(folder: Path, count: int, seed: int, text: str = "all") -> tupl
             id, cause, said = await kind(world)
             found = world.explain(id)
             causes[cause] += 1
-            told = "\n".join(sentences(found))
+            told = "\n".join(sentences(found, str))
             if found.cause != cause or (said not in told and text == "all"):
                 wrong.append(f"{kind.__name__}: {cause!r} and {said!r}, not {found.cause!r}: {told}")
     finally:

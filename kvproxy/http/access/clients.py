@@ -17,7 +17,7 @@ from kvproxy.settings import Settings
 from kvproxy.settings.clients import CLIENT, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
-_OPEN = ("/health", "/ready", "/metrics", "/admin", "/admin/")
+_OPEN = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _LOOK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
@@ -144,4 +144,4 @@ def _take_key(scope: Scope, client: ClientSettings) -> None:
 
 
 def _is_open(path: str) -> bool:
-    return path in _OPEN or path.startswith("/admin/")
+    return path in _OPEN or path.startswith(("/admin/", "/ui/"))

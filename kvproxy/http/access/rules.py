@@ -34,8 +34,7 @@ class Access:
             return Forbidden(f"this proxy is not known by the name {name[:80]!r}: add it to the setting access.hosts")
         origin = headers.get("origin")
         if origin is not None:
-            same = urlsplit(origin).netloc.lower() == host.lower() and origin != "null"
-            if not same and not {origin, "*"} & set(allowed.origins):
+            if not _same_origin(origin, host) and not {origin, "*"} & set(allowed.origins):
                 return Forbidden(
                     f"pages of {origin[:80]!r} may not use this proxy: add it to the setting access.origins"
                 )
@@ -62,11 +61,22 @@ class Access:
             return Forbidden(
                 "admin routes are closed behind a reverse proxy: set admin_token and send it as a bearer token"
             )
-        if "origin" in request.headers or not is_loopback(request.url.hostname or ""):
+        if _foreign(request) or not is_loopback(request.url.hostname or ""):
             return Unauthorized(
-                "admin routes take no requests of web pages or by other names: set admin_token to allow them"
+                "admin routes take no requests of other web pages or by other names: set admin_token to allow them"
             )
         return None
+
+
+def _foreign(request: Request) -> bool:
+    """Whether a page of another origin sends a request, also one that may use the other routes."""
+    origin = request.headers.get("origin")
+    foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
+
+
+def _same_origin(origin: str, host: str) -> bool:
+    return urlsplit(origin).netloc.lower() == host.lower() and origin != "null"
 
 
 def _tokens(request: Request) -> list[str]:

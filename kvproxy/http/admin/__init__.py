@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvproxy.errors import NotFound
-from kvproxy.http.admin import blocks, cache, explain, feedback, pins, reload, tiers, upstreams
+from kvproxy.http.admin import blocks, cache, explain, feedback, log, pins, reload, tiers, upstreams
 
 _EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
@@ -20,8 +20,9 @@ ROUTES = [
     *blocks.ROUTES,
     *explain.ROUTES,
     *upstreams.ROUTES,
-    *cache.ROUTES,
     *feedback.ROUTES,
+    *cache.ROUTES,
     *reload.ROUTES,
+    *log.ROUTES,
     Route("/{path:path}", _nothing, methods=_EVERY_METHOD),
 ]

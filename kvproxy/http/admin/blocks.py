@@ -7,8 +7,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvproxy.errors import NotFound
-from kvproxy.http.admin.replies import flat, flat_content, reply
+from kvproxy.http.admin.replies import flat, flat_content, number, reply
 from kvproxy.http.services import services
+
+_MOST_WAYS = 50
+"""Each costs a text, which an upstream may have to tell."""
 
 
 async def blocks(request: Request) -> Response:
@@ -28,6 +31,19 @@ async def chains(request: Request) -> Response:
     return reply([flat(row) for row in await services(request).prefix.chains()])
 
 
+async def map(request: Request) -> Response:
+    return reply(await services(request).prefix.map())
+
+
+async def tree(request: Request) -> Response:
+    """`?parent=HASH&offset=N&limit=N`: the ways on from a block, or the beginnings of all chains, the largest first."""
+    query = request.query_params
+    start = int(number(query.get("offset", "0"), "offset"))
+    limit = int(number(query.get("limit", "50"), "limit"))
+    found, total = await services(request).prefix.tree(query.get("parent") or None, start, min(limit, _MOST_WAYS))
+    return reply(found, {"x-total-count": str(total)})
+
+
 async def show(request: Request) -> Response:
     name: str = request.path_params["id"]
     content = await services(request).prefix.show(name)
@@ -44,6 +60,8 @@ ROUTES = [
     Route("/blocks", blocks, methods=["GET"]),
     Route("/blocks/queue", queue, methods=["GET"]),
     Route("/blocks/chains", chains, methods=["GET"]),
+    Route("/blocks/map", map, methods=["GET"]),
+    Route("/blocks/tree", tree, methods=["GET"]),
     Route("/blocks/stats", stats, methods=["GET"]),
     Route("/blocks/reset", reset, methods=["POST"]),
     Route("/blocks/{id}", show, methods=["GET"]),

@@ -53,13 +53,14 @@ def _filter(query: QueryParams) -> Filter:
 
 
 async def list_entries(request: Request) -> Response:
-    """`?limit=N` (100 by default, 0 for all) and filters; the header x-total-count tells how many there are in all."""
+    """`?limit=N` (100 by default, 0 for all), `offset=N` and filters; x-total-count tells how many there are in all."""
     query, store = request.query_params, services(request).answerer.store
     limit = int(number(query.get("limit", "100"), "limit"))
+    offset = int(number(query.get("offset", "0"), "offset"))
     where = _filter(query)
-    entries = await asyncio.to_thread(store.ls, where, limit=limit or None)
+    entries = await asyncio.to_thread(store.ls, where, limit=limit or None, offset=offset)
     total = len(entries)
-    if limit and total == limit:
+    if offset or (limit and total == limit):
         total = await asyncio.to_thread(store.count if where == EVERYTHING else lambda: len(store.ids(where)))
     return reply([entry.summary() for entry in entries], {"x-total-count": str(total)})
 
@@ -87,10 +88,13 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
 
 
 async def queue(request: Request) -> Response:
-    """`?limit=N`: the responses that go next if the store is full."""
-    limit = int(number(request.query_params.get("limit", "20"), "limit"))
-    queued = await asyncio.to_thread(services(request).answerer.store.queue, limit)
-    return reply([each.summary() for each in queued])
+    """`?limit=N&offset=N`: the responses that go next if the store is full; x-total-count tells how many there are in all."""
+    query, store = request.query_params, services(request).answerer.store
+    limit = int(number(query.get("limit", "20"), "limit"))
+    offset = int(number(query.get("offset", "0"), "offset"))
+    queued = await asyncio.to_thread(store.queue, limit, offset=offset)
+    total = await asyncio.to_thread(store.count)
+    return reply([each.summary() for each in queued], {"x-total-count": str(total)})
 
 
 async def usage(request: Request) -> Response:

@@ -1,4 +1,6 @@
-"""What people say about cached answers."""
+"""What people say about cached answers: right or wrong, and which of them to keep."""
+
+import asyncio
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,4 +27,31 @@ async def feedback(request: Request) -> Response:
     return reply({"id": entry.id, "right": right})
 
 
-ROUTES = [Route("/cache/{id}/feedback", feedback, methods=["POST"])]
+async def pins(request: Request) -> Response:
+    """Ids of the responses that are pinned."""
+    return reply(await asyncio.to_thread(services(request).answerer.store.pinned))
+
+
+async def pin(request: Request) -> Response:
+    """Have a response make room after all others, while it is within its time."""
+    return await _set_pinned(request, True)
+
+
+async def unpin(request: Request) -> Response:
+    """Have a pinned response make room like others."""
+    return await _set_pinned(request, False)
+
+
+async def _set_pinned(request: Request, pinned: bool) -> Response:
+    app = services(request)
+    entry = await find_entry(app, request.path_params["id"])
+    await asyncio.to_thread(app.answerer.store.pin, entry.id, pinned=pinned)
+    return reply({"id": entry.id, "pinned": pinned})
+
+
+ROUTES = [
+    Route("/cache/{id}/feedback", feedback, methods=["POST"]),
+    Route("/cache/pins", pins, methods=["GET"]),
+    Route("/cache/{id}/pin", pin, methods=["POST"]),
+    Route("/cache/{id}/pin", unpin, methods=["DELETE"]),
+]

@@ -20,6 +20,8 @@ class Lifetimes:
         self._limited = limited
         self._open: set[asyncio.Future[KvproxyError]] = set()
         self._stopped: KvproxyError | None = None
+        self.stopping = False
+        """The proxy takes no new requests: streams that have no end of their own end now."""
 
     def begin(self) -> "Lifetime":
         """Of a request that begins now."""

@@ -110,6 +110,7 @@ class ProxyServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new requests; those under way get the drain time, then they end with an error, then they are cut off."""
+        self._lifetimes.stopping = True
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
         cuts = loop.call_later(self._limits.drain_seconds + _LAST_WORDS, self._cut_off)

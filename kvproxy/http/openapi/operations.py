@@ -7,7 +7,7 @@ from typing import Literal
 from kvproxy.apis import APIS
 from kvproxy.http.openapi.bodies import TEXT, Schema, number, one_of
 
-JSON, LINES, PLAIN = "application/json", "application/jsonl", "text/plain"
+JSON, LINES, PLAIN, EVENTS = "application/json", "application/jsonl", "text/plain", "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,12 @@ class Operation:
 _FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search", "tenant"), TEXT) | {
     "older_than": number(0)
 }
+_PAGE: dict[str, Schema] = {"limit": number(0), "offset": number(0)}
+_LOG: dict[str, Schema] = dict.fromkeys(("layer", "reason", "tenant", "model"), TEXT) | {
+    "since": number(0),
+    "after": number(0),
+    "judged": one_of("true", "false"),
+}
 _SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0}
 _CHAT = "ChatRequest"
 _YES = one_of("true", "false")
@@ -67,6 +73,13 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("get", "/admin/blocks/queue", "List the blocks in the order of their eviction."),
     Operation("get", "/admin/blocks/chains", "List the chains of blocks."),
     Operation("get", "/admin/blocks/stats", "Figures of the prefix cache."),
+    Operation("get", "/admin/blocks/map", "Every block of the prefix cache, in columns."),
+    Operation(
+        "get",
+        "/admin/blocks/tree",
+        "The ways on from a block, or the beginnings of all chains.",
+        query={"parent": TEXT} | _PAGE,
+    ),
     Operation("post", "/admin/blocks/reset", "Forget the prefix cache."),
     Operation("get", "/admin/blocks/{id}", "Show one block."),
     Operation("get", "/admin/blocks/pins", "List the pins."),
@@ -83,7 +96,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "delete", "/admin/blocks/tiers/{name}", "Empty a tier.", query={"models": one_of("own", "others", "all")}
     ),
-    Operation("get", "/admin/cache", "List stored responses, the newest first.", query={"limit": number(0)} | _FILTERS),
+    Operation("get", "/admin/cache", "List stored responses, the newest first.", query=_PAGE | _FILTERS),
     Operation(
         "delete",
         "/admin/cache",
@@ -92,7 +105,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("get", "/admin/cache/stats", "Figures of the stored responses."),
     Operation("get", "/admin/cache/purges", "List what was removed by hand.", query={"limit": number(0)}),
-    Operation("get", "/admin/cache/queue", "List them in the order of their eviction.", query={"limit": number(0)}),
+    Operation("get", "/admin/cache/queue", "List them in the order of their eviction.", query=_PAGE),
     Operation("get", "/admin/cache/usage", "Tell who stores how much.", query={"by": TEXT}),
     Operation("post", "/admin/reload", "Read the rules again."),
     Operation("get", "/admin/cache/export", "Every stored response, a line each.", gives=LINES),
@@ -100,6 +113,29 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("get", "/admin/cache/{id}", "Show the response whose id begins so."),
     Operation("delete", "/admin/cache/{id}", "Remove the response whose id begins so.", query={"soft": _YES}),
     Operation("post", "/admin/cache/{id}/feedback", "Reject or approve a cached answer.", body="Feedback"),
+    Operation(
+        "get",
+        "/admin/log",
+        "List what became of requests, the newest first.",
+        query=_LOG | {"before": number(0), "limit": number(0)},
+    ),
+    Operation("get", "/admin/log/live", "What becomes of requests, as it happens.", query=_LOG, gives=EVENTS),
+    Operation(
+        "get",
+        "/admin/log/series",
+        "How many requests each layer answered over time, or how many had each reason.",
+        query={"since": number(0), "step": number(1), "by": one_of("layer", "reason")},
+    ),
+    Operation("get", "/admin/log/{id}", "Tell what became of one request, and why."),
+    Operation(
+        "get",
+        "/admin/savings",
+        "Tell what the caches saved.",
+        query={"by": one_of("layer", "tenant", "model", "tag", "day"), "since": number(0)},
+    ),
+    Operation("get", "/admin/cache/pins", "List the ids of the responses that are pinned."),
+    Operation("post", "/admin/cache/{id}/pin", "Have a response make room after all others."),
+    Operation("delete", "/admin/cache/{id}/pin", "Have it make room like others again."),
     Operation("get", "/admin/upstreams", "List the upstreams."),
     Operation(
         "post", "/admin/upstreams/drain", "Send an upstream nothing new.", query={"name": TEXT}, needed=("name",)

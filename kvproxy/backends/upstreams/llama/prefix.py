@@ -12,6 +12,7 @@ from kvproxy.backends.upstreams.llama.server import LlamaServer
 from kvproxy.backends.upstreams.llama.tokens import Tokens, count, first, shared, unpack
 from kvproxy.backends.upstreams.told.pool import engine_pool
 from kvproxy.backends.upstreams.told.prefix import ToldPrefix
+from kvproxy.blocks.map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, BlockState, ChainRow, PinRow, Place, PoolFigures
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 
@@ -65,6 +66,9 @@ class SlotPrefix(ToldPrefix):
         """Files, the next to be evicted first."""
         files = [prefix for prefix in await self._known() if prefix.place == _DISK and prefix.state != "pinned"]
         return [_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
+
+    async def map(self) -> PoolMap:
+        return map_rows(await self.blocks())
 
     async def chains(self) -> list[ChainRow]:
         found = [prefix for prefix in await self._known() if prefix.tokens]

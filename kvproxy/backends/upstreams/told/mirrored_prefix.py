@@ -17,7 +17,9 @@ from kvproxy.backends.upstreams.engine import FleetEngine
 from kvproxy.backends.upstreams.fleet import Fleet
 from kvproxy.backends.upstreams.pinned.pins import UpstreamPins
 from kvproxy.backends.upstreams.told.prefix import ToldPrefix
+from kvproxy.blocks.map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, PinRow
+from kvproxy.blocks.tree import Branch, branches, links_of_rows
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.mirror import view
 from kvproxy.mirror.match import MirrorMatch, prepare
@@ -71,6 +73,16 @@ class MirroredPrefix(ToldPrefix):
         raise NoPrefixCache(
             "engines do not publish their order of eviction: blocks ls and blocks chains tell what they hold"
         )
+
+    async def map(self) -> PoolMap:
+        return map_rows(await self.blocks())
+
+    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+        links = links_of_rows(await self.blocks())
+        found, total = await asyncio.to_thread(branches, links, parent, start, limit)
+        contents = await asyncio.gather(*(self.show(branch.names[0]) for branch in found))
+        texts = ["" if content is None else content.text for content in contents]
+        return [replace(branch, text=text) for branch, text in zip(found, texts, strict=True)], total
 
     async def chains(self) -> list[ChainRow]:
         found = [row for engine, mirror in self._mirrors() for row in view.chains(mirror.state(), engine.url)]

@@ -1,0 +1,218 @@
+"""The journal: what became of requests, live and of the past, one request's story, and what the caches saved."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Literal, TypeVar, get_args
+
+import orjson
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.errors import InvalidRequest
+from kvproxy.flow.past_texts import texts
+from kvproxy.http.admin.replies import number, reply
+from kvproxy.http.services import Services, services
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.journal.reader import Query, Reader
+from kvproxy.journal.reasons import meaning
+from kvproxy.journal.record import Layer, Record
+from kvproxy.journal.savings import By, Saving, Wrong, savings, total_of, wrong_share
+from kvproxy.journal.sentences import sentences
+
+_MOST = 1_000
+_MOST_LIVE = 200
+"""Records in one event; of more that come at once the oldest are left out, and the event says so."""
+_MOST_SPANS = 1_000
+_LOOK = 0.5  # Seconds between two looks for new records: the journal is written twice a second.
+_QUIET = 10.0  # Seconds without an event, after which a comment tells that the stream lives.
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record with the texts that belong to it, as far as they are at hand.
+
+    Attributes:
+        question: what was asked.
+        near_question: the similar one that was judged.
+    """
+
+    record: Record
+    question: str | None
+    near_question: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Everything about one request: why it was not answered from the cache, and how that is said."""
+
+    explained: Explained
+    question: str | None
+    near_question: str | None
+    meaning: str
+    sentences: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """What was saved, in rows and in sum; there is no sum of tags, for a request may have several."""
+
+    rows: list[Saving]
+    total: Saving | None
+    wrong: Wrong | None
+
+
+def _query(query: QueryParams) -> Query:
+    """Which records; raises InvalidRequest where a filter is impossible."""
+    layer = query.get("layer") or None
+    if layer is not None and layer not in get_args(Layer):
+        raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
+    since, before, after = query.get("since"), query.get("before"), query.get("after")
+    return Query(
+        since=None if not since else time.time() - number(since, "since"),
+        layer=layer,
+        reason=query.get("reason") or None,
+        tenant=query.get("tenant") or None,
+        model=query.get("model") or None,
+        after=None if not after else int(number(after, "after")),
+        before=None if not before else int(number(before, "before")),
+        judged=query.get("judged") == "true",
+        limit=min(_MOST, int(number(query.get("limit", "100"), "limit")) or _MOST),
+    )
+
+
+async def _read(app: Services, work: Callable[[Reader], T]) -> T:
+    """Read the journal in another thread."""
+
+    def read() -> T:
+        with contextlib.closing(app.answerer.journal.reader()) as reader:
+            return work(reader)
+
+    return await asyncio.to_thread(read)
+
+
+def _rows(app: Services, records: list[Record]) -> list[Row]:
+    """Records with their texts: from the journal, from the store, or still at hand."""
+    ids = sorted({id for record in records for id in (record.entry, record.near) if id is not None})
+    prompts: dict[str, str] = {}
+    # A store that is away: the records say enough without.
+    with contextlib.suppress(CacheStoreError):
+        prompts = {id: head.prompt for id, head in app.answerer.store.heads(ids).items()} if ids else {}
+    return [_row(app, record, prompts) for record in records]
+
+
+def _row(app: Services, record: Record, prompts: dict[str, str]) -> Row:
+    asked = record.text or app.answerer.journal.asked(record.number)
+    if asked is None and record.layer != "semantic":
+        # The entry of a semantic hit answers another question.
+        asked = prompts.get(record.entry or "")
+    return Row(record, asked, prompts.get(record.near or ""))
+
+
+def _flat(row: Row) -> dict[str, object]:
+    return {**asdict(row.record), "question": row.question, "near_question": row.near_question}
+
+
+async def log(request: Request) -> Response:
+    """The last records that fit, the newest first; `before=N` gives those before a record."""
+    app, query = services(request), _query(request.query_params)
+    rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
+    return reply([_flat(row) for row in rows])
+
+
+async def live(request: Request) -> Response:
+    """New records as events, from `after=N` on, or from now on.
+
+    The first event, `hello`, names the last record that there is; each `records` has those that came since. The stream ends
+    when the proxy is stopped.
+    """
+    app, query = services(request), replace(_query(request.query_params), limit=_MOST_LIVE)
+    newest = await _read(app, lambda reader: reader.newest())
+    last = newest if query.after is None else min(query.after, newest)
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_events(app, query, last, newest), media_type="text/event-stream", headers=headers)
+
+
+async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncIterator[bytes]:
+    yield b'event: hello\ndata: {"newest": %d}\n\n' % newest
+    told = time.monotonic()
+    while not app.lifetimes.stopping:
+
+        def new(reader: Reader, last: int = last) -> tuple[list[Row], int]:
+            newest = reader.newest()
+            fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
+            return _rows(app, fresh), newest
+
+        rows, last = await _read(app, new)
+        if rows:
+            told = time.monotonic()
+            told_rows = {"records": [_flat(row) for row in rows], "more": len(rows) == _MOST_LIVE}
+            yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(told_rows))
+        elif time.monotonic() - told > _QUIET:
+            told = time.monotonic()
+            yield b": still here\n\n"
+        await asyncio.sleep(_LOOK)
+
+
+async def series(request: Request) -> Response:
+    """How many requests each layer answered in each `step` seconds of the last `since`, or how many had each reason."""
+    query = request.query_params
+    step = number(query.get("step", "60"), "step")
+    seconds = number(query.get("since", "3600"), "since")
+    by: Literal["layer", "reason"] = "reason" if query.get("by", "layer") == "reason" else "layer"
+    if step < 1 or seconds / step > _MOST_SPANS:
+        raise InvalidRequest(f"step is at least 1, and since / step at most {_MOST_SPANS}", param="step")
+    # Whole steps of the clock, so that each look has the same spans.
+    spans = max(1, round(seconds / step))
+    start = (time.time() // step - spans + 1) * step
+    return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
+
+
+async def story(request: Request) -> Response:
+    """One request, by its id or what that begins with, or by its number: all that is kept of it, and why it was a miss."""
+    app, name = services(request), request.path_params["id"]
+
+    def told(reader: Reader) -> Story:
+        record = reader.find(name)
+        found = explain_record(reader, record, texts(reader, app.answerer.store))
+        (row,) = _rows(app, [record])
+        return Story(found, row.question, row.near_question, meaning(record.reason), sentences(found, _moment))
+
+    return reply(await _read(app, told))
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+async def saved(request: Request) -> Response:
+    """`?by=layer`, `tenant`, `model`, `tag` or `day`, `since=SECONDS`: what the caches saved."""
+    app, query = services(request), request.query_params
+    by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
+    if by is None:
+        raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
+    since, first = query.get("since"), None
+    if since:
+        first = datetime.fromtimestamp(time.time() - number(since, "since"), UTC).date().isoformat()
+    observations = app.answerer.cache.observations
+    counts = await asyncio.to_thread(observations.summary) if observations is not None else None
+    wrong = wrong_share(counts, app.settings.cache)
+    prices = app.settings.journal.prices
+    rows = await _read(app, lambda reader: savings(reader, by, prices, wrong, first))
+    return reply(Savings(rows, total_of(rows) if by != "tag" else None, wrong))
+
+
+ROUTES = [
+    Route("/log", log, methods=["GET"]),
+    Route("/log/live", live, methods=["GET"]),
+    Route("/log/series", series, methods=["GET"]),
+    Route("/log/{id}", story, methods=["GET"]),
+    Route("/savings", saved, methods=["GET"]),
+]

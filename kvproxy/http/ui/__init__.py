@@ -1,0 +1,49 @@
+"""The dashboard: files for the browser. All that is private comes from the admin routes; docs/dashboard.md shows it."""
+
+from pathlib import Path
+
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Scripts and styles of ours alone, no frames around us, and no text that becomes HTML.
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # After an upgrade the browser asks again.
+    "cache-control": "no-cache",
+}
+
+
+class Strict:
+    """ASGI middleware that adds the headers which keep a page to itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, told)
+
+
+async def _page(request: Request) -> Response:
+    """/ui is /ui/, from where the page finds its files; it may lie under a path of a reverse proxy."""
+    return RedirectResponse("ui/", status_code=308)
+
+
+def routes() -> list[BaseRoute]:
+    """The routes of the dashboard."""
+    files = StaticFiles(directory=Path(__file__).parent / "static", html=True)
+    return [Route("/ui", _page, methods=["GET"]), Mount("/ui", app=files, middleware=[Middleware(Strict)])]

@@ -1,0 +1,103 @@
+// The page: its views, how one gets from one to another, and whether the proxy answers.
+
+import { Api } from "./api.js";
+import { askToken, showKeys } from "./dialogs.js";
+import { h } from "./dom.js";
+import { journal } from "./journal.js";
+import { matches } from "./matches.js";
+import { overview } from "./overview.js";
+import { pool } from "./pool.js";
+import { stored } from "./stored.js";
+import { themeSwitch } from "./theme.js";
+import { upstreams } from "./upstreams.js";
+
+const VIEWS = [
+  ["overview", "Overview", overview], ["journal", "Journal", journal], ["pool", "Pool", pool],
+  ["matches", "Matches", matches], ["stored", "Stored", stored], ["upstreams", "Upstreams", upstreams],
+];
+const BACK = 4000; // Milliseconds that the page says that the proxy is back.
+
+const api = new Api();
+const main = document.getElementById("main");
+const nav = document.getElementById("nav");
+const banner = document.getElementById("banner");
+const connection = document.getElementById("connection");
+let leaving = null;
+let shown = null;
+let keys = {};
+let hash = null;
+
+for (const [name, title] of VIEWS) nav.append(h("a", { href: `#${name}`, "data-view": name }, title));
+
+/** Show the view that the address names. */
+function show(focus = false) {
+  if (location.hash === hash) return;
+  hash = location.hash;
+  const [name, query] = hash.slice(1).split("?");
+  const [found, title, view] = VIEWS.find(([each]) => each === name) ?? VIEWS[0];
+  leaving?.abort();
+  leaving = new AbortController();
+  shown = found;
+  main.replaceChildren();
+  main.dataset.view = found;
+  for (const link of nav.children) {
+    if (link.dataset.view === found) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${title} – kvproxy`;
+  keys = view(main, new URLSearchParams(query ?? ""), { api, signal: leaving.signal, remember }) ?? {};
+  if (focus) main.focus({ preventScroll: true });
+}
+
+/** Keep in the address what a view shows, so that it can be opened again. */
+function remember(params) {
+  const query = new URLSearchParams(Object.entries(params).filter(([, value]) => value)).toString();
+  hash = query ? `#${shown}?${query}` : `#${shown}`;
+  history.replaceState(null, "", hash);
+}
+
+function again() {
+  hash = null;
+  show();
+}
+
+function tellState(before) {
+  connection.dataset.state = api.state;
+  connection.textContent = { ok: "Connected", lost: "Not connected", closed: "Token needed" }[api.state];
+  if (api.state === "lost") banner.textContent = "The proxy does not answer. This page tries again every second.";
+  else if (api.state === "closed") banner.textContent = api.reason;
+  else if (before === "lost") banner.textContent = "The proxy answers again.";
+  banner.dataset.state = api.state;
+  banner.hidden = api.state === "ok" && before !== "lost";
+  if (api.state === "ok" && before === "lost") setTimeout(() => { if (api.state === "ok") banner.hidden = true; }, BACK);
+  if (api.state === "closed") askToken(api, api.reason, again);
+}
+
+const typing = (target) => target.matches("input, select, textarea");
+
+function key(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
+  if (event.key === "Escape" && !typing(event.target)) keys.escape?.();
+  if (typing(event.target)) return;
+  const number = Number(event.key) - 1;
+  if (VIEWS[number]) location.hash = `#${VIEWS[number][0]}`;
+  else if (event.key === "/") (main.querySelector(".first") ?? main.querySelector("select"))?.focus();
+  else if (event.key === "p" && keys.pause) keys.pause();
+  else if (event.key === "t") nextTheme();
+  else if (event.key === "?") showKeys();
+  else return;
+  event.preventDefault();
+}
+
+const nextTheme = themeSwitch(document.getElementById("theme"));
+document.getElementById("help").addEventListener("click", showKeys);
+document.getElementById("token").addEventListener("click", () => askToken(api, "", again));
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+document.addEventListener("keydown", key);
+addEventListener("hashchange", () => show(true));
+api.addEventListener("state", (event) => tellState(event.detail.before));
+tellState("ok");
+show();

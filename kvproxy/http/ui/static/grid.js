@@ -1,0 +1,160 @@
+// A list of any length: only the rows that can be seen are in the page.
+
+import { h } from "./dom.js";
+
+const HEIGHT = 30; // Pixels of a row, as in the style sheet.
+const NARROW = 900; // Pixels of width below which columns that can be spared are left out.
+const BEYOND = 4; // Rows kept above and below those that can be seen.
+let grids = 0;
+
+/**
+ * A grid of rows, moved through with the arrow keys.
+ *
+ * Columns are `{title, kind, width, spare, cell}`: `cell(row)` gives a text or a node; spare ones go where there is little room. `rowAt(place)` gives a row, or null while it
+ * is fetched. `onChoose(row, place)` is called when a row is opened by Enter or a click, `onEnd()` when the end comes in sight.
+ */
+export class Grid {
+  #given;
+  #columns = [];
+  #rowAt;
+  #onChoose;
+  #onEnd;
+  #rows = [];
+  #count = 0;
+  #current = -1;
+  #opened = null;
+  #keyOf;
+  #id = `grid${(grids += 1)}`;
+
+  constructor({ label, columns, rowAt, onChoose = () => {}, onEnd = () => {}, keyOf = (row) => row }) {
+    this.#given = columns;
+    this.#rowAt = rowAt;
+    this.#onChoose = onChoose;
+    this.#onEnd = onEnd;
+    this.#keyOf = keyOf;
+    this.head = h("div", { class: "row head", role: "row", "aria-rowindex": 1 });
+    this.space = h("div", { class: "space", role: "presentation" });
+    this.body = h("div", { class: "rows", role: "rowgroup" }, this.space);
+    this.node = h("div", { class: "grid", role: "grid", tabindex: 0, "aria-label": label, id: this.#id },
+      h("div", { role: "rowgroup", class: "top" }, this.head), this.body);
+    this.node.addEventListener("scroll", () => this.#soon(), { passive: true });
+    this.node.addEventListener("keydown", (event) => this.#key(event));
+    new ResizeObserver(() => this.#fit()).observe(this.node);
+    this.#fit();
+  }
+
+  /** Take the columns for which there is room. */
+  #fit() {
+    const narrow = this.node.clientWidth < NARROW;
+    const columns = this.#given.filter((each) => !narrow || !each.spare);
+    if (columns.length !== this.#columns.length) {
+      this.#columns = columns;
+      this.node.style.setProperty("--columns", columns.map((each) => each.width).join(" "));
+      this.head.replaceChildren(...columns.map((each) => h("span", { role: "columnheader", class: each.kind ?? null }, each.title)));
+      for (const row of this.#rows) row.remove();
+      this.#rows = [];
+    }
+    this.#soon();
+  }
+
+  get atTop() {
+    return this.node.scrollTop < HEIGHT;
+  }
+
+  /** Show so many rows. `added` of them came at the top: who has scrolled down keeps the same rows before the eyes. */
+  show(count, added = 0) {
+    if (added && !this.atTop) this.node.scrollTop += added * HEIGHT;
+    if (added && this.#current >= 0) this.#current += added;
+    this.#count = count;
+    this.#current = Math.min(this.#current, count - 1);
+    this.node.setAttribute("aria-rowcount", count + 1);
+    this.space.style.height = `${count * HEIGHT}px`;
+    this.#draw();
+  }
+
+  /** Mark the row that is open beside the list. */
+  open(key) {
+    this.#opened = key;
+    this.#draw();
+  }
+
+  #soon() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.#draw();
+    });
+  }
+
+  #draw() {
+    const seen = Math.ceil(this.node.clientHeight / HEIGHT);
+    const first = Math.max(0, Math.floor(this.node.scrollTop / HEIGHT) - BEYOND);
+    const last = Math.min(this.#count, first + seen + 2 * BEYOND);
+    while (this.#rows.length < last - first) this.#rows.push(this.#make());
+    this.#rows.forEach((node, place) => this.#put(node, first + place, first + place < last));
+    if (this.#current >= 0) this.node.setAttribute("aria-activedescendant", `${this.#id}-${this.#current}`);
+    else this.node.removeAttribute("aria-activedescendant");
+    if (last === this.#count) this.#onEnd();
+  }
+
+  #make() {
+    const cells = this.#columns.map((each) => h("span", { role: "gridcell", class: each.kind ?? null }));
+    const node = h("div", { class: "row", role: "row" }, cells);
+    node.addEventListener("click", () => this.#choose(Number(node.dataset.place)));
+    this.body.append(node);
+    return node;
+  }
+
+  #put(node, place, wanted) {
+    node.hidden = !wanted;
+    if (!wanted) {
+      node.removeAttribute("id");
+      return;
+    }
+    const row = this.#rowAt(place);
+    node.dataset.place = place;
+    node.id = `${this.#id}-${place}`;
+    node.setAttribute("aria-rowindex", place + 2);
+    node.style.transform = `translateY(${place * HEIGHT}px)`;
+    node.classList.toggle("current", place === this.#current);
+    node.setAttribute("aria-selected", String(row !== null && this.#keyOf(row) === this.#opened));
+    this.#columns.forEach((column, index) => {
+      const cell = node.children[index];
+      const value = row === null ? "…" : column.cell(row);
+      if (value instanceof Node) cell.replaceChildren(value);
+      else if (cell.textContent !== value) cell.textContent = value;
+      // What does not fit is told by the pointer.
+      if (column.kind === "long") cell.title = cell.textContent;
+    });
+  }
+
+  #choose(place) {
+    const row = this.#rowAt(place);
+    this.#current = place;
+    if (row !== null) this.#onChoose(row, place);
+    this.#draw();
+  }
+
+  #key(event) {
+    const page = Math.max(1, Math.floor(this.node.clientHeight / HEIGHT) - 2);
+    const to = {
+      ArrowDown: this.#current + 1, ArrowUp: this.#current - 1, PageDown: this.#current + page,
+      PageUp: this.#current - page, Home: 0, End: this.#count - 1,
+    }[event.key];
+    if (event.key === "Enter" && this.#current >= 0) this.#choose(this.#current);
+    else if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    else this.#move(to);
+    event.preventDefault();
+  }
+
+  #move(to) {
+    if (!this.#count) return;
+    this.#current = Math.max(0, Math.min(this.#count - 1, to));
+    const top = this.#current * HEIGHT;
+    const bottom = top + 2 * HEIGHT - this.node.clientHeight; // The head covers one row.
+    if (this.node.scrollTop > top) this.node.scrollTop = top;
+    else if (this.node.scrollTop < bottom) this.node.scrollTop = bottom;
+    this.#draw();
+  }
+}

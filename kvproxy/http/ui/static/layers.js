@@ -1,0 +1,41 @@
+// Who answers: the journal's layers in the order in which they are asked, with the colours that the page gives them.
+
+import { h } from "./dom.js";
+
+/** Groups of layers: `[name, what it means, its layers]`. */
+export const GROUPS = [
+  ["exact", "An equal request was stored.", ["exact"]],
+  ["semantic", "The answer to a similar question was stored.", ["semantic"]],
+  ["shared", "An identical request was under way.", ["shared"]],
+  ["prefix", "The backend computed the answer, and reused a part of the prompt.", ["prefix"]],
+  ["upstream", "The backend computed all of it.", ["forward", "bypass"]],
+  ["errors", "Refused, failed, or left by the client.", ["refused", "error", "gone"]],
+];
+const GROUP_OF = new Map(GROUPS.flatMap(([name, , layers]) => layers.map((layer) => [layer, name])));
+
+/** The group of a layer; one that this page does not know counts as computed by the backend. */
+export const groupOf = (layer) => GROUP_OF.get(layer) ?? "upstream";
+
+export const LAYERS = [...GROUP_OF.keys()];
+
+/** Layers that a cache answered. */
+export const CACHED = ["exact", "semantic", "shared"];
+
+/** A mark in a group's colour, beside its name: colour alone says nothing to many. */
+export function mark(group) {
+  return h("span", { class: `mark of-${group}`, "aria-hidden": "true" });
+}
+
+/** A layer by its name, with its mark. */
+export function layerName(layer) {
+  return h("span", { class: "layer" }, mark(groupOf(layer)), layer);
+}
+
+let probe = null;
+
+/** A colour of the style sheet as a canvas takes it, in the theme that holds now. */
+export function colour(name) {
+  probe ??= document.body.appendChild(h("span", { hidden: true }));
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color;
+}

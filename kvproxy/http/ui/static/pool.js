@@ -1,0 +1,135 @@
+// The prefix cache: its pool as a map, its chains as a tree, its blocks in the order of their eviction.
+
+import { Blocks, brief, nameOf, showBlock } from "./blocks.js";
+import { facts, fill, h, tabs } from "./dom.js";
+import { bytes, count, decimal, line, percent } from "./format.js";
+import { Grid } from "./grid.js";
+import { PoolMap, painting, stateOf } from "./map.js";
+import { ChainTree } from "./tree.js";
+
+const PARTS = [["map", "Map"], ["chains", "Chains"], ["queue", "Eviction order"]];
+const COLOURS = [["state", "state"], ["age", "age"], ["tenant", "tenant"]];
+const LOOK = 2; // Seconds between two looks at the pool.
+
+/** The view. */
+export function pool(root, params, { api, signal, remember }) {
+  let part = params.get("part") ?? "map";
+  let by = "state";
+  let now = null;
+  let pointed = -1;
+  const blocks = new Blocks(api, signal);
+  const figures = h("div", { class: "figures" });
+  const legend = h("ul", { class: "legend", "aria-label": "What the colours mean" });
+  const told = h("p", { class: "told", role: "status" });
+  const beside = h("aside", { class: "beside", "aria-label": "One block", hidden: true });
+
+  const map = new PoolMap({
+    onPoint: (place) => {
+      pointed = place;
+      say();
+      if (place >= 0) blocks.rest(nameOf(now, place), say);
+      if (place < 0 && !beside.hidden) return;
+    },
+    onChoose: open,
+  });
+  const tree = new ChainTree(api, signal, openChain);
+  const queue = new Grid({
+    label: "Idle blocks, the next to be evicted first",
+    columns: [
+      { title: "next", width: "9ch", kind: "number", cell: ({ place }) => count(place + 1) },
+      { title: "block", width: "10ch", kind: "number", cell: ({ block }) => String(block) },
+      { title: "state", width: "10ch", cell: ({ block }) => stateOf(now, block) },
+      { title: "last use", width: "12ch", kind: "number", cell: ({ block }) => count(now.used[block]) },
+      { title: "tenant", width: "minmax(8ch, 1fr)", kind: "long", cell: ({ block }) => now.tenants[now.tenant[block]] ?? "–" },
+    ],
+    rowAt: (place) => (now?.queue ? { place, block: now.queue[place] } : null),
+    onChoose: ({ block }) => open(block),
+    keyOf: ({ block }) => block,
+  });
+
+  function say() {
+    if (now === null || pointed < 0) told.textContent = "Point at a block, or go there with the arrow keys.";
+    else told.textContent = line(brief(now, pointed, blocks.at(nameOf(now, pointed))));
+  }
+
+  async function open(place) {
+    beside.hidden = false;
+    queue.open(place);
+    try {
+      showBlock(beside, now, place, await blocks.get(nameOf(now, place)));
+    } catch (error) {
+      fill(beside, h("p", { class: "note" }, error.message));
+    }
+  }
+
+  async function openChain(branch) {
+    beside.hidden = false;
+    const text = h("blockquote", { class: "code" });
+    fill(beside, h("h2", {}, "Chain"), facts([
+      ["blocks", count(branch.blocks)], ["follow on all ways", count(branch.below)], ["chains from here", count(branch.leaves)],
+      ["in use", count(branch.held)], ["last block", branch.end],
+    ]), text, branch.names.length < branch.blocks ? h("p", { class: "note" }, `The first ${branch.names.length} blocks are shown.`) : null);
+    for (const name of branch.names) {
+      const block = await blocks.get(name).catch(() => null);
+      if (!text.isConnected) return;
+      text.append(h("span", {}, block?.text || "…"));
+    }
+  }
+
+  function draw() {
+    if (now === null) return;
+    const painted = painting(now, by);
+    map.show(painted);
+    fill(legend, painted.legend.filter(([, name, value]) => name && value).map(([name, text, value]) => {
+      const swatch = h("span", { class: "swatch", "aria-hidden": "true" });
+      swatch.style.background = `var(--${name})`;
+      return h("li", { "data-state": text }, swatch, text, h("span", { class: "number" }, count(value)));
+    }));
+    queue.show(now.queue?.length ?? 0);
+    say();
+  }
+
+  async function load() {
+    const [stats, found] = await Promise.all([api.find("blocks/stats", {}, signal), api.find("blocks/map", {}, signal)]);
+    fill(figures, stats === null ? h("p", {}, "The upstream keeps its prefix cache to itself: --kv-events shows that of vLLM and SGLang, and llama.cpp's slots are shown by themselves.") : figuresOf(stats));
+    body.hidden = found === null;
+    if (found === null) return;
+    const same = now !== null && now.states === found.states && String(now.used) === String(found.used);
+    now = found;
+    if (same) return;
+    blocks.forget();
+    draw();
+  }
+
+  const colours = tabs("Colour by", COLOURS, by, (value) => { by = value; draw(); });
+  const panes = {
+    map: h("div", {}, h("div", { class: "filters" }, colours), legend, map.node, told),
+    chains: h("div", {}, tree.node),
+    queue: h("div", {}, h("p", { class: "note" }, "The next to be evicted first. Blocks that requests or pins hold are not among them."), queue.node),
+  };
+  function turn(to) {
+    part = to;
+    for (const [name, pane] of Object.entries(panes)) pane.hidden = name !== to;
+    remember({ part });
+    beside.hidden = true;
+    if (to === "chains") tree.load().catch(() => {});
+    draw();
+  }
+  const body = h("div", { class: "poolbody" }, h("div", { class: "filters" }, tabs("Parts", PARTS, part, turn)),
+    h("div", { class: "split" }, h("div", { class: "panes" }, Object.values(panes)), beside));
+  root.append(h("h1", { class: "unseen" }, "Pool"), figures, body);
+  turn(part in panes ? part : "map");
+  window.addEventListener("theme", draw, { signal });
+  api.poll(load, LOOK, signal);
+  return { escape: () => { beside.hidden = true; } };
+}
+
+function figuresOf(stats) {
+  const known = [
+    ["blocks", count(stats.num_blocks)], ["tokens a block", count(stats.block_size)], ["used", count(stats.used)], ["pinned", count(stats.pinned)],
+    ["cached", count(stats.cached)], ["distinct", count(stats.distinct)], ["prompt tokens reused", percent(stats.hit_rate)], ["evictions", count(stats.evictions)],
+    ["memory used", stats.used_bytes === null ? "–" : bytes(stats.used_bytes)],
+    ["mean time cached", stats.residency?.mean === undefined ? "–" : decimal(stats.residency.mean, 1)],
+  ].filter(([, value]) => value !== "–");
+  return known.map(([name, value]) => h("div", {}, h("span", {}, name), h("strong", { "data-figure": name }, value)));
+}

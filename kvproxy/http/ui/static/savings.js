@@ -1,0 +1,57 @@
+// What the caches saved, by layer, tenant, model, tag or day.
+
+import { choice, fill, h, section, table } from "./dom.js";
+import { count, duration, money, percent } from "./format.js";
+import { mark, groupOf } from "./layers.js";
+
+const BY = [["layer", "layer"], ["tenant", "tenant"], ["model", "model"], ["tag", "tag"], ["day", "day"]];
+const COLUMNS = [
+  ["requests", "number"], ["from a cache", "number"], ["prompt tokens", "number"], ["answer tokens", "number"],
+  ["reused tokens", "number"], ["time", "number"], ["money", "number"], ["at least", "number"],
+];
+const MOST = 30;
+
+const cells = (row) => [
+  count(row.requests), count(row.answered), count(row.prompt_tokens), count(row.completion_tokens), count(row.reused_tokens),
+  duration(row.seconds), money(row.money), money(row.least_money),
+];
+
+/** A section that is kept up to date; `told` gets the sum. */
+export function savings(api, signal, told) {
+  const place = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Savings" });
+  const note = h("p", { class: "note" });
+  let by = "layer";
+
+  const load = async () => {
+    const asked = by;
+    const found = await api.get("savings", { by: asked }, signal);
+    if (asked !== by) return;
+    if (found.total !== null) told(found.total);
+    const name = (row) => (by === "layer" ? h("span", { class: "layer" }, mark(groupOf(row.name)), row.name) : row.name);
+    const rows = found.rows.slice(0, MOST).map((row) => [name(row), ...cells(row)]);
+    // A request with two tags is counted under both: there is no sum of tags.
+    if (found.total !== null && rows.length > 1) rows.push(["all", ...cells(found.total)]);
+    fill(place, rows.length ? table("What the caches saved", [[by, ""], ...COLUMNS], rows) : h("p", {}, "Nothing was asked yet."));
+    note.textContent = sentences(found).join(" ");
+  };
+
+  const pick = choice("by", BY, by, (value) => {
+    by = value;
+    load().catch(() => {});
+  });
+  api.poll(load, 5, signal);
+  return section("Saved since the journal began", pick, place, note);
+}
+
+function sentences(found) {
+  const said = [];
+  if (found.rows.length > MOST) said.push(`The first ${MOST} of ${count(found.rows.length)} are shown.`);
+  if (found.rows.length && found.rows.every((row) => row.money === null)) {
+    said.push('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].');
+  }
+  if (found.wrong !== null) {
+    const least = found.wrong.least === 0 ? "At most " : `${percent(found.wrong.least)} to `;
+    said.push(`${least}${percent(found.wrong.most)} of the semantic hits may be wrong: ${found.wrong.told_by}.`);
+  }
+  return said;
+}

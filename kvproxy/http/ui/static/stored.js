@@ -1,0 +1,132 @@
+// Stored responses: the newest, or those that go next if the store is full; one of them beside the list.
+
+import { button, facts, field, fill, h, tabs } from "./dom.js";
+import { bytes, clock, count, digest, duration, line } from "./format.js";
+import { Grid } from "./grid.js";
+import { Pages } from "./pages.js";
+
+const ORDERS = [["cache", "Newest"], ["cache/queue", "Next to go"]];
+const LOOK = 3; // Seconds between two looks at what is new.
+
+const COLUMNS = [
+  { title: "id", width: "13ch", kind: "code", cell: (row) => digest(row.id) },
+  { title: "age", width: "9ch", kind: "number", cell: (row) => duration(Date.now() / 1000 - row.created) },
+  { title: "hits", width: "7ch", kind: "number", cell: (row) => count(row.hits) },
+  { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(row.prompt_tokens + row.completion_tokens) },
+  { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
+  { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.tenant.replace("client:", "") },
+  { title: "question", width: "minmax(16ch, 1fr)", kind: "long", cell: (row) => line(row.prompt) },
+];
+
+/** The view. `params` may name an `id` that is open, and the text that is searched. */
+export function stored(root, params, { api, signal, remember }) {
+  let order = "cache";
+  let search = params.get("search") ?? "";
+  let opened = params.get("id");
+  let pages = null;
+  let top = 0;
+  const told = h("span", { class: "note grow", role: "status" });
+  const beside = h("aside", { class: "beside", "aria-label": "One stored response", hidden: true });
+  const grid = new Grid({
+    label: "Stored responses", columns: COLUMNS, keyOf: (row) => row.id,
+    rowAt: (place) => {
+      top = place;
+      return pages?.at(place) ?? null;
+    },
+    onChoose: (row) => open(row.id),
+  });
+
+  function show() {
+    const query = order === "cache" ? { search } : {};
+    const own = new Pages(api, order, query, signal, () => {
+      if (own !== pages) return;
+      grid.show(own.total);
+      told.textContent = `${count(own.total)} responses${search && order === "cache" ? " with this text" : ""}`;
+    });
+    pages = own;
+    grid.show(0);
+    return own.refresh();
+  }
+
+  async function open(id) {
+    opened = id;
+    grid.open(id);
+    beside.hidden = false;
+    remember({ id, search });
+    try {
+      const entry = await api.get(`cache/${encodeURIComponent(id)}`, {}, signal);
+      if (opened === id) details(beside, entry, { api, close, changed: () => pages.refresh(top) });
+    } catch (error) {
+      fill(beside, h("p", { class: "note" }, error.message), button("Close", close));
+    }
+  }
+
+  function close() {
+    opened = null;
+    beside.hidden = true;
+    grid.open(null);
+    remember({ search });
+    grid.node.focus();
+  }
+
+  const searching = field("Question contains", search, (value) => {
+    search = value;
+    remember({ search });
+    show().catch(() => {});
+  }, { class: "first" });
+  root.append(
+    h("h1", { class: "unseen" }, "Stored responses"),
+    h("div", { class: "filters" }, tabs("Order", ORDERS, order, (value) => {
+      order = value;
+      searching.hidden = value !== "cache";
+      show().catch(() => {});
+    }), searching, told),
+    h("div", { class: "split" }, grid.node, beside));
+  show().catch(() => {});
+  if (opened) open(opened);
+  // At the top of the list new ones are seen at once; who has scrolled is left alone.
+  api.poll(() => (grid.atTop ? pages.refresh() : null), LOOK, signal);
+  return { escape: close };
+}
+
+function details(node, entry, { api, close, changed }) {
+  const said = h("p", { class: "note", role: "status" });
+  const ask = async (work, sentence) => {
+    try {
+      await work();
+      said.textContent = sentence;
+      await changed();
+    } catch (error) {
+      said.textContent = error.message;
+    }
+  };
+  const path = `cache/${encodeURIComponent(entry.id)}`;
+  const act = (text, work, sentence) => button(text, () => ask(work, sentence));
+  fill(node,
+    h("div", { class: "head" }, h("h2", {}, "Stored response"), h("span", { class: "grow" }), button("Close", close, { "aria-keyshortcuts": "Escape" })),
+    h("blockquote", {}, entry.prompt),
+    h("div", { class: "actions", role: "group", "aria-label": "The stored response" },
+      act("Pin", () => api.post(`${path}/pin`), "Pinned: others make room before it."),
+      act("Unpin", () => api.delete(`${path}/pin`), "No longer pinned."),
+      act("Reject", () => api.post(`${path}/feedback`, { right: false }), "Rejected: it is served for equal requests only."),
+      act("Approve", () => api.post(`${path}/feedback`, { right: true }), "Approved."),
+      act("Drop", () => api.delete(path), "Dropped."), said),
+    h("h3", {}, "Answer"), h("pre", {}, answerOf(entry.response)),
+    facts([
+      ["id", entry.id], ["stored", clock(entry.created)], ["expires", clock(entry.expires)], ["hits", count(entry.hits)],
+      ["last hit", entry.last_hit === null ? null : clock(entry.last_hit)], ["tenant", entry.tenant], ["model", entry.model],
+      ["API", entry.endpoint], ["for similar questions", entry.semantic ? "yes" : "no"], ["prompt tokens", count(entry.prompt_tokens)],
+      ["answer tokens", count(entry.completion_tokens)], ["tags", entry.tags.join(", ")], ["backend", entry.backend],
+      ["request", entry.request_id], ["size", bytes(JSON.stringify(entry.request).length + JSON.stringify(entry.response).length)],
+      ["key", entry.key], ["namespace", entry.namespace],
+    ]),
+    h("details", {}, h("summary", {}, "Request"), h("pre", {}, JSON.stringify(entry.request, null, 2))),
+    h("details", {}, h("summary", {}, "Response"), h("pre", {}, JSON.stringify(entry.response, null, 2))));
+}
+
+/** What an answer says, where it is one text; else the whole of it. */
+function answerOf(response) {
+  const choice = response.choices?.[0];
+  const said = choice?.message?.content ?? choice?.text ?? response.content?.[0]?.text;
+  return typeof said === "string" ? said : JSON.stringify(response, null, 2);
+}

@@ -1,0 +1,69 @@
+"""Why a request was not answered from the cache, in plain sentences."""
+
+from collections.abc import Callable
+
+from kvproxy.journal.causes import Difference, Explained
+from kvproxy.journal.reasons import meaning
+
+
+def sentences(found: Explained, moment: Callable[[float], str]) -> list[str]:
+    """What there is to say, a sentence a line. Texts of requests stand in them as they are: who shows them takes care.
+
+    Args:
+        moment: writes a time, given in seconds since the epoch.
+    """
+    record = found.record
+    said = [meaning(record.reason)]
+    if record.gone is not None:
+        said.append(f"It went at {moment(record.gone)}.")
+    if record.near is not None:
+        said.append(
+            f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"
+            + (f" and a score of {record.score:.3f}" if record.score is not None else "")
+            + "."
+        )
+    if found.earlier is not None and found.differences and not record.reason.startswith("hit-"):
+        said.append(
+            f"The earlier request most like it is {found.earlier.request_id[:32]}, of {moment(found.earlier.time)}:"
+        )
+        said += [f"- {_difference(each, found)}" for each in found.differences[:8]]
+        if len(found.differences) > 8:
+            said.append(f"- and {len(found.differences) - 8} more")
+    if record.prompt_tokens and record.reused_tokens is not None:
+        computed = record.prompt_tokens - record.reused_tokens
+        said.append(
+            f"The backend reused {record.reused_tokens:,} of {record.prompt_tokens:,} tokens of the prompt; it computed"
+            f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
+        )
+    if found.left is not None and found.left.region is not None and not record.reason.startswith("hit-"):
+        said.append(
+            f"The prompt follows that of request {found.left.earlier[:32]} furthest, and leaves it at"
+            f" {_named(found.left.region)}."
+        )
+    return said
+
+
+def _difference(difference: Difference, found: Explained) -> str:
+    name, earlier, record = difference.region, found.earlier, found.record
+    if name == "tenant" and earlier is not None:
+        return f"another tenant asked it: {earlier.client or earlier.tenant} then, {record.client or record.tenant} now"
+    if name == "model" and earlier is not None:
+        return f"another model was asked: {earlier.model} then, {record.model} now"
+    if difference.place is None:
+        if difference.before is None and difference.after is None:
+            return f"{_named(name)} differs"
+        if difference.before is None:
+            return f"{_named(name)} is new: {difference.after!r}"
+        if difference.after is None:
+            return f"{_named(name)} is missing: it was {difference.before!r}"
+    return f"{_named(name)}, at character {difference.place}: {difference.before!r} became {difference.after!r}"
+
+
+def _named(region: str) -> str:
+    """A region as people call it."""
+    if region in ("system", "instructions") or region.endswith((" system", " developer")):
+        return f"the system prompt ({region})"
+    if region.startswith(("messages[", "input[")):
+        place, _, role = region.partition(" ")
+        return f"{place} of the {role}" if role else place
+    return {"tools": "the tools", "prompt": "the prompt", "input": "the input"}.get(region, f"the field {region}")

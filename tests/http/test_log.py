@@ -1,0 +1,151 @@
+"""The journal's routes say what the journal says; the stream goes on where it was left, and ends with the proxy."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.http.services import Services
+from kvproxy.journal.reader import Query
+from kvproxy.settings import load_settings
+from tests.plain_upstream import run_plain_upstream
+from tests.servers import run_proxy
+
+Running = tuple[httpx.Client, Services]
+
+
+def ask(client: httpx.Client, question: str, **fields: object) -> httpx.Response:
+    messages = [{"role": "user", "content": question}]
+    return client.post("/v1/chat/completions", json={"model": "m", "messages": messages, **fields})
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    data: Path = tmp_path_factory.mktemp("log")
+    prices = {"prices": {"m": {"input": 2.0, "output": 4.0}}}
+    with run_plain_upstream() as upstream:
+        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, journal=prices)
+        with run_proxy(settings) as (url, services), httpx.Client(base_url=url) as client:
+            for question in ("one", "two", "one", "one"):
+                assert ask(client, question).status_code == 200
+            ask(client, "one", model="other")
+            yield client, services
+
+
+def test_records_are_listed_with_their_questions(running: Running) -> None:
+    client, services = running
+    wanted = services.answerer.journal.latest(5)
+    found = client.get("/admin/log", params={"limit": 5}).json()
+    assert [each["number"] for each in found] == [each.number for each in wanted]
+    assert [each["question"] for each in found] == ["one", "one", "one", "two", "one"]
+
+
+@pytest.mark.parametrize("name", ["layer", "reason", "model"])
+def test_filters_and_pages(running: Running, name: str) -> None:
+    client, services = running
+    services.answerer.journal.latest(1)
+    every = client.get("/admin/log").json()
+    for value in {each[name] for each in every}:
+        wanted = [each for each in every if each[name] == value]
+        assert client.get("/admin/log", params={name: value}).json() == wanted
+    pages, before = [], None
+    while page := client.get("/admin/log", params={"limit": 2} | ({"before": before} if before else {})).json():
+        pages += page
+        before = page[-1]["number"]
+    assert pages == every
+
+
+@pytest.mark.parametrize("query", ["layer=nonsense", "limit=-1", "before=x"])
+def test_impossible_filters_are_refused(running: Running, query: str) -> None:
+    assert running[0].get(f"/admin/log?{query}").status_code == 400
+
+
+def test_the_series_counts_every_record(running: Running) -> None:
+    client, services = running
+    with contextlib.closing(services.answerer.journal.reader()) as reader:
+        every = reader.records(Query())
+    for by in ("layer", "reason"):
+        found = client.get("/admin/log/series", params={"since": 600, "step": 60, "by": by}).json()
+        assert all(len(counts) == 10 for counts in found["counts"].values())
+        sums = {name: sum(counts) for name, counts in found["counts"].items()}
+        assert sums == {name: sum(getattr(each, by) == name for each in every) for name in sums}
+        assert sum(sums.values()) == len(every)
+    assert client.get("/admin/log/series", params={"since": 1e9, "step": 1}).status_code == 400
+
+
+def test_a_story_says_why(running: Running) -> None:
+    client, services = running
+    record = services.answerer.journal.latest(1)[0]
+    told = client.get(f"/admin/log/{record.request_id}").json()
+    assert told["explained"]["record"]["number"] == record.number
+    assert any("another model was asked: m then, other now" in sentence for sentence in told["sentences"])
+    assert client.get("/admin/log/nobody").status_code == 404
+
+
+def test_savings_are_those_of_the_journal(running: Running) -> None:
+    client, services = running
+    services.answerer.journal.latest(1)
+    found = client.get("/admin/savings").json()
+    (exact,) = (row for row in found["rows"] if row["name"] == "exact")
+    assert (exact["requests"], exact["prompt_tokens"], exact["completion_tokens"]) == (2, 18, 14)
+    assert exact["money"] == pytest.approx((18 * 2 + 14 * 4) / 1e6)
+    assert found["total"]["requests"] >= 5
+    assert client.get("/admin/savings", params={"by": "tag"}).json()["total"] is None
+    assert client.get("/admin/savings", params={"by": "moon"}).status_code == 400
+
+
+def events(response: httpx.Response) -> Iterator[tuple[str, dict[str, object]]]:
+    kind = ""
+    for line in response.iter_lines():
+        if line.startswith("event: "):
+            kind = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield kind, json.loads(line.removeprefix("data: "))
+
+
+def test_new_records_come_as_events_and_none_is_missed(running: Running) -> None:
+    client, services = running
+    last = services.answerer.journal.latest(1)[0].number
+    ask(client, "before the stream")
+    with client.stream("GET", "/admin/log/live", params={"after": last, "layer": "forward"}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        told = events(response)
+        assert next(told)[0] == "hello"
+        kind, first = next(told)
+        assert (kind, [each["question"] for each in first["records"]]) == ("records", ["before the stream"])  # type: ignore[attr-defined]
+        for question in ("one", "after it began"):
+            httpx.post(
+                f"{client.base_url}/v1/chat/completions",
+                json={"model": "m", "messages": [{"role": "user", "content": question}]},
+            )
+        # The filter holds here too: the exact hit is left out.
+        assert [each["question"] for each in next(told)[1]["records"]] == ["after it began"]  # type: ignore[attr-defined]
+
+
+def test_the_stream_ends_when_the_proxy_stops(tmp_path: Path) -> None:
+    """It has no end of its own: a stop would wait for it as long as for a request."""
+    with run_plain_upstream() as upstream:
+        limits = {"drain_seconds": 60.0}
+        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False}, limits=limits)
+        with httpx.Client() as client:
+            with run_proxy(settings) as (url, _):
+                response = client.send(client.build_request("GET", f"{url}/admin/log/live"), stream=True)
+                told = events(response)
+                assert next(told)[0] == "hello"
+                began = time.monotonic()
+            assert list(told) == []
+            assert time.monotonic() - began < 30
+            response.close()
+
+
+def test_without_a_journal_the_fix_is_named(tmp_path: Path) -> None:
+    settings = load_settings(
+        data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, journal={"enabled": False}
+    )
+    with run_proxy(settings) as (url, _):
+        answer = httpx.get(f"{url}/admin/log")
+    assert (answer.status_code, "journal.enabled" in answer.text) == (404, True)

@@ -1,0 +1,62 @@
+"""The dashboard's files: open to everybody, with nothing private in them, and strict about what the page may do."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.http import ui
+from kvproxy.settings import load_settings
+from tests.servers import run_proxy
+
+STATIC = Path(ui.__file__).parent / "static"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    client = {"name": "alice", "key_sha256": "0" * 64}
+    settings = load_settings(
+        data=tmp_path_factory.mktemp("ui"),
+        upstream="http://127.0.0.1:9",
+        cache={"semantic": False},
+        admin_token="secret",
+        clients=[client],
+    )
+    with run_proxy(settings) as (found, _):
+        yield found
+
+
+def test_the_page_is_found_by_either_name(url: str) -> None:
+    page = httpx.get(f"{url}/ui", follow_redirects=True)
+    assert (page.status_code, str(page.url)) == (200, f"{url}/ui/")
+    assert page.text == (STATIC / "index.html").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in STATIC.iterdir()))
+def test_every_file_is_served_with_strict_headers(url: str, name: str) -> None:
+    answer = httpx.get(f"{url}/ui/{name}")
+    assert answer.status_code == 200
+    assert answer.content == (STATIC / name).read_bytes()
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in answer.text
+    assert "innerHTML" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/ui/nothing.js", "/ui/../services.py", "/ui/%2e%2e/__init__.py"])
+def test_nothing_else_is_served(url: str, path: str) -> None:
+    assert httpx.get(url + path).status_code in (400, 401, 404)
+
+
+def test_other_pages_may_not_load_it(url: str) -> None:
+    foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    assert httpx.get(f"{url}/ui/app.js", headers=foreign).status_code == 403
+
+
+def test_what_is_private_needs_the_token(url: str) -> None:
+    assert httpx.get(f"{url}/admin/log").status_code == 401
+    assert httpx.get(f"{url}/admin/log", headers={"authorization": "Bearer secret"}).status_code == 200

@@ -1,0 +1,125 @@
+"""The dashboard in a headless Chromium: Debian's browser and its driver."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+_PATIENCE = 30.0
+_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions")
+T = TypeVar("T")
+
+
+class Page:
+    """One tab of a browser that shows a proxy's dashboard."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str, view: str = "overview") -> None:
+        """Load the page anew, with one of its views."""
+        self.driver.get("about:blank")
+        self.driver.get(f"{url}/ui/#{view}")
+        self.until(lambda: self.run("return document.querySelector('main h1') !== null"))
+
+    def run(self, script: str, *arguments: object) -> Any:
+        """What a script returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, find: Callable[[], T]) -> T:
+        """What `find` gives, once that is true; a node that went meanwhile is looked for again."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            failure: Exception | None = None
+            try:
+                if found := find():
+                    return found
+            except Exception as error:
+                failure = error
+            if time.monotonic() > end:
+                raise AssertionError(f"waited in vain; the page says: {self.text('body')[:1500]}") from failure
+            time.sleep(0.03)
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def find(self, selector: str) -> WebElement:
+        """The first node that fits, once it is there and can be seen."""
+        return self.until(lambda: next((node for node in self.all(selector) if node.is_displayed()), None))
+
+    def text(self, selector: str) -> str:
+        """The text of the first node that fits; empty where there is none."""
+        return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].filter(n => !n.hidden).map(n => n.textContent)"
+        return list(self.run(script, selector))
+
+    def click(self, selector: str, text: str = "") -> None:
+        """Click the first node that fits and holds a text."""
+
+        def found() -> bool:
+            node = next((each for each in self.all(selector) if each.is_displayed() and text in each.text), None)
+            if node is not None:
+                node.click()
+            return node is not None
+
+        self.until(found)
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other."""
+        actions = ActionChains(self.driver, duration=0)
+        for key in keys:
+            actions.send_keys(key)
+        actions.perform()
+
+    def hover(self, node: WebElement, x: int, y: int) -> None:
+        """Point at a place of a node, from its upper left corner."""
+        size = node.size
+        actions = ActionChains(self.driver, duration=0)
+        actions.move_to_element_with_offset(node, x - size["width"] // 2, y - size["height"] // 2).perform()
+
+    def scheme(self, name: str) -> None:
+        """Have the system prefer `light` or `dark`."""
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def errors(self) -> list[str]:
+        """What the browser complained of, but for requests that a proxy did not answer or refused."""
+        told = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [message for message in told if "Failed to load resource" not in message]
+
+    def shot(self, path: Path) -> None:
+        """A picture of what can be seen."""
+        self.driver.save_screenshot(str(path))
+
+
+@contextlib.contextmanager
+def browse(width: int = 1360, height: int = 900) -> Iterator[Page]:
+    """A browser, closed at the end."""
+    options = Options()
+    options.binary_location = _program("chromium")
+    for flag in (*_FLAGS, f"--window-size={width},{height}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(_program("chromedriver")))
+    try:
+        driver.set_script_timeout(60)
+        yield Page(driver)
+    finally:
+        driver.quit()
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    assert found is not None, f"{name} is missing: apt-get install chromium chromium-driver"
+    return found

@@ -1,0 +1,126 @@
+"""The dashboard for everybody: no violation that axe finds, in light and dark, and every part within reach of the keyboard."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.ui.page import Page
+
+AXE = (Path(__file__).parent / "axe/axe.min.js").read_text()
+VIEWS = ["overview", "journal", "pool", "pool?part=chains", "pool?part=queue", "matches", "stored", "upstreams"]
+TAB, ENTER, ESCAPE, DOWN, RIGHT = "\ue004", "\ue007", "\ue00c", "\ue015", "\ue014"
+READY = {"overview": ".bars li", "journal": ".row[id]", "pool": ".legend li", "pool?part=chains": ".branch"} | {
+    "pool?part=queue": ".row[id]",
+    "matches": ".match",
+    "stored": ".row[id]",
+    "upstreams": "main p",
+}
+# Notes what gets the focus, and what does not show that it has it.
+WATCH = """
+window.reached = new Set();
+window.unseen = [];
+document.addEventListener("focusin", ({ target }) => {
+  window.reached.add(target);
+  if (getComputedStyle(target).outlineStyle === "none") window.unseen.push(target.outerHTML);
+});
+"""
+
+
+def violations(page: Page) -> list[str]:
+    page.run(f"if (!window.axe) {{ {AXE} }}")
+    found = page.driver.execute_async_script(
+        "axe.run(document, {resultTypes: ['violations']}).then(arguments[0], error => arguments[0]({error: String(error)}))"
+    )
+    assert "error" not in found, found
+    return [f"{each['id']}: {[node['html'][:160] for node in each['nodes']][:3]}" for each in found["violations"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(page: Page, url: str, scheme: str) -> None:
+    page.scheme(scheme)
+    try:
+        page.open(url)
+        for view in VIEWS:
+            page.run("location.hash = arguments[0]", f"#{view}")
+            page.until(lambda view=view: page.all(READY[view]))
+            if view in ("journal", "stored"):
+                page.click(".row[id]")
+                page.until(lambda: page.all(".beside dl.facts"))
+            assert violations(page) == [], view
+        page.press("?")
+        page.find("dialog table")
+        assert violations(page) == []
+        page.press(ESCAPE)
+    finally:
+        page.scheme("light")
+
+
+def focused(page: Page) -> str:
+    return str(
+        page.run(
+            "const n = document.activeElement; return n.id || n.getAttribute('aria-label') || n.textContent.trim()"
+        )
+    )
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page, url: str, view: str) -> None:
+    page.open(url, view)
+    page.until(lambda: page.all(READY[view]))
+    script = (
+        "return [...document.querySelectorAll('a[href], button, input, select, [tabindex=\"0\"], summary')]"
+        ".filter(n => n.tabIndex >= 0 && n.getClientRects().length && !n.disabled).length"
+    )
+    wanted = int(page.run(script))
+    page.run(WATCH)
+    page.press(*[TAB] * (wanted + 3))
+    # Lists grow while they are looked at; what was there is reached.
+    assert int(page.run("return window.reached.size")) >= wanted
+    assert page.run("return window.unseen") == []
+
+
+def test_shortcuts_lead_through_the_page(page: Page, url: str) -> None:
+    page.open(url)
+    for key, view in [("2", "journal"), ("3", "pool"), ("4", "matches"), ("5", "stored"), ("6", "upstreams")]:
+        page.press(key)
+        page.until(lambda view=view: page.run("return document.querySelector('main').dataset.view") == view)
+    page.press("2")
+    page.until(lambda: page.all(READY["journal"]))
+    page.press("/")
+    assert "first" in str(page.run("return document.activeElement.className"))
+    # A letter that is typed is text, and no shortcut.
+    page.press("3")
+    assert page.run("return document.querySelector('main').dataset.view") == "journal"
+    page.find("input.first").clear()
+    page.find("input.first").send_keys("h")
+    page.until(lambda: "reason=h" in page.driver.current_url)
+    page.until(lambda: page.all(READY["journal"]))
+    page.run("document.querySelector('.grid').focus()")
+    page.press(DOWN, DOWN, ENTER)
+    page.until(lambda: page.all(".beside dl.facts"))
+    page.press(ESCAPE)
+    page.until(lambda: not page.text(".beside"))
+    assert page.run("return document.activeElement.getAttribute('role')") == "grid"
+    page.press("?")
+    page.find("dialog")
+    page.press(ESCAPE)
+    page.until(lambda: not page.all("dialog"))
+
+
+def test_the_map_is_moved_through_by_the_keys(page: Page, url: str) -> None:
+    page.open(url, "pool")
+    page.until(lambda: page.all(".legend li"))
+    page.find(".mapbox").send_keys(RIGHT, ENTER)
+    page.until(lambda: "Block 1" in page.text(".beside h2"))
+
+
+def test_the_switch_of_the_theme_outlives_the_page(page: Page, url: str) -> None:
+    page.open(url)
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = page.run(ground)
+    page.press("t", "t")
+    assert page.run(ground) != light
+    page.open(url)
+    assert page.run(ground) != light
+    page.press("t")
+    assert page.run(ground) == light

@@ -1,0 +1,211 @@
+"""The dashboard in a real browser: it shows what the admin API says, and its buttons do what they say."""
+
+import httpx
+import pytest
+
+from kvproxy.index.store import Filter
+from tests.ui.conftest import ASKED, HOSTILE, ask
+from tests.ui.page import Page
+
+
+def figure(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+@pytest.fixture(autouse=True)
+def calm(page: Page):  # type: ignore[no-untyped-def]
+    """Whatever a test does, the browser finds nothing wrong with the page."""
+    page.errors()
+    yield
+    assert page.errors() == []
+
+
+def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> None:
+    page.open(url)
+    groups = {"upstream": ("forward", "bypass"), "errors": ("refused", "error", "gone")}
+    counts = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()["counts"]
+    wanted = {
+        group: sum(sum(counts.get(layer, [])) for layer in groups.get(group, (group,)))
+        for group in ("exact", "semantic", "shared", "prefix", "upstream", "errors")
+    }
+    assert wanted["exact"]
+    assert wanted["semantic"]
+    assert wanted["errors"]
+    page.until(lambda: figure(page.text("[data-figure=requests]")) == sum(wanted.values()))
+    assert {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted
+    total = httpx.get(f"{url}/admin/savings").json()["total"]
+    page.until(lambda: page.text("[data-figure=money]") == f"{total['money']:.4f}")
+    tokens = total["prompt_tokens"] + total["completion_tokens"] + total["reused_tokens"]
+    assert figure(page.text("[data-figure=tokens]")) == tokens
+    entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
+    page.until(lambda: figure(page.text("[data-figure=entries]")) == entries)
+    # The chart tells each of its bars to the keyboard.
+    canvas = page.find("canvas.chart")
+    canvas.send_keys("\ue010")
+    assert "exact" in canvas.get_attribute("aria-valuetext")
+
+
+def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> None:
+    page.open(url, "journal")
+    rows = ".grid .row[id]"
+    every = httpx.get(f"{url}/admin/log").json()
+    page.until(lambda: len(page.texts(rows)) >= len(every))
+    reasons = page.texts(f"{rows} > :nth-child(3)")
+    assert reasons == [each["reason"] for each in every]
+    # A new request comes by itself.
+    ask(url, "carol", "Is this seen at once?")
+    page.until(lambda: page.texts(f"{rows} > :last-child")[0] == "Is this seen at once?")
+    page.click("select")
+    page.run("const s = document.querySelector('select'); s.value = 'semantic'; s.dispatchEvent(new Event('change'))")
+    page.until(lambda: set(page.texts(f"{rows} > :nth-child(2)")) == {"semantic"})
+    page.run("const s = document.querySelector('select'); s.value = ''; s.dispatchEvent(new Event('change'))")
+    page.find("input.first").send_keys("veto-")
+    wanted = httpx.get(f"{url}/admin/log?reason=veto-").json()
+    assert [each["guard"] for each in wanted] == ["numbers"]
+    page.until(lambda: page.texts(f"{rows} > :nth-child(3)") == ["veto-numbers"])
+    page.click(rows)
+    page.until(lambda: "The guard `numbers` found" in page.text(".beside .sentences"))
+    assert wanted[0]["request_id"] in page.text(".beside")
+    assert page.texts(".beside .said") == [wanted[0]["question"], wanted[0]["near_question"]]
+    # The address keeps it: it can be sent to somebody else.
+    shared = page.driver.current_url
+    page.driver.get("about:blank")
+    page.driver.get(shared)
+    page.until(lambda: "The guard `numbers` found" in page.text(".beside .sentences"))
+    page.until(lambda: page.texts(f"{rows} > :nth-child(3)") == ["veto-numbers"])
+
+
+def test_a_paused_journal_waits(page: Page, url: str) -> None:
+    page.open(url, "journal")
+    rows = ".grid .row[id] > :last-child"
+    page.until(lambda: page.texts(rows))
+    page.run("document.activeElement.blur()")
+    page.press("p")
+    before = page.texts(rows)
+    ask(url, "carol", "While it is paused")
+    page.until(lambda: "1 new" in page.text("[aria-pressed=true][aria-keyshortcuts=p]"))
+    assert page.texts(rows) == before
+    page.press("p")
+    page.until(lambda: page.texts(rows)[0] == "While it is paused")
+
+
+def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:
+    page.open(url, "pool")
+    rows = httpx.get(f"{url}/admin/blocks").json()
+    states = [row["state"] for row in rows]
+    page.until(lambda: page.text("[data-state=cached] .number"))
+    for state in ("cached", "free", "null"):
+        assert figure(page.text(f"[data-state={state}] .number")) == states.count(state)
+    page.until(lambda: page.all("canvas.map"))
+    page.hover(page.find(".mapbox"), 9 + 18, 9)
+    shown = httpx.get(f"{url}/admin/blocks/1").json()
+    page.until(lambda: shown["hash"][:12] in page.text(".panes .told"))
+    assert shown["text"].strip()[:20] in page.text(".panes .told")
+    page.click("button", "tenant")
+    page.until(lambda: any(count.startswith("none") for count in page.texts(".legend li")))
+    named = {text.rstrip("0123456789,") for text in page.texts(".legend li")}
+    assert len(named - {"none"}) == len({tenant for tenant, _ in ASKED} | {"carol"})
+    page.click("button", "Eviction order")
+    queue = httpx.get(f"{url}/admin/blocks/queue").json()
+    page.until(lambda: page.texts(".panes .grid .row[id]"))
+    order = [figure(text) for text in page.texts(".panes .grid .row[id] > :nth-child(2)")]
+    assert order == [row["id"] for row in queue[: len(order)]]
+    assert page.find(".panes .grid").get_attribute("aria-rowcount") == str(len(queue) + 1)
+
+
+def test_chains_unfold_by_the_keys(page: Page, url: str) -> None:
+    page.open(url, "pool?part=chains")
+    branches = httpx.get(f"{url}/admin/blocks/tree").json()
+    page.until(lambda: len(page.texts(".branch .text")) == len(branches))
+    assert [text.split() for text in page.texts(".branch .text")] == [each["text"].split() for each in branches]
+    place = next(place for place, each in enumerate(branches) if each["below"])
+    first = branches[place]
+    page.find(".tree").send_keys("\ue015" * place + "\ue007")
+    whole = "".join(httpx.get(f"{url}/admin/blocks/{name}").json()["text"] for name in first["names"])
+    page.until(lambda: page.text(".beside blockquote").split() == whole.split())
+    page.press("\ue014")
+    ways = httpx.get(f"{url}/admin/blocks/tree", params={"parent": first["end"]}).json()
+    page.until(lambda: len(page.texts("[aria-level='2']")) == len(ways))
+    assert page.all("[aria-level='1'][aria-expanded=true]")
+
+
+def card(page: Page, words: str) -> str:
+    """Selects the match whose questions hold some words."""
+    page.until(lambda: any(words in text for text in page.texts(".match")))
+    script = (
+        "return [...document.querySelectorAll('.match')].find(n => n.textContent.includes(arguments[0])).dataset.number"
+    )
+    return f".match[data-number='{page.run(script, words)}']"
+
+
+def test_matches_can_be_judged_pinned_and_dropped(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
+    served = next(each for each in httpx.get(f"{url}/admin/log?judged=true").json() if each["layer"] == "semantic")
+    page.open(url, "matches")
+    match = card(page, "How can I reset my password?")
+    assert page.texts(f"{match} .said") == ["How can I reset my password?", "How do I reset my password?"]
+    scores = page.texts(f"{match} .scores dd")
+    assert scores[0] == f"{served['similarity']:.3f}"
+    assert scores[-1] == "served"
+    # A rejected answer serves no similar question any more; an approved one does again.
+    page.click(f"{match} button", "Reject")
+    page.until(lambda: "Rejected" in page.text(f"{match} .note[role=status]"))
+    assert 'detail="semantic' not in ask(url, "alice", "How could I reset my password?").headers["cache-status"]
+    page.click(f"{match} button", "Approve")
+    page.until(lambda: "Approved" in page.text(f"{match} .note[role=status]"))
+    page.click(f"{match} button", "Pin")
+    page.until(lambda: "Pinned" in page.text(f"{match} .note[role=status]"))
+    assert store.pinned() == [served["near"]]
+    page.click(f"{match} button", "Drop")
+    assert store.get(served["near"]) is not None
+    page.click(f"{match} button", "Really drop?")
+    page.until(lambda: "Dropped" in page.text(f"{match} .note[role=status]"))
+    assert store.get(served["near"]) is None
+
+
+def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
+    ask(url, "dora", "Shall this be dropped?")
+    page.open(url, "stored")
+    every = store.ls()
+    page.until(lambda: f"{len(every)} responses" in page.text(".filters"))
+    page.find("input.first").send_keys("dropped?")
+    page.until(lambda: page.texts(".grid .row[id] > :last-child") == ["Shall this be dropped?"])
+    page.click(".grid .row[id]")
+    page.click(".beside button", "Drop")
+    page.until(lambda: "Dropped." in page.text(".beside [role=status]"))
+    assert store.ids(Filter(search="dropped?")) == []
+    page.until(lambda: not page.texts(".grid .row[id]"))
+
+
+def test_hostile_text_stays_text(page: Page, url: str) -> None:
+    page.open(url, "pool?part=chains")
+    branches = httpx.get(f"{url}/admin/blocks/tree").json()
+    page.until(lambda: len(page.all(".branch")) == len(branches))
+    for node, branch in zip(page.all(".branch"), branches, strict=True):
+        node.click()
+        page.until(lambda branch=branch: len(page.all(".beside blockquote span")) == len(branch["names"]))
+        if "onerror" in page.text(".beside blockquote"):
+            break
+    page.until(lambda: "<img src=x" in page.text(".beside blockquote"))
+    assert page.run("return document.querySelectorAll('main img, main script').length") == 0
+    number = next(each["number"] for each in httpx.get(f"{url}/admin/log").json() if each["question"] == HOSTILE)
+    for view, place in [
+        (f"journal?request={number}", ".beside blockquote"),
+        ("stored?search=onerror", ".grid .row[id] > :last-child"),
+    ]:
+        page.open(url, view)
+        page.until(lambda place=place: any(HOSTILE in text for text in page.texts(place)))
+        assert page.run("return document.querySelectorAll('main img, main script').length") == 0
+        assert "taken" not in page.driver.title
+
+
+def test_the_policy_forbids_what_the_page_never_does(page: Page, url: str) -> None:
+    """Were a text ever taken for HTML, nothing of it would run."""
+    page.open(url)
+    script = "try { document.body.innerHTML = arguments[0]; return 'taken' } catch (error) { return error.name }"
+    assert page.run(script, HOSTILE) == "TypeError"
+    page.driver.get_log("browser")
+
+
+def test_upstreams_says_who_answers(page: Page, url: str) -> None:
+    page.open(url, "upstreams")
+    page.until(lambda: "The embedded engine answers here" in page.text("main"))

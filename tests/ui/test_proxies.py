@@ -1,0 +1,94 @@
+"""The dashboard of other proxies: one that is killed and started again, one with a token, and one with a large pool."""
+
+import os
+import sys
+from pathlib import Path
+
+import httpx
+
+from kvproxy.settings import load_settings
+from tests.plain_upstream import run_plain_upstream
+from tests.ports import free_port
+from tests.processes import serve
+from tests.servers import run_proxy
+from tests.ui.large import run_large
+from tests.ui.page import Page
+
+# How many pixels the map has, and how many colours.
+COLOURS = """
+const map = document.querySelector("canvas.map");
+const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);
+const seen = new Set();
+for (let place = 0; place < data.length; place += 4) seen.add((data[place] << 16) | (data[place + 1] << 8) | data[place + 2]);
+return [map.width * map.height, seen.size];
+"""
+ROWS = ".grid .row[id] > :last-child"
+
+
+def test_it_survives_a_killed_proxy(page: Page, tmp_path: Path) -> None:
+    port = free_port()
+
+    def ask(question: str) -> None:
+        body = {"model": "plain", "messages": [{"role": "user", "content": question}]}
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=30).status_code == 200
+
+    with run_plain_upstream() as upstream:
+        command = [sys.executable, "-m", "kvproxy.commands", "serve", "--upstream", upstream, "--port", str(port)]
+        command += ["--data", str(tmp_path / "data")]
+        env = os.environ | {"KVPROXY_CACHE__SEMANTIC": "false"}
+        with serve(command, port, tmp_path / "log", env=env) as server:
+            page.open(server.url, "journal")
+            ask("before")
+            page.until(lambda: page.texts(ROWS) == ["before"])
+        page.until(lambda: "does not answer" in page.text("#banner"))
+        assert page.text("#connection") == "Not connected"
+        with serve(command, port, tmp_path / "log", env=env):
+            page.until(lambda: page.text("#connection") == "Connected")
+            ask("after")
+            page.until(lambda: page.texts(ROWS) == ["after", "before"])
+            page.open(server.url, "upstreams")
+            page.until(lambda: upstream in page.text("main table"))
+            page.driver.get("about:blank")
+
+
+def test_a_token_is_asked_for_and_kept_by_the_tab(page: Page, tmp_path: Path) -> None:
+    settings = load_settings(
+        data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, admin_token="secret"
+    )
+    with run_proxy(settings) as (url, _):
+        page.open(url, "stored")
+        page.find("dialog input").send_keys("wrong\ue007")
+        page.until(lambda: page.text("#connection") == "Token needed" and page.all("dialog input"))
+        field = page.find("dialog input")
+        field.clear()
+        field.send_keys("secret\ue007")
+        page.until(lambda: "0 responses" in page.text(".filters"))
+        assert page.text("#connection") == "Connected"
+        page.open(url, "stored")
+        page.until(lambda: "0 responses" in page.text(".filters"))
+        assert page.run("return localStorage.length") == 0
+        page.driver.get("about:blank")
+
+
+def test_fifty_thousand_blocks_are_shown(page: Page, tmp_path: Path) -> None:
+    """tests/benchmarks/dashboard.py measures its frames."""
+    with run_large(tmp_path, 50_001) as (url, manager, _):
+        page.open(url, "pool")
+        page.until(lambda: page.text("[data-state=cached] .number"))
+        shown = {name: page.text(f"[data-state={name}] .number") for name in ("cached", "used", "free")}
+        states = [row["state"] for row in httpx.get(f"{url}/admin/blocks", timeout=30).json()]
+        assert shown == {name: f"{states.count(name):,}" for name in shown}
+        drawn = page.run(COLOURS)
+        assert drawn[0] >= 4 * 50_001
+        assert drawn[1] >= 4
+        page.click("button", "Eviction order")
+        page.until(lambda: page.texts(".panes .grid .row[id]"))
+        # Of tens of thousands of rows those that can be seen are in the page.
+        assert len(page.texts(".panes .grid .row[id]")) < 60
+        page.run("document.querySelector('.panes .grid').focus()")
+        page.press("\ue010")
+        last = [block.id for block in manager.pool.free_queue][-1]
+        page.until(lambda: page.texts(".panes .grid .row.current > :nth-child(2)") == [str(last)])
+        page.press("\ue007")
+        page.until(lambda: page.text(".beside h2") == f"Block {last}")
+        page.driver.get("about:blank")

@@ -71,7 +71,8 @@ class Queued:
     """An entry in the order in which entries go if the store is full.
 
     Attributes:
-        why: `expired`: its time is over; `pinned`: all others go before it; `saves least`: it is expected to save the fewest tokens a byte of all.
+        why: `expired`: its time is over; `saves least`: it is expected to save the fewest tokens a byte of all; `pinned`: all
+            others go before it.
         priority: what it is worth keeping, see `eviction`.
         bytes: that it is counted with.
     """

@@ -219,3 +219,39 @@ def test_keys_are_made_with_limits(tmp_path: Path) -> None:
     assert made["name"] == "team"
     assert result("keys", "ls", "--data", tmp_path) == [{"name": "team", **limits}]
     assert "2.0 KiB" in kvproxy("keys", "ls", "--data", tmp_path).stdout
+
+
+def test_a_dry_run_changes_nothing_and_a_soft_removal_leaves_stale_times(tmp_path: Path) -> None:
+    now = time.time()
+    entries = [make_entry(f"question {number}", created=now, stale_if_error=60.0, tags=("t",)) for number in range(3)]
+    path = stored(tmp_path / "responses.db", *entries)
+    meant = result("cache", "rm", "--tag", "t", "--dry-run", "--store", path)
+    assert (meant["would_remove"], set(meant["ids"])) == (3, {entry.id for entry in entries})
+    one = kvproxy("cache", "rm", entries[0].id, "--dry-run", "--store", path).stdout
+    assert "question 0" in one
+    assert "1 responses would be removed; nothing was changed" in one
+    assert result("cache", "purges", "--store", path) == []
+    assert result("cache", "rm", "--tag", "t", "--soft", "--yes", "--store", path) == {"removed": 3}
+    assert result("cache", "rm", entries[0].id[:12], "--store", path) == {"removed": 1}
+    listed = result("cache", "purges", "--store", path)
+    assert [(each["what"], each["soft"], each["entries"]) for each in listed] == [
+        (f"id={entries[0].id}", False, 1),
+        ("tag=t", True, 3),
+    ]
+    assert "on the command line" in listed[0]["who"]
+    assert "tag=t" in kvproxy("cache", "purges", "--store", path).stdout
+    queue = result("cache", "queue", "--store", path)
+    assert [each["why"] for each in queue] == ["saves least"] * 2
+    assert all(each["expires"] <= time.time() for each in queue)
+
+
+def test_soft_removals_in_a_running_proxy(demo: Demo) -> None:
+    url = demo[0]
+    ask(url, "What is a soft removal?", "For another test.")
+    (entry,) = result("cache", "ls", "--prompt", "What is a soft removal?", url=url)
+    assert result("cache", "rm", entry["id"], "--dry-run", url=url) == {"would_remove": 1, "ids": [entry["id"]]}
+    assert result("cache", "rm", entry["id"], "--soft", url=url) == {"removed": 1}
+    (last,) = result("cache", "purges", "--limit", "1", url=url)
+    assert (last["what"], last["soft"], last["entries"]) == (f"id={entry['id']}", True, 1)
+    assert "admin at" in last["who"]
+    assert "hit" not in ask(url, "What is a soft removal?", "For another test.").headers["cache-status"]

@@ -22,9 +22,15 @@ KEYS = st.sampled_from("abcdefgh")
 STEPS = st.lists(
     st.one_of(
         st.tuples(
-            st.just("put"), KEYS, st.integers(0, 300), st.integers(0, 50), st.integers(1, 400), st.sampled_from("tu")
+            st.just("put"),
+            KEYS,
+            st.integers(0, 300),
+            st.integers(0, 50),
+            st.integers(1, 400),
+            st.sampled_from("tu"),
+            st.sampled_from([(0, 0), (90, 0), (0, 150), (100, 40)]),
         ),
-        st.tuples(st.sampled_from(["find", "hit", "remove"]), KEYS),
+        st.tuples(st.sampled_from(["find", "hit", "remove", "expire now"]), KEYS),
         st.tuples(st.just("wait"), st.integers(1, 200)),
         st.tuples(st.just("expire")),
     ),
@@ -46,7 +52,7 @@ def test_lifecycle_is_that_of_a_dictionary(
     store = make_store(clock=lambda: model.now, capacity=Capacity(limits[0], limits[1], limits[2].get))
     for number, step in enumerate(steps):
         match step:
-            case "put", key, length, tokens, lifetime, tenant:
+            case "put", key, length, tokens, lifetime, tenant, (revalidate, error):
                 entry = make_entry(
                     key,
                     id=f"{number:032x}",
@@ -56,12 +62,19 @@ def test_lifecycle_is_that_of_a_dictionary(
                     completion_tokens=tokens,
                     created=model.now,
                     expires=model.now + lifetime,
+                    stale_while_revalidate=revalidate,
+                    stale_if_error=error,
                 )
                 written = store.put(entry, np.ones(3, np.float32), "e")
                 assert {gone.id for gone in written.gone} == model.put(entry, entry_bytes(entry, 3))
             case "find", key:
                 found = store.find(key)
                 assert (found and found.id) == ((wanted := model.find(key)) and wanted.id)
+                stale = store.find_stale(key)
+                assert (stale and stale.id) == ((wanted := model.find_stale(key)) and wanted.id)
+                if key in model.kept:
+                    entry = model.kept[key].entry
+                    assert store.heads([entry.id])[entry.id].freshness == entry.freshness(model.now)
             case "hit", key if key in model.kept:
                 store.touch(model.kept[key].entry.id)
                 store.flush()
@@ -71,6 +84,11 @@ def test_lifecycle_is_that_of_a_dictionary(
                 assert [gone.id for gone in store.delete(there)] == there
                 if there:
                     model.remove(key)
+            case "expire now", key if key in model.kept:
+                fresh = model.find(key) is not None
+                assert store.expire_now([model.kept[key].entry.id]) == fresh
+                model.expire_now(key)
+                assert store.get(model.kept[key].entry.id).expires == model.kept[key].entry.expires
             case "wait", seconds:
                 model.now += seconds
             case ("expire",):

@@ -1,6 +1,6 @@
 """The lifecycle of entries in a dictionary, written for reading: what every store should do."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvproxy.index.entry import Entry
 
@@ -56,6 +56,17 @@ class NaiveStore:
         kept = self.kept.get(key)
         return kept.entry if kept is not None and kept.entry.expires > self.now else None
 
+    def find_stale(self, key: str) -> Entry | None:
+        kept = self.kept.get(key)
+        return kept.entry if kept is not None and kept.entry.expires <= self.now < self._until(kept.entry) else None
+
+    def _until(self, entry: Entry) -> float:
+        return entry.expires + max(entry.stale_while_revalidate, entry.stale_if_error)
+
+    def expire_now(self, key: str) -> None:
+        kept = self.kept[key]
+        kept.entry = replace(kept.entry, expires=min(kept.entry.expires, self.now))
+
     def hit(self, key: str) -> None:
         kept = self.kept[key]
         kept.hits += 1
@@ -66,5 +77,5 @@ class NaiveStore:
 
     def expire(self) -> None:
         for kept in list(self.kept.values()):
-            if kept.entry.expires <= self.now:
+            if self._until(kept.entry) <= self.now:
                 self.remove(kept.entry.key)

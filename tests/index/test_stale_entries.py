@@ -1,0 +1,134 @@
+"""What is past its time in a store: it is kept, hides nothing, goes in order, and what was removed by hand is listed."""
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import StoreDamaged
+from kvproxy.index.lookup import KEPT
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import Capacity, Filter, PurgedBy, ResponseStore
+from kvproxy.index.store.purging import MOST_PURGES
+from kvproxy.index.transfer import read_lines
+from tests.index.conftest import MakeStore
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+ME = PurgedBy("me", "tag=old")
+
+
+def test_removals_by_hand_are_listed_the_last_first_and_not_for_ever(make_store: MakeStore) -> None:
+    store = make_store(clock=lambda: 2000.0)
+    one, other = make_entry("one", stale_if_error=10), make_entry("other")
+    store.put(one)
+    store.put(other)
+    assert store.expire_now([one.id, other.id, "none"], ME) == 2
+    assert store.expire_now([one.id], ME) == 0
+    assert len(store.delete([other.id], PurgedBy("you", "id"))) == 1
+    store.delete([one.id])
+    told = [(each.who, each.what, each.soft, each.entries, each.time) for each in store.purges(10)]
+    assert told == [
+        ("you", "id", False, 1, 2000.0),
+        ("me", "tag=old", True, 0, 2000.0),
+        ("me", "tag=old", True, 2, 2000.0),
+    ]
+    assert len(store.purges(1)) == 1
+
+
+def test_the_list_of_removals_is_bounded(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    with sqlite3.connect(tmp_path / "r.db") as connection:
+        sql = "insert into purges (time, who, what, soft, entries) values (?, 'w', 'x', 0, 0)"
+        connection.executemany(sql, [(number,) for number in range(MOST_PURGES + 5)])
+    connection.close()
+    store.delete([], ME)
+    listed = store.purges(2 * MOST_PURGES)
+    assert (len(listed), listed[0].who, listed[-1].time) == (MOST_PURGES, "me", 6.0)
+    store.close()
+
+
+def test_a_damaged_entry_is_none_the_better_for_being_marked(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
+    store.put(whole)
+    store.put(damaged)
+    with sqlite3.connect(tmp_path / "r.db") as connection:
+        connection.execute("update responses set stale_if_error = 5000 where id = ?", [damaged.id])
+    connection.close()
+    store.expire_now([whole.id, damaged.id])
+    assert store.get(whole.id) == replace(whole, expires=2000.0)
+    with pytest.raises(StoreDamaged):
+        store.get(damaged.id)
+    store.close()
+
+
+def test_what_goes_next_and_why(make_store: MakeStore) -> None:
+    store = make_store(clock=lambda: 2000.0, capacity=Capacity(entries=3))
+    over = make_entry("over", expires=1500.0, completion_tokens=900)
+    stale = make_entry("stale", expires=1500.0, completion_tokens=50, stale_if_error=1000)
+    dear = make_entry("dear", completion_tokens=500)
+    for entry in (over, stale, dear):
+        store.put(entry)
+    queue = store.queue(9)
+    assert [(each.entry.prompt, each.why) for each in queue] == [
+        ("over", "expired"),
+        ("stale", "saves least"),
+        ("dear", "saves least"),
+    ]
+    assert queue[1].priority < queue[2].priority
+    assert sum(each.bytes for each in queue) == store.stats()["entry_bytes"]
+    assert (store.stats()["expired"], store.stats()["stale"]) == (2, 1)
+    # They do go in this order.
+    for place in range(3):
+        (gone,) = store.put(make_entry(f"new {place}", completion_tokens=5000)).gone
+        assert gone.id == queue[place].entry.id
+
+
+def test_exports_keep_stale_times(make_store: MakeStore) -> None:
+    entry = make_entry("kept", stale_while_revalidate=5.0, stale_if_error=7.0)
+    (read,) = read_lines(entry.line())
+    assert read == entry
+    old = entry.line().replace(b'"stale_while_revalidate": 5.0, "stale_if_error": 7.0, ', b"")
+    assert old != entry.line()
+    (read,) = read_lines(old)
+    assert read == replace(entry, stale_while_revalidate=0.0, stale_if_error=0.0)
+
+
+async def test_what_is_past_its_time_hides_no_fresh_neighbour(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.6, guards=()))
+    words = "tell me what the free queue of old blocks is and why it is there"
+
+    async def put(prompt: str, **fields: float) -> Entry:
+        entry = make_entry(prompt, **fields)
+        await semantic.insert(entry)
+        return entry
+
+    for number in range(9):
+        await put(f"{words} {number}", expires=1500.0, stale_if_error=1000.0)
+    fresh = await put(f"{words} but please be quick")
+    found = await semantic.lookup("n", words)
+    assert found.entry == fresh
+    assert [each.verdict for each in found.candidates].count("expired") == 5
+    kept = await semantic.lookup("n", words, served=KEPT)
+    assert kept.entry is not None
+    assert kept.entry.expires == 1500.0
+    semantic.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (Filter(), "all"),
+        (Filter(tag="a", older_than=60.0), "tag=a, older_than=60.0"),
+        (Filter(search="secret"), "search=(words)"),
+    ],
+)
+def test_the_list_of_removals_keeps_no_words_where_texts_are_protected(where: Filter, said: str) -> None:
+    assert where.said(texts=False) == said
+    assert Filter(search="secret").said() == "search=secret"

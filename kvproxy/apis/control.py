@@ -10,11 +10,8 @@ from kvproxy.ruled import UNRULED, Ruled
 
 OURS = "x-kvproxy-"
 """What the names of our own headers begin with."""
-TAGS = OURS + "tags"
-TTL = OURS + "ttl"
-PRIORITY = OURS + "priority"
-PACE = OURS + "pace"
-TIMEOUT = OURS + "timeout"
+TAGS, TTL, PRIORITY = (OURS + name for name in ("tags", "ttl", "priority"))
+PACE, TIMEOUT = (OURS + name for name in ("pace", "timeout"))
 ADMIN_TOKEN = OURS + "admin-token"
 """Carries the admin token where `Authorization` says who asks."""
 MOST_TAGS = 16

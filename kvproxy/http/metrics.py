@@ -62,12 +62,7 @@ class Metrics:
             "of",
         )
         self._lookups = self._gauge("semantic_lookups", "Lookups of similar questions by what came of them.", "outcome")
-        self._stale = self._gauge(
-            "stale",
-            "Answers given past their time (stale-while-revalidate, stale-if-error); and answers computed anew behind them:"
-            " renewed, failed, left (too many at a time).",
-            "of",
-        )
+        self._stale = self._gauge("stale", "Answers given past their time, and those computed anew behind them.", "of")
         self._compared = self._gauge("compared_answers", "Fresh answers compared with cached ones by result.", "result")
         self._learned = self._gauge(
             "learned",
@@ -214,17 +209,14 @@ class Metrics:
             for name, value in asdict(reuse).items():
                 self._reuse.labels(status.url, model, name).set(value)
 
-    def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int]) -> None:
-        """Take over the counts of semantic decisions."""
+    def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
+        """Take over the counts of semantic decisions, and of answers past their time."""
+        for name, count in stale.items():
+            self._stale.labels(name).set(count)
         for outcome, count in lookups.items():
             self._lookups.labels(outcome).set(count)
         for result, count in compared.items():
             self._compared.labels(result).set(count)
-
-    def stale(self, counts: Mapping[str, int]) -> None:
-        """Take over the counts of answers given past their time."""
-        for name, count in counts.items():
-            self._stale.labels(name).set(count)
 
     def learned(self, overall: Overall) -> None:
         """Take over what was learned."""

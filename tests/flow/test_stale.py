@@ -1,7 +1,7 @@
 """Answers past their time: given while they are computed anew, given where none can be had, and never beyond that."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.apis import APIS
+from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import build_backend
+from kvproxy.backends.protocol import Relayed
+from kvproxy.errors import (
+    KvproxyError,
+    ModelNotFound,
+    Overloaded,
+    TooMany,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from kvproxy.flow.answer import Answerer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.app import create_app
@@ -249,3 +260,85 @@ def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(prox
         "soft": True,
         "entries": 1,
     }
+
+
+def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[Relayed]]:
+    async def send(request: ApiRequest) -> Relayed:
+        raise error
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("error", "stands_in"),
+    [
+        (UpstreamUnreachable("refused"), True),
+        (UpstreamTimeout("too late"), True),
+        (Overloaded("too many wait"), True),
+        (TooMany("the client's quota"), False),
+        (ModelNotFound("no such model"), False),
+    ],
+)
+def test_what_went_wrong_decides_whether_a_stored_answer_stands_in(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, error: KvproxyError, stands_in: bool
+) -> None:
+    question = f"the tenth {error.code}"
+    proxy.ask(question, "confirm")
+    proxy.now += TTL + REVALIDATE + 1
+    monkeypatch.setattr(proxy.services.answerer.backend, "send", failing(error))
+    assert proxy.ask(question).status_code == (200 if stands_in else error.status)
+
+
+def test_nobody_is_asked_where_no_upstream_is_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.ask("the eleventh", "confirm")
+    proxy.now += TTL + REVALIDATE + 1
+    monkeypatch.setattr(proxy.services.answerer.backend, "failure", lambda: "all are down")
+    assert "stale-if-error" in proxy.ask("the eleventh").headers["cache-status"]
+    assert proxy.model.asked == ["the eleventh"]
+    # What nothing is stored for is tried all the same.
+    assert proxy.ask("nothing like it").status_code == 200
+
+
+def test_a_whole_answer_that_breaks_off_is_replaced_before_anything_was_sent(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'{"choices": '
+        raise UpstreamBroken("broke off")
+
+    async def send(request: ApiRequest) -> Relayed:
+        return Relayed(200, [("content-type", "application/json")], chunks())
+
+    proxy.ask("the twelfth", "confirm")
+    proxy.now += TTL + REVALIDATE + 1
+    monkeypatch.setattr(proxy.services.answerer.backend, "send", send)
+    answer = proxy.ask("the twelfth")
+    assert said(answer) == "Answer 1 it is."
+    assert "stale-if-error" in answer.headers["cache-status"]
+
+
+def test_an_answer_that_was_given_again_and_again_is_not_given_as_fresh_when_its_time_is_over(proxy: Proxy) -> None:
+    proxy.ask("the thirteenth", "confirm")
+    for _ in range(3):
+        assert 'detail="exact"' in proxy.ask("the thirteenth").headers["cache-status"]
+    proxy.now += TTL + 1
+    assert "ttl=-1;" in proxy.ask("the thirteenth").headers["cache-status"]
+    until(lambda: proxy.stored("the thirteenth").created == proxy.now)
+    assert said(proxy.ask("the thirteenth")) == "Answer 2 it is."
+
+
+def test_explain_tells_of_an_answer_past_its_time(proxy: Proxy) -> None:
+    proxy.ask("the fourteenth", "confirm")
+    body = {"model": "m", "messages": [{"role": "user", "content": "the fourteenth"}]}
+
+    def told() -> tuple[str, str, bool]:
+        found = httpx.post(f"{proxy.url}/admin/explain", json=body).json()
+        return found["layer"], found["exact"]["freshness"], found["exact"]["hit"]
+
+    assert told() == ("exact", "fresh", True)
+    proxy.now += TTL + 1
+    assert told() == ("exact", "stale-while-revalidate", True)
+    proxy.now += REVALIDATE
+    assert told() == ("none", "stale-if-error", False)
+    proxy.now += ERROR
+    assert told() == ("none", "over", False)

@@ -75,16 +75,26 @@ class Recall:
         """The answer of an equal request that may be given while it is computed anew."""
         if asked.spare is None or self._stale(asked.spare, asked) != "stale-while-revalidate":
             return None
-        return await self._hit(asked, asked.spare, None, "stale-while-revalidate")
+        return await self._spared(asked, asked.spare, "stale-while-revalidate")
 
     async def in_stead(self, asked: Asked) -> Answer | None:
         """What may be given where no answer can be had: that of an equal request, else that of a similar question."""
         if asked.draft.passed is not None or not asked.cacheable:
             return None
         if asked.spare is not None and self._stale(asked.spare, asked, failed=True) is not None:
-            return await self._hit(asked, asked.spare, None, "stale-if-error")
-        hit, _ = await self.similar(asked, failed=True)
+            hit = await self._spared(asked, asked.spare, "stale-if-error")
+        else:
+            hit, _ = await self.similar(asked, failed=True)
         return hit
+
+    async def _spared(self, asked: Asked, spare: Entry, stale: Stale) -> Answer | None:
+        try:
+            return await self._hit(asked, spare, None, stale)
+        except Exception:
+            # An imported answer that is none.
+            _log.exception("a stored answer cannot be given")
+            asked.draft.lost = True
+        return None
 
     def _stale(self, entry: Entry, asked: Asked, *, failed: bool = False) -> Stale | None:
         """Why an entry that is past its time may be given; None where it may not.

@@ -156,7 +156,7 @@ def rm(
     if as_json:
         print_json({"removed": removed})
     else:
-        typer.echo(f"{'marked as expired' if soft else 'removed'}: {removed:,} responses")
+        typer.echo(f"marked {removed:,} responses as expired" if soft else f"removed {removed:,} responses")
 
 
 def _meant(cache: CacheAccess, ids: list[str] | None, where: Where) -> Listing:

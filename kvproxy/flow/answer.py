@@ -9,7 +9,7 @@ from typing import Any
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
-from kvproxy.errors import KvproxyError, NotCached, UpstreamBroken
+from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
 from kvproxy.flow.cached.again import Repeater
 from kvproxy.flow.cached.keep import Asked, Shelf
 from kvproxy.flow.cached.recall import Recall
@@ -152,18 +152,24 @@ class Answerer:
                 return await self._given(asked, hit)
             asked = replace(asked, near=near)
         if control.only_if_cached:
-            raise NotCached(
-                "no stored answer, and the request said only-if-cached: send it without to have it computed"
-            )
+            raise NotCached("no stored answer, and the request said only-if-cached: send it without to have one")
         # Where it is known that nobody can answer, nobody is asked.
         if self.backend.failure() is not None and (hit := await self._recall.in_stead(asked)) is not None:
             return await self._paid(asked, hit)
         try:
-            return await self._forward(asked)
+            return await self._computed(asked)
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._recall.in_stead(asked)) is None:
                 raise
             return await self._paid(asked, hit)
+
+    async def _computed(self, asked: Asked) -> Answer:
+        """A fresh answer; where a stored one could stand in, within the time that the client gives."""
+        try:
+            async with asyncio.timeout(self._recall.patience(asked)):
+                return await self._forward(asked)
+        except TimeoutError:
+            raise DeadlineExceeded("no fresh answer came within x-kvproxy-timeout") from None
 
     async def _given(self, asked: Asked, hit: Answer) -> Answer:
         """A stored answer, which is computed anew where it is past its time."""

@@ -342,3 +342,16 @@ def test_explain_tells_of_an_answer_past_its_time(proxy: Proxy) -> None:
     assert told() == ("none", "stale-if-error", False)
     proxy.now += ERROR
     assert told() == ("none", "over", False)
+
+
+def test_who_cannot_wait_gets_what_is_stored(proxy: Proxy) -> None:
+    proxy.ask("the fifteenth", "confirm")
+    proxy.now += TTL + REVALIDATE + 1
+    proxy.model.go.clear()
+    try:
+        body = {"model": "m", "messages": [{"role": "user", "content": "the fifteenth"}]}
+        headers = {"x-kvproxy-timeout": "2"}
+        answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
+    finally:
+        proxy.model.go.set()
+    assert "stale-if-error" in answer.headers["cache-status"]

@@ -22,6 +22,8 @@ from kvproxy.settings import CacheSettings
 
 _SLOW_BYTES = 64 * 1024
 """From here on a replay takes long enough to leave the event loop."""
+_SHARE = 0.9
+"""Of the time that a client gives: what a fresh answer may take where a stored one can stand in for it."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -76,6 +78,13 @@ class Recall:
         if asked.spare is None or self._stale(asked.spare, asked) != "stale-while-revalidate":
             return None
         return await self._spared(asked, asked.spare, "stale-while-revalidate")
+
+    def patience(self, asked: Asked) -> float | None:
+        """Seconds after which a stored answer stands in, since the client's time is nearly over; None where none can."""
+        timeout = asked.request.control.timeout
+        if timeout is None or asked.spare is None or self._stale(asked.spare, asked, failed=True) is None:
+            return None
+        return max(0.0, _SHARE * timeout - (time.perf_counter() - asked.draft.began))
 
     async def in_stead(self, asked: Asked) -> Answer | None:
         """What may be given where no answer can be had: that of an equal request, else that of a similar question."""

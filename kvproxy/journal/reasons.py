@@ -1,5 +1,6 @@
 """Why a request ended as it did, in one token; docs/journal.md has a line for each."""
 
+from kvproxy.apis.json import field
 from kvproxy.errors import (
     InvalidRequest,
     KvproxyError,
@@ -16,6 +17,7 @@ from kvproxy.index.guards import GUARDS
 from kvproxy.index.lookup import Candidate, Lookup
 from kvproxy.index.policies.policy import Verdict
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.record import Record
 
 REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",
@@ -159,3 +161,19 @@ def meaning(token: str) -> str:
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     return REASONS.get(token, "")
+
+
+def reason_without_past(draft: Draft, record: Record, *, asked_before: bool) -> str:
+    """Why a request missed, where nothing that is known of earlier ones says it."""
+    if draft.lookup is not None and draft.lookup.outcome == "skipped":
+        return "skipped"
+    near = telling(draft.lookup)
+    told = None if near is None else reason_of_neighbour(near)
+    if told is not None:
+        return told
+    if asked_before:
+        return "miss-unstored"
+    if record.reused_tokens and record.prompt_tokens:
+        return f"prefix-{100 * record.reused_tokens // record.prompt_tokens}%"
+    body = draft.parts and draft.parts.get("body")
+    return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.apis.json import field
 from kvproxy.index.redaction import redacted_json
 from kvproxy.index.redactor import RedactionFailed, Redactor
 from kvproxy.journal.asked import Asked
@@ -13,7 +12,7 @@ from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import LONGEST_ID, client_of, finished
 from kvproxy.journal.hits import Hit, hit_of
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
-from kvproxy.journal.reasons import reason_of_neighbour, telling
+from kvproxy.journal.reasons import reason_without_past
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import regions_of, written
 from kvproxy.journal.rows import INSERT, blob_of, insert_hits, row_of, short_key
@@ -209,7 +208,7 @@ class Writer:
             elif change is not None:
                 record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
             else:
-                record.reason = _without_past(draft, record, asked_before=known is not None)
+                record.reason = reason_without_past(draft, record, asked_before=known is not None)
         if known is None:
             text, whole = self._text(draft)
             known = Prompt(self._past.add(short, regions, text, whole), None, None, None)
@@ -284,19 +283,3 @@ class Writer:
         if rows:
             self._known.clear()
         return len(rows)
-
-
-def _without_past(draft: Draft, record: Record, *, asked_before: bool) -> str:
-    """Why a request missed, where nothing that is known of earlier ones says it."""
-    if draft.lookup is not None and draft.lookup.outcome == "skipped":
-        return "skipped"
-    near = telling(draft.lookup)
-    told = None if near is None else reason_of_neighbour(near)
-    if told is not None:
-        return told
-    if asked_before:
-        return "miss-unstored"
-    if record.reused_tokens and record.prompt_tokens:
-        return f"prefix-{100 * record.reused_tokens // record.prompt_tokens}%"
-    body = draft.parts and draft.parts.get("body")
-    return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"

@@ -24,7 +24,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported stays, so no collection of garbage looks at it again: each would take most of a second."""
-    # It looks for who refers to what it is given, and does not see what is frozen; its plugin imports it at the end at the latest.
+    # It looks for who refers to what it is given, and does not see what is frozen. Its plugin imports it at the end anyway.
     import hypothesis  # noqa: F401
 
     gc.collect()

@@ -1,6 +1,5 @@
 """What several rooms' tests need: a proxy with the demo model, and an isolated environment."""
 
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +19,6 @@ def pytest_configure() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     # Tiny models are computed ten times faster on one thread, in the processes that tests start too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def pytest_collection_finish() -> None:
-    """What is imported stays, so no collection of garbage looks at it again: each would take most of a second."""
-    gc.collect()
-    gc.freeze()
 
 
 def _shared(factory: pytest.TempPathFactory) -> Path:

@@ -1,6 +1,5 @@
 """What several rooms' tests need: a proxy with the demo model, and an isolated environment."""
 
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,15 +21,6 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_finish() -> None:
-    """What is imported stays, so no collection of garbage looks at it again: each would take most of a second."""
-    # It looks for who refers to what it is given, and does not see what is frozen. Its plugin imports it at the end anyway.
-    import hypothesis  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
-
-
 def _shared(factory: pytest.TempPathFactory) -> Path:
     """The folder of this run, shared by the processes that it is spread over."""
     own = factory.getbasetemp()
@@ -43,8 +33,6 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # Whatever the machine is busy with: what is not a test of the budget finds its time.
         patch.setenv("KVPROXY_CACHE__BUDGET", "30")
-        # What is fastest differs between machines, and answers in bfloat16 may differ in near ties.
-        patch.setenv("KVPROXY_ENGINE__DTYPE", "float32")
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("xdg")))
         patch.setenv("XDG_CACHE_HOME", str(_shared(tmp_path_factory) / "cache"))
         for name in (

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from kvproxy.engine.engine import Engine
+from kvproxy.engine.grammars import allowed
 from kvproxy.engine.models import load_model
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
@@ -54,3 +55,10 @@ def test_a_schema_that_cannot_be_followed_is_refused(engine: Engine, text: str) 
     with pytest.raises(InvalidRequest, match="the schema cannot be followed"):
         engine.submit(request, lambda piece: None)
     assert not engine.has_work
+
+
+def test_a_row_without_a_grammar_may_have_any_token() -> None:
+    for vocabulary in (1, 32, 70):
+        mask = allowed([None, None], vocabulary)
+        assert mask.shape == (2, vocabulary)
+        assert mask.all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import LearnedPolicy
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, best
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Overall, Policy, Status, best
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
@@ -141,3 +141,13 @@ def test_while_little_is_known_checked_decides() -> None:
 
 def test_every_guard_is_named_once() -> None:
     assert len({guard.name for guard in GUARDS}) == len(GUARDS)
+
+
+def test_together_no_namespaces_have_learned_nothing_and_several_add_up() -> None:
+    assert Overall.of([]) == Overall(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    one = Status(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
+    other = Status(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
+    both = Overall.of([one, other])
+    assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 4)
+    assert (both.expected_wrong, both.bound, both.max_error) == (0.2, 0.03, 0.02)
+    assert both.would_serve == pytest.approx((10 * 0.3 + 30 * 0.1) / 40)

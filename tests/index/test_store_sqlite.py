@@ -32,9 +32,24 @@ def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes | 
         data[4096 : len(data)] = os.urandom(len(data) - 4096)
         content = bytes(data)
     path.write_bytes(content)
+    # When it is opened, not when somebody first asks for what is damaged.
     with pytest.raises(StoreDamaged, match="move it away"):
-        ResponseStore(path).check()
+        ResponseStore(path)
     assert path.read_bytes() == content
+
+
+def test_damaged_totals_are_told_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    ResponseStore(path).close()
+    with sqlite3.connect(path) as connection:
+        (page,) = connection.execute("select rootpage from sqlite_master where name = 'totals'").fetchone()
+        (size,) = connection.execute("pragma page_size").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    with pytest.raises(StoreDamaged, match="move it away"):
+        ResponseStore(path)
 
 
 def test_a_folder_is_no_store(tmp_path: Path) -> None:

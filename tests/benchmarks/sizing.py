@@ -1,0 +1,161 @@
+"""How much memory and disk a proxy takes by its number of stored responses, and how fast it answers from them.
+
+python -m tests.benchmarks.sizing [--entries 1000 100000] [--seconds 3] [--rounds 3]
+
+In front of an upstream (without torch) and with the embedded demo model (with torch). Entries have random vectors, in ten
+namespaces of one tenant. Hits are one equal request over 8 connections, misses another question each time; rates are shown as ratios to the
+first row of the same round, since the load shares the machine. Memory is read at the end of the load: all that is resident, and
+the part of it that is the process's own.
+"""
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvproxy.index.embedder import load_embedder
+from kvproxy.index.store import Put, ResponseStore
+from tests.benchmarks.start import PATIENCE, answers, memory
+from tests.index.entries import make_entry
+from tests.plain_upstream import run_plain_upstream
+from tests.ports import free_port
+
+_BATCH = 5_000
+_NAMESPACES = 10
+_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One proxy under load.
+
+    Attributes:
+        ready: seconds until it answered.
+        hits, misses: requests a second.
+        resident, anonymous: MiB at the end.
+    """
+
+    ready: float
+    hits: float
+    misses: float
+    resident: float
+    anonymous: float
+
+
+def fill(path: Path, entries: int) -> None:
+    """Make a store."""
+    model, generator = load_embedder(), np.random.default_rng(0)
+    store = ResponseStore(path)
+    for start in range(0, entries, _BATCH):
+        count = min(_BATCH, entries - start)
+        vectors = generator.normal(size=(count, model.dim)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        made = [make_entry(f"question {start + at}", namespace=f"n{(start + at) % _NAMESPACES}") for at in range(count)]
+        store.put_many([Put(entry, vector, model.name) for entry, vector in zip(made, vectors, strict=True)])
+    store.close()
+
+
+def measured(data: Path, flags: list[str], model: str, seconds: float) -> Size:
+    """Start a proxy on a data folder, load it, and end it."""
+    port = free_port()
+    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data), *flags]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    try:
+        while not answers(port):
+            if process.poll() is not None or time.perf_counter() - began > PATIENCE:
+                raise SystemExit(f"a proxy did not start with {flags}")
+            time.sleep(0.02)
+        ready, number = time.perf_counter() - began, itertools.count(time.time_ns())
+        rate(port, model, 0.5, lambda: "What is a block?")
+        hits = rate(port, model, seconds, lambda: "What is a block?")
+        misses = rate(port, model, seconds, lambda: f"What became of case {next(number)}?")
+        return Size(ready, hits, misses, *memory(process.pid))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def rate(port: int, model: str, seconds: float, question: Callable[[], str]) -> float:
+    """Requests a second over some connections."""
+    end, counts = time.perf_counter() + seconds, [0] * _CONNECTIONS
+
+    def ask(place: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        while time.perf_counter() < end:
+            messages = [{"role": "user", "content": question()}]
+            body = json.dumps({"model": model, "temperature": 0, "max_tokens": 16, "messages": messages})
+            connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+            connection.getresponse().read()
+            counts[place] += 1
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(_CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with run_plain_upstream() as upstream, tempfile.TemporaryDirectory() as folder:
+        kinds = {
+            "upstream": (["--upstream", upstream], "plain"),
+            "embedded demo": (["--num-blocks", "1024"], "demo"),
+        }
+        disk = {}
+        for entries in options.entries:
+            data = Path(folder) / str(entries)
+            data.mkdir()
+            fill(data / "responses.db", entries)
+            measured(data, *kinds["upstream"], 0.2)  # Builds what a first start builds.
+            disk[entries] = sum(file.stat().st_size for file in data.rglob("*") if file.is_file()) / 2**20
+        found: dict[tuple[str, int], list[Size]] = {(kind, n): [] for kind in kinds for n in options.entries}
+        for _ in range(options.rounds):
+            for kind, entries in found:
+                found[kind, entries].append(measured(Path(folder) / str(entries), *kinds[kind], options.seconds))
+        show(found, disk)
+
+
+def show(found: dict[tuple[str, int], list[Size]], disk: dict[int, float]) -> None:
+    """A row of medians for each kind and number of entries."""
+    print("| | entries | on disk, MiB | resident, MiB | its own, MiB | ready, s | hits | misses |\n|---|" + "---|" * 7)
+    first = next(iter(found.values()))
+    for (kind, entries), sizes in found.items():
+        resident, own, ready = (
+            statistics.median(getattr(each, name) for each in sizes) for name in ("resident", "anonymous", "ready")
+        )
+        hits, misses = (
+            statistics.median(getattr(one, name) / getattr(base, name) for one, base in zip(sizes, first, strict=True))
+            for name in ("hits", "misses")
+        )
+        cells = (
+            f"{disk[entries]:,.0f}",
+            f"{resident:,.0f}",
+            f"{own:,.0f}",
+            f"{ready:.1f}",
+            f"{hits:.2f}",
+            f"{misses:.2f}",
+        )
+        print(f"| {kind} | {entries:,} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -103,7 +103,8 @@ class Answers:
             if place:
                 # This step computed the guess, so what follows it was drawn at once.
                 sequence.cache.num_computed_tokens += 1
-            sequence.draws.use()
+            if not sequence.sampling.is_greedy:
+                sequence.draws.use()
             sequence.accept(one)
             if sequence.finish_reason or place == drafts or one.token != guesses[place]:
                 break

@@ -241,3 +241,37 @@ async def test_a_call_that_is_cancelled_before_its_turn_is_dropped() -> None:
     assert await ours.encode("y" * 70_000) == [70_000]
     assert [text[0] for text in calls] == ["y"]
     ours.close()
+
+
+class _Shouting(PreTrainedTokenizerFast):
+    """A tokenizer that decodes in a way of its own."""
+
+    def _decode(self, *args: Any, **options: Any) -> str:
+        return str(super()._decode(*args, **options)).upper()
+
+
+def _cleaning() -> PreTrainedTokenizerFast:
+    """One that takes away the blanks before punctuation, as tokenizers of the WordPiece kind do."""
+    words = {word: number for number, word in enumerate(["[UNK]", "hello", ".", "world"])}
+    tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=True)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [AutoTokenizer.from_pretrained(model_path()), _Shouting(tokenizer_object=trained().backend_tokenizer), _cleaning()],
+    ids=["demo", "its own way", "cleaning"],
+)
+def test_decoding_is_that_of_transformers(tokenizer: Any) -> None:
+    ours = ChatTokenizer(tokenizer, frozenset())
+
+    @given(st.lists(st.integers(0, len(tokenizer) - 1), max_size=12))
+    def check(ids: list[int]) -> None:
+        assert ours.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+
+    check()
+
+
+def test_cleaning_is_not_lost() -> None:
+    assert ChatTokenizer(_cleaning(), frozenset()).decode([1, 2, 3]) == "hello. world"

@@ -40,9 +40,9 @@ class Decider:
         self._store = store
         self._neighbours = neighbours
         self._observations = observations
-        self._policy = policy
+        self.policy = policy
         self._other = other
-        self._chance = chance
+        self.chance = chance
 
     def decide(self, ask: Ask, vector: np.ndarray, besides: str = "") -> Lookup:
         """What is found near a question.
@@ -54,7 +54,7 @@ class Decider:
         policy = self._named(ask.policy)
         reach = policy.reach if ask.reach is None else ask.reach
         near, heads = self._near(ask, vector, reach, besides)
-        chance = self._chance if ask.explore else None
+        chance = self.chance if ask.explore else None
         found = judge(
             self._store,
             self._observations,
@@ -68,11 +68,11 @@ class Decider:
             heads=heads,
         )
         # What another policy decides teaches the one that learns nothing, and is not charged to its bound.
-        return found if policy is self._policy else replace(found, judged=None)
+        return found if policy is self.policy else replace(found, judged=None)
 
     def _named(self, name: PolicyName | None) -> Policy:
-        if name is None or name == self._policy.name or self._other is None:
-            return self._policy
+        if name is None or name == self.policy.name or self._other is None:
+            return self.policy
         return self._other(name)
 
     def _near(

@@ -63,11 +63,10 @@ class SemanticCache:
         self._store = store
         self._batcher = MicroBatcher(embedder)
         self._embedder = embedder
-        self.policy = policy
         self.observations = observations
         self._languages = tuple(languages)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
-        self._decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
+        self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
         self._lookups = Lookups(self._look_up)
@@ -146,6 +145,11 @@ class SemanticCache:
         return await self._lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
 
     @property
+    def policy(self) -> Policy:
+        """What decides where a lookup names no other."""
+        return self.decider.policy
+
+    @property
     def busy(self) -> bool:
         """Whether lookups wait; what is not urgent then waits too."""
         return self._lookups.busy
@@ -164,7 +168,7 @@ class SemanticCache:
         def one(ask: Ask) -> Lookup:
             if ask not in vectors:
                 return Lookup(None, (), namespace=ask.namespace, question=ask.question)
-            return self._decider.decide(ask, comparable(vectors[ask], self._embedder))
+            return self.decider.decide(ask, comparable(vectors[ask], self._embedder))
 
         return [one(asks[0])] if len(asks) == 1 else list(self._judges.map(one, asks))
 
@@ -242,7 +246,7 @@ class SemanticCache:
             if each.told is not None and each.entry.id in vectors:
                 entry = each.entry
                 ask = Ask(entry.namespace, entry.prompt, Limits(), None, explore=False)
-                tell.append(partial(each.told, self._decider.decide(ask, vectors[entry.id], besides=entry.id)))
+                tell.append(partial(each.told, self.decider.decide(ask, vectors[entry.id], besides=entry.id)))
         given = [(entry, vectors[entry.id]) for entry in entries if entry.id in vectors]
         with self._order:
             numbers = self._store.add_vectors(given, self._embedder.name)

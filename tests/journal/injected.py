@@ -283,11 +283,11 @@ async def vetoed(world: World) -> Cause:
     await world.ask(body)
     again = copy.deepcopy(body)
     again["messages"][-1]["content"] = asked
-    world.semantic.policy = ThresholdPolicy(0.1)
+    world.semantic.decider.policy = ThresholdPolicy(0.1)
     try:
         return await world.ask(again), f"veto-{guard}", f"The guard `{guard}`"
     finally:
-        world.semantic.policy = ThresholdPolicy(0.9)
+        world.semantic.decider.policy = ThresholdPolicy(0.9)
 
 
 async def below(world: World) -> Cause:

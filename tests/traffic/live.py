@@ -41,7 +41,7 @@ def layers(
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
             observer, semantic = services.answerer.observer, services.answerer.semantic
             if chance is not None and semantic is not None:
-                semantic._chance = chance
+                semantic.decider.chance = chance
             for each in lines:
                 told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
                 found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1

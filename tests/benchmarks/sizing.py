@@ -3,9 +3,9 @@
 python -m tests.benchmarks.sizing [--entries 1000 100000] [--seconds 3] [--rounds 3]
 
 In front of an upstream (without torch) and with the embedded demo model (with torch). Entries have random vectors, in ten
-namespaces of one tenant. Hits are one equal request over 8 connections, misses another question each time; rates are shown as ratios to the
-first row of the same round, since the load shares the machine. Memory is read at the end of the load: all that is resident, and
-the part of it that is the process's own.
+namespaces of one tenant. Hits are one equal request over 8 connections, misses another question each time; rates are shown as
+ratios to the first row of the same round, since the load shares the machine. Memory is read at the end of the load: all that is
+resident, and the part of it that is the process's own.
 """
 
 import argparse

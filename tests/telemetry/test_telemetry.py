@@ -138,6 +138,16 @@ def test_a_request_is_one_span_with_its_steps(collected: Collected, proxy: str, 
     assert span.parent == ""
     assert [step.name for step in children(collected, span, 1)] == ["lookup exact"]
 
+    # What equals a request of a moment ago is not read again, and belongs to a trace of its own all the same.
+    traces = set()
+    for number in range(3):
+        parent = f"00-{number + 1:032x}-{'3' * 16}-01"
+        again = request_span(collected, ask(proxy, SECRET, parent, temperature=0, max_tokens=50))
+        assert (again.trace, again.parent) == (parent[3:35], "3" * 16)
+        traces.add(request_span(collected, ask(proxy, SECRET, temperature=0, max_tokens=50)).trace)
+    assert len(traces) == 3
+    assert span.trace not in traces
+
 
 def test_errors_are_told(collected: Collected, proxy: str) -> None:
     answer = ask(proxy, "fail")

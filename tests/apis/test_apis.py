@@ -1,6 +1,7 @@
 """Streams and objects are two forms of one thing, in every API; what is incomplete is nothing."""
 
 import asyncio
+import json
 from itertools import cycle
 from typing import Any
 
@@ -200,3 +201,15 @@ def test_no_request_is_too_odd_to_be_keyed(name: str, body: dict[str, Any]) -> N
 def test_an_api_is_known_by_its_name() -> None:
     assert [by_name(name) for name in APIS] == list(APIS.values())
     assert [by_name(name) for name in ("", "Chat", "library")] == [None] * 3
+
+
+@pytest.mark.parametrize("more", [{}, {"status": "completed"}])
+def test_an_item_of_a_replayed_response_begins_as_one_under_way(more: dict[str, str]) -> None:
+    item = {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "Hi"}], **more}
+    whole = {"object": "response", "status": "completed", "output": [item]}
+    parts = b"".join(APIS["responses"].replay(whole, {})).decode().split("\n\n")
+    told = [json.loads(line.split("data: ")[1]) for line in parts if "data: " in line]
+    items = {each["type"]: each["item"] for each in told if "item" in each}
+    added, done = items["response.output_item.added"], items["response.output_item.done"]
+    assert (added.get("status"), done.get("status")) == (("in_progress" if more else None), more.get("status"))
+    assert (added["content"], done) == ([], item)

@@ -55,5 +55,7 @@ def test_what_changes_keys_and_values_changes_it(loaded: LoadedModel, change: Ca
 def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(loaded: LoadedModel) -> None:
     assert digest(loaded) == digest(loaded, max_batch_tokens=512)
     assert digest(loaded, strict=True) != digest(loaded, strict=True, max_batch_tokens=512)
+    assert digest(loaded, threads=1) == digest(loaded, threads=2)
+    assert digest(loaded, strict=True, threads=1) != digest(loaded, strict=True, threads=2)
     sizes = {fingerprint(loaded, EngineSettings(num_blocks=64, block_size=size), HASHER) for size in (4, 8)}
     assert len(sizes) == 2

@@ -1,5 +1,6 @@
 """No two requests that could be answered differently share a key, and namespaces keep everything but the question apart."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -122,6 +123,15 @@ def test_log_probabilities_of_prompts_are_kept_as_whole_answers_only(name: ApiNa
         ({"stream": True}, True),
     ):
         assert api.cacheable(body) == cacheable  # type: ignore[arg-type]
+
+
+def test_a_marker_that_is_written_with_escapes_is_one_too() -> None:
+    plain = {"model": "a", "messages": [{"role": "user", "content": "q"}]}
+    marked = {"model": "a", "messages": [{"role": "user", "content": "q", "cache_control": {"type": "ephemeral"}}]}
+    asked = api_request(marked)
+    escaped = dataclasses.replace(asked, raw=asked.raw.replace(b"cache_control", b"c\\u0061che_control"))
+    assert escaped.raw != asked.raw
+    assert {cache_key(each, "b").exact for each in (asked, escaped)} == {cache_key(api_request(plain), "b").exact}
 
 
 def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:

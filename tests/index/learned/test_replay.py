@@ -63,6 +63,14 @@ def test_a_replay_comes_out_the_same_again() -> None:
     assert (found.served == again.served).all()
 
 
+def test_what_a_replay_serves_counts_against_the_bound() -> None:
+    policy = learned(0.05)
+    found = replay(cluster_stream(600), policy, seed=3)
+    policy.flush()
+    assert policy.status("").served == found.served.sum() > 0
+    assert policy.status("").expected_wrong > 0
+
+
 def test_a_judge_that_errs_leaves_the_truth_within_the_bound(stream: Stream) -> None:
     found = replay(stream, learned(0.05), judge=erring(stream.same, 0.01, 0))
     assert found.worst <= 0.05

@@ -12,7 +12,7 @@ class SlotSettings(BaseModel):
         ByteSize(8 << 30),
         description="Most bytes of slots that each server keeps in its --slot-save-path; 0 keeps none there.",
     )
-    least_tokens: int = Field(64, ge=1, description="Fewest tokens that are worth saving or restoring.")
+    least_tokens: int = Field(32, ge=1, description="Fewest tokens that are worth saving or restoring.")
     save_after: float = Field(2.0, ge=0, description="Seconds without a request after which a slot is saved.")
     wait: float = Field(
         30.0, ge=0, description="Most seconds that a request waits here for a free slot; then llama-server queues it."

@@ -23,6 +23,8 @@ NEEDED = {
     "kvproxy/commands/__init__.py",
     "kvproxy/demo/model/model.safetensors",
     "kvproxy/demo/model/tokenizer.json",
+    "kvproxy/http/ui/static/app.js",
+    "kvproxy/http/ui/static/index.html",
     "kvproxy/index/antonyms.txt",
     "kvproxy/index/minilm/ranges.safetensors",
     "kvproxy/index/verifier/adapter.safetensors",

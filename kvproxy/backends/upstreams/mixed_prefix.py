@@ -8,7 +8,9 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix import NoPrefix, PrefixCache, PrefixFigures, PrefixReport, ResetReport
 from kvproxy.backends.upstreams.llama.prefix import SlotPrefix
 from kvproxy.backends.upstreams.told.mirrored_prefix import MirroredPrefix
+from kvproxy.blocks.map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
+from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache, NotFound
 
 Row = TypeVar("Row")
@@ -44,6 +46,12 @@ class MixedPrefix(NoPrefix):
 
     async def queue(self) -> list[BlockRow]:
         return await self._rows(lambda each: each.queue())
+
+    async def map(self) -> PoolMap:
+        return map_rows(await self.blocks())
+
+    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+        return await self._mirrored.tree(parent, start, limit)
 
     async def chains(self) -> list[ChainRow]:
         return await self._rows(lambda each: each.chains())

@@ -46,7 +46,8 @@ const two = (value) => String(value).padStart(2, "0");
 export function clock(seconds, exact = true) {
   const date = new Date(1000 * seconds);
   const time = `${two(date.getHours())}:${two(date.getMinutes())}${exact ? `:${two(date.getSeconds())}` : ""}`;
-  if (date.toDateString() === new Date().toDateString()) return time;
+  const today = new Date().setHours(0, 0, 0, 0);
+  if (date >= today && date < today + 86_400_000) return time;
   return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${time}`;
 }
 

@@ -23,6 +23,7 @@ export class Grid {
   #count = 0;
   #current = -1;
   #opened = null;
+  #fixed = 0;
   #keyOf;
   #id = `grid${(grids += 1)}`;
 
@@ -63,19 +64,21 @@ export class Grid {
 
   /** Show so many rows. `added` of them came at the top: who has scrolled down keeps the same rows before the eyes. */
   show(count, added = 0) {
+    // Rows that are given anew may say something else under the same names.
+    if (!added) this.#fixed += 1;
     if (added && !this.atTop) this.node.scrollTop += added * HEIGHT;
     if (added && this.#current >= 0) this.#current += added;
     this.#count = count;
     this.#current = Math.min(this.#current, count - 1);
     this.node.setAttribute("aria-rowcount", count + 1);
     this.space.style.height = `${count * HEIGHT}px`;
-    this.#draw();
+    this.#soon();
   }
 
   /** Mark the row that is open beside the list. */
   open(key) {
     this.#opened = key;
-    this.#draw();
+    this.#soon();
   }
 
   #soon() {
@@ -91,8 +94,14 @@ export class Grid {
     const seen = Math.ceil(this.node.clientHeight / HEIGHT);
     const first = Math.max(0, Math.floor(this.node.scrollTop / HEIGHT) - BEYOND);
     const last = Math.min(this.#count, first + seen + 2 * BEYOND);
-    while (this.#rows.length < last - first) this.#rows.push(this.#make());
-    this.#rows.forEach((node, place) => this.#put(node, first + place, first + place < last));
+    const most = seen + 2 * BEYOND;
+    while (this.#rows.length < Math.min(most, this.#count)) this.#rows.push(this.#make());
+    // A row that stays in sight stays the same node, so that a step of the wheel changes no more than the rows that come.
+    const nodes = this.#rows.length;
+    this.#rows.forEach((node, index) => {
+      const place = first + ((((index - first) % nodes) + nodes) % nodes);
+      this.#put(node, place, place < last);
+    });
     if (this.#current >= 0) this.node.setAttribute("aria-activedescendant", `${this.#id}-${this.#current}`);
     else this.node.removeAttribute("aria-activedescendant");
     if (last === this.#count) this.#onEnd();
@@ -101,7 +110,9 @@ export class Grid {
   #make() {
     const cells = this.#columns.map((each) => h("span", { role: "gridcell", class: each.kind ?? null }));
     const node = h("div", { class: "row", role: "row" }, cells);
-    node.addEventListener("click", () => this.#choose(Number(node.dataset.place)));
+    node.addEventListener("click", () => this.#choose(node.place));
+    // What does not fit is told by the pointer.
+    node.addEventListener("pointerover", ({ target }) => { if (target.classList.contains("long")) target.title = target.textContent; });
     this.body.append(node);
     return node;
   }
@@ -110,22 +121,23 @@ export class Grid {
     node.hidden = !wanted;
     if (!wanted) {
       node.removeAttribute("id");
+      node.place = -1;
       return;
     }
     const row = this.#rowAt(place);
-    node.dataset.place = place;
+    node.classList.toggle("current", place === this.#current);
+    node.setAttribute("aria-selected", String(row !== null && this.#keyOf(row) === this.#opened));
+    if (node.place === place && node.row === row && node.fixed === this.#fixed) return;
+    Object.assign(node, { place, row, fixed: this.#fixed });
     node.id = `${this.#id}-${place}`;
     node.setAttribute("aria-rowindex", place + 2);
     node.style.transform = `translateY(${place * HEIGHT}px)`;
-    node.classList.toggle("current", place === this.#current);
-    node.setAttribute("aria-selected", String(row !== null && this.#keyOf(row) === this.#opened));
     this.#columns.forEach((column, index) => {
       const cell = node.children[index];
       const value = row === null ? "…" : column.cell(row);
       if (value instanceof Node) cell.replaceChildren(value);
-      else if (cell.textContent !== value) cell.textContent = value;
-      // What does not fit is told by the pointer.
-      if (column.kind === "long") cell.title = cell.textContent;
+      else if (cell.firstChild?.nodeType === Node.TEXT_NODE) cell.firstChild.data = value;
+      else cell.textContent = value;
     });
   }
 

@@ -10,13 +10,13 @@ import { story } from "./story.js";
 const COLUMNS = [
   { title: "time", width: "8.5ch", cell: (row) => clock(row.time) },
   { title: "layer", width: "11ch", cell: (row) => layerName(row.layer) },
-  { title: "reason", width: "16ch", kind: "long", cell: (row) => row.reason },
+  { title: "reason", width: "minmax(8ch, 16ch)", kind: "long", cell: (row) => row.reason },
   { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
   { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.client ?? digest(row.tenant, 16) },
   { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(tokens(row)) },
   { title: "reused", spare: true, width: "8ch", kind: "number", cell: (row) => count(row.reused_tokens) },
   { title: "time taken", width: "10ch", kind: "number", cell: (row) => ms(row.total_ms) },
-  { title: "question", width: "minmax(16ch, 1fr)", kind: "long", cell: (row) => line(row.question) || "–" },
+  { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.question) || "–" },
 ];
 
 const tokens = (row) => (row.prompt_tokens === null ? null : row.prompt_tokens + (row.completion_tokens ?? 0));

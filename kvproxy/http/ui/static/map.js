@@ -96,7 +96,8 @@ export class PoolMap {
   #lay() {
     const width = this.node.clientWidth;
     if (!width || this.#image === null) return;
-    const fits = Math.floor(Math.sqrt((width * HIGH) / this.#count));
+    const high = Math.min(HIGH, Math.max(200, innerHeight - 330));
+    const fits = Math.floor(Math.sqrt((width * high) / this.#count) - 0.2);
     this.#cell = Math.max(2, Math.min(LARGEST, fits));
     this.#wide = Math.max(1, Math.floor(width / this.#cell));
     const rows = Math.ceil(this.#count / this.#wide);

@@ -2,12 +2,16 @@
 
 const SIZE = 100;
 const MOST = 30; // Pages that are held.
+const REST = 50; // Milliseconds that a list rests before its rows are fetched: who scrolls past needs none of them.
 
 /** Rows of a route that takes `limit` and `offset`; `changed` is called when some have come. */
 export class Pages {
   #pages = new Map();
   #asked = new Set();
   #round = 0;
+  #wanted = new Set(); // Pages that the last look missed.
+  #since = 0;
+  #timer = 0;
   total = 0;
 
   constructor(api, path, query, signal, changed) {
@@ -18,8 +22,19 @@ export class Pages {
   at(place) {
     const number = Math.floor(place / SIZE);
     const page = this.#pages.get(number);
-    if (page === undefined) this.#fetch(number);
+    if (page === undefined) this.#want(number);
     return page?.[place % SIZE] ?? null;
+  }
+
+  #want(number) {
+    if (this.#wanted.size === 0 || performance.now() - this.#since > 4) this.#wanted.clear();
+    this.#since = performance.now();
+    this.#wanted.add(number);
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => {
+      for (const each of this.#wanted) this.#fetch(each);
+      this.#wanted.clear();
+    }, REST);
   }
 
   /** Fetch anew what is looked at. */

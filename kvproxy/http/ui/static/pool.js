@@ -86,6 +86,9 @@ export function pool(root, params, { api, signal, remember }) {
       return h("li", { "data-state": text }, swatch, text, h("span", { class: "number" }, count(value)));
     }));
     queue.show(now.queue?.length ?? 0);
+    order.textContent = now.queue === null
+      ? "Engines do not publish their order of eviction."
+      : "The next to be evicted first. Blocks that requests or pins hold are not among them.";
     say();
   }
 
@@ -94,25 +97,26 @@ export function pool(root, params, { api, signal, remember }) {
     fill(figures, stats === null ? h("p", {}, "The upstream keeps its prefix cache to itself: --kv-events shows that of vLLM and SGLang, and llama.cpp's slots are shown by themselves.") : figuresOf(stats));
     body.hidden = found === null;
     if (found === null) return;
-    const same = now !== null && now.states === found.states && String(now.used) === String(found.used);
+    const same = now !== null && now.states === found.states && (now.used ?? []).every((used, place) => used === found.used[place]);
     now = found;
     if (same) return;
     blocks.forget();
     draw();
   }
 
+  const order = h("p", { class: "note" });
   const colours = tabs("Colour by", COLOURS, by, (value) => { by = value; draw(); });
   const panes = {
     map: h("div", {}, h("div", { class: "filters" }, colours), legend, map.node, told),
     chains: h("div", {}, tree.node),
-    queue: h("div", {}, h("p", { class: "note" }, "The next to be evicted first. Blocks that requests or pins hold are not among them."), queue.node),
+    queue: h("div", {}, order, queue.node),
   };
   function turn(to) {
     part = to;
     for (const [name, pane] of Object.entries(panes)) pane.hidden = name !== to;
     remember({ part });
     beside.hidden = true;
-    if (to === "chains") tree.load().catch(() => {});
+    if (to === "chains") tree.load().catch((error) => fill(tree.node, h("div", { role: "treeitem" }, error.message)));
     draw();
   }
   const body = h("div", { class: "poolbody" }, h("div", { class: "filters" }, tabs("Parts", PARTS, part, turn)),

@@ -15,7 +15,7 @@ const COLUMNS = [
   { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(row.prompt_tokens + row.completion_tokens) },
   { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
   { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.tenant.replace("client:", "") },
-  { title: "question", width: "minmax(16ch, 1fr)", kind: "long", cell: (row) => line(row.prompt) },
+  { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.prompt) },
 ];
 
 /** The view. `params` may name an `id` that is open, and the text that is searched. */

@@ -38,6 +38,11 @@ def priority(entry: Entry, size: int, age: float) -> float:
     return age + (entry.hits + 1) * max(1, entry.prompt_tokens + entry.completion_tokens) / size
 
 
+def pinned_keys(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """The keys of those rows that are pinned: an answer that takes their place, as a renewed one does, keeps the pin."""
+    return frozenset(row["key"] for row in rows if row["priority"] >= PINNED)
+
+
 def room_for(capacity: Capacity, size: int) -> bool:
     """Whether an entry can be kept at all."""
     return (capacity.bytes is None or size <= capacity.bytes) and (capacity.entries is None or capacity.entries > 0)

@@ -123,12 +123,11 @@ class SqlWriter(abc.ABC):
 
     def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
         """Put one, or several `_together`: the numbers of their vectors, and what went."""
-        values = {
-            "ids": self._list([put.entry.id for put in puts]),
-            "keys": self._list([self._text(put.entry.key) for put in puts]),
-        }
-        sql = f"select id from responses where {self._members} union select id from responses where {self._same_keys}"
-        gone = self._remove(run, [row["id"] for row in run(sql, values)], "replaced")
+        ids, keys = [put.entry.id for put in puts], [self._text(put.entry.key) for put in puts]
+        chosen = "select id, key, priority from responses where"
+        sql = f"{chosen} {self._members} union {chosen} {self._same_keys}"
+        old = run(sql, {"ids": self._list(ids), "keys": self._list(keys)})
+        gone, pinned = self._remove(run, [row["id"] for row in old], "replaced"), eviction.pinned_keys(old)
         sizes = [_size(put) for put in puts]
         share = share_of(self._capacity, puts[0].entry.tenant)
         if not eviction.room_for(self._capacity, sum(sizes)) or (share is not None and sum(sizes) > share):
@@ -136,16 +135,17 @@ class SqlWriter(abc.ABC):
         evict = partial(self._remove, run, why="evicted")
         own = [] if share is None else make_room(run, evict, self._text(puts[0].entry.tenant), share, sum(sizes))
         evicted, age = self._make_room(run, sum(sizes))
-        run.many(_INSERT, [self._row(put.entry, size, age) for put, size in zip(puts, sizes, strict=True)])
+        run.many(_INSERT, [self._row(put.entry, size, age, pinned) for put, size in zip(puts, sizes, strict=True)])
         tags = [(tag, put.entry.id) for put in puts for tag in sorted(set(put.entry.tags))]
         run.many(_INSERT_TAG, [{"tag": self._text(tag), "id": id} for tag, id in tags])
         embedder = next((put.embedder for put in puts if put.vector is not None), "")
         numbers = self._put_vectors(run, [(put.entry, put.vector) for put in puts if put.vector is not None], embedder)
         return [numbers.get(put.entry.id) for put in puts], gone + own + evicted
 
-    def _row(self, entry: Entry, size: int, age: float) -> Row:
+    def _row(self, entry: Entry, size: int, age: float, pinned: frozenset[str]) -> Row:
         row = {name: self._text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
-        return self._texts.close(row) | {"bytes": size, "priority": eviction.priority(entry, size, age)}
+        priority = eviction.PINNED if row["key"] in pinned else eviction.priority(entry, size, age)
+        return self._texts.close(row) | {"bytes": size, "priority": priority}
 
     def _put_vectors(self, run: Run, vectors: Sequence[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
         """Their numbers by the ids of the entries."""

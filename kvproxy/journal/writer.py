@@ -227,10 +227,8 @@ class Writer:
 
     def _text(self, draft: Draft) -> tuple[str | None, bytes | None]:
         """What is kept of a request's text."""
-        if draft.request is None or draft.parts is None:
-            return None, None
-        kept = draft.request.control.ruled.text or self._settings.text
-        if kept == "none":
+        ruled = None if draft.request is None else draft.request.control.ruled.text
+        if draft.request is None or draft.parts is None or (kept := ruled or self._settings.text) == "none":
             return None, None
         shown = draft.request.api.shown(draft.request.body)
         whole = written(draft.parts) if kept == "all" else None

@@ -136,6 +136,15 @@ def test_pages_together_are_the_whole_listing(make_store: MakeStore, where: Filt
     assert [entry for start in range(0, 11, 4) for entry in store.queue(4, offset=start)] == going
 
 
+def test_an_answer_that_takes_the_place_of_a_pinned_one_is_pinned_too(make_store: MakeStore) -> None:
+    store = make_store()
+    old, new = make_entry("asked"), make_entry("asked")
+    store.put_many([Put(old), Put(make_entry("another"))])
+    store.pin(old.id, pinned=True)
+    store.put_many([Put(make_entry("another")), Put(new)])
+    assert store.pinned() == [new.id]
+
+
 def test_a_pinned_entry_goes_after_all_others(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=3))
     first = make_entry("first")
@@ -145,7 +154,7 @@ def test_a_pinned_entry_goes_after_all_others(make_store: MakeStore) -> None:
     for number in range(5):
         store.put(make_entry(f"other {number}"))
     assert store.pinned() == [first.id]
-    assert store.queue(10)[-1].id == first.id
+    assert store.queue(10)[-1].entry.id == first.id
     store.pin(first.id, pinned=False)
     assert store.pinned() == []
     store.put_many([Put(make_entry(f"later {number}", completion_tokens=500)) for number in range(3)])
@@ -156,7 +165,7 @@ def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
     """What is new must not be worth less than nothing once a pinned entry had to go."""
     store = make_store(capacity=Capacity(entries=2))
     for number in range(2):
-        entry = make_entry(f"pinned {number}")
+        entry = make_entry(f"pinned {number}", id=f"{number:032x}")
         store.put(entry)
         store.pin(entry.id, pinned=True)
     for number in range(3):

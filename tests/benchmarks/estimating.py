@@ -1,8 +1,8 @@
 """How far estimates are from a live replay of the same log: python -m tests.benchmarks.estimating [--lint]
 
 Three logs: agent-like conversations, a Mooncake trace (--trace FILE), and questions in pairs (--pairs FILE). The first part of a
-log's figures is compared in front of an upstream that gives the log's answers, the second with the embedded engine. What the policy
-learned explores is drawn by the same chance on both sides, and once more for each of --draws.
+log's figures is compared in front of an upstream that gives the log's answers, the second with the embedded engine. What the
+policy learned explores is drawn by the same chance on both sides, and once more for each of --draws.
 
 With --lint every prompt begins with another number, and what lint says that stripping it would reuse is compared with what a
 proxy reuses that strips it.

@@ -15,7 +15,8 @@ PAGE = ROOT / "docs" / "journal.md"
 # What differs from run to run beside ids: when it was, and how long it took.
 _VARIABLE = [
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d\d:\d\d:\d\d\b"), "<time>"),
-    (re.compile(r"\b\d[\d,]*(\.\d+)? (ms|s|min|h)\b"), "<long>"),
+    # Below a second it looks like a score, of which only the place is compared.
+    (re.compile(r"(\b\d[\d,]*(\.\d+)?|<number>) (ms|s|min|h)\b"), "<long>"),
     (re.compile(r"\b\d[\d,]*\.\d+\b"), "<number>"),
     (re.compile(r"[█▏]+"), ""),
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.client import ProxyClient
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.watch.page import page
 from kvproxy.commands.watch.sample import between, take
 
@@ -21,13 +21,12 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one look, and end.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
-    data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Watch a proxy: who answers how much, both caches, upstreams, savings, and the last requests.
 
     At a terminal it is a screen with keys, which its last line names: q ends it. In a pipe, with --count, --once or --json it
-    prints; with --json each look is one line. The last requests come from the journal in the proxy's data folder.
+    prints; with --json each look is one line.
 
     Example: kvproxy top
 
@@ -38,7 +37,7 @@ def top(
     if looks is None and sys.stdout.isatty() and not as_json:
         from kvproxy.commands.watch.screen import watch
 
-        watch(url, token, data, interval)
+        watch(url, token, interval)
         return
     try:
         _print(client, interval, looks or 1, as_json=as_json)

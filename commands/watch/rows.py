@@ -1,8 +1,8 @@
 """The journal's records as rows that can be sorted and filtered."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from kvproxy.commands.table import one_line
 from kvproxy.commands.units import moment
@@ -17,6 +17,14 @@ class Row:
 
     record: "Record"
     question: str
+
+
+def read_row(row: dict[str, Any]) -> Row:
+    """A row of `/admin/log`."""
+    from kvproxy.journal.record import Record
+
+    known: dict[str, Any] = {field.name: row.get(field.name) for field in fields(Record)}
+    return Row(Record(**known), row["question"] or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,6 @@
 """The screen of `kvproxy top`."""
 
 import time
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -28,14 +26,14 @@ _PADDING = 2
 """Cells beside a column's text."""
 
 
-def watch(url: str, token: str | None, data: Path | None, interval: float) -> None:
+def watch(url: str, token: str | None, interval: float) -> None:
     """Show the screen until the user leaves it.
 
     Raises:
         KvproxyError: no proxy answers, or it does not let us look.
     """
     take(ProxyClient(url, token))
-    TopScreen(url, token, data, interval).run()
+    TopScreen(url, token, interval).run()
 
 
 class Looked(Message):
@@ -50,7 +48,7 @@ class TopScreen(App[None]):
     """Both caches while they work.
 
     Args:
-        url, token, data: of the proxy; see `options.py`.
+        url, token: of the proxy; see `options.py`.
         interval: seconds between two looks.
     """
 
@@ -81,11 +79,11 @@ class TopScreen(App[None]):
     #order { height: 1; }
     """
 
-    def __init__(self, url: str, token: str | None, data: Path | None, interval: float) -> None:
+    def __init__(self, url: str, token: str | None, interval: float) -> None:
         super().__init__(ansi_color=True)
         self._url, self._interval = url, interval
-        self._looker = Looker(url, token, data, interval, self._looked)
-        self._tell: Told = teller(url, token, data)
+        self._looker = Looker(url, token, interval, self._looked)
+        self._tell: Told = teller(url, token)
         self._history = History()
         self._last: Look | None = None
         self._before: Sample | None = None
@@ -129,8 +127,6 @@ class TopScreen(App[None]):
             self._away = self._away or look.time
         else:
             self._came(look, look.sample)
-            if look.records is None and look.no_journal is None and self._last is not None:
-                look = replace(look, records=self._last.records, questions=self._last.questions)
             if not self._paused:
                 self._last = look
         self._show_head(problem)
@@ -197,7 +193,7 @@ class TopScreen(App[None]):
     def _show_rows(self, look: Look) -> None:
         table = self.query_one("#rows", DataTable)
         sought = self.query_one("#filter", Input).value
-        came = [Row(record, record.text or look.questions.get(record.entry or "", "")) for record in look.records or ()]
+        came = look.rows or ()
         chosen = self._rows[table.cursor_row].record.number if table.cursor_row < len(self._rows) else None
         at_top = table.cursor_row == 0
         self._rows = arranged(came, sought, self._order, ascending=self._ascending)
@@ -220,7 +216,7 @@ class TopScreen(App[None]):
         way = "rising" if self._ascending else "falling"
         told = (
             "reading the journal ..."
-            if look.records is None
+            if look.rows is None
             else f"{len(self._rows):,} of the last {len(came):,} requests, by {self._order}, {way}"
         )
         told += f", with {sought!r} (esc: all)" if sought else ""

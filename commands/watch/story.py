@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -11,9 +10,11 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
+from kvproxy.commands.client import ProxyClient, part
 from kvproxy.commands.safe import shown
 from kvproxy.commands.table import one_line
 from kvproxy.commands.units import moment
+from kvproxy.commands.watch.look import PATIENCE
 from kvproxy.errors import KvproxyError
 
 if TYPE_CHECKING:
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
     from kvproxy.commands.watch.rows import Row
 
 Told = Callable[["Row"], list[str]]
-"""Tells the story of a request, a sentence each; may read files."""
+"""Tells the story of a request, a sentence each; may take a while."""
 
 
-def teller(url: str, token: str | None, data: Path | None) -> Told:
-    """Tells stories from the journal and the store of a proxy."""
+def teller(url: str, token: str | None) -> Told:
+    """Tells stories as a proxy tells them."""
+    client = ProxyClient(url, token, patience=PATIENCE)
 
     def tell(row: "Row") -> list[str]:
-        from kvproxy.commands.explain_request import explained, told
-
         try:
-            return told(explained(lambda reader: row.record, url, token, data))
+            found = client.get(f"/admin/log/{part(row.record.request_id)}")
         except KvproxyError as error:
             return [shown(error.message)]
+        return [shown(sentence) for sentence in found["sentences"]]
 
     return tell
 

@@ -213,3 +213,5 @@ def test_an_item_of_a_replayed_response_begins_as_one_under_way(more: dict[str, 
     added, done = items["response.output_item.added"], items["response.output_item.done"]
     assert (added.get("status"), done.get("status")) == (("in_progress" if more else None), more.get("status"))
     assert (added["content"], done) == ([], item)
+    scored = {each["type"]: each.get("logprobs") for each in told if each["type"].startswith("response.output_text")}
+    assert scored == {"response.output_text.delta": [], "response.output_text.done": []}

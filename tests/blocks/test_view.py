@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.groups import GroupSpec
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
@@ -39,6 +40,17 @@ def test_every_state_of_a_block_has_its_row() -> None:
     figures = stats(manager)
     assert (figures.pinned, figures.used, figures.cached, figures.free) == (1, 3, 1, 6)
     assert figures.residency is not None
+
+
+def test_each_group_has_its_share_of_the_pool() -> None:
+    manager = KVCacheManager(40, groups=[GroupSpec("full", 4), GroupSpec("sliding_window", 4, 9)])
+    manager.free(run(manager, "over", list(range(8))))
+    run(manager, "live", list(range(100, 108)))
+    full, window = stats(manager).groups
+    assert (full.number, full.kind, full.reach) == (0, "full_attention", 0)
+    assert (window.number, window.kind, window.reach) == (1, "sliding_window", 9)
+    assert (full.used, full.cached) == (window.used, window.cached) == (2, 2)
+    assert stats(KVCacheManager(10, 4)).groups == ()
 
 
 def test_a_match_names_its_blocks_and_changes_nothing() -> None:

@@ -33,6 +33,12 @@ def test_text_arrives_whole_whatever_its_bytes(text: str) -> None:
     assert "".join(pieces) + detokenizer.finish() == text
 
 
+def test_without_stop_strings_no_letter_waits_for_the_next() -> None:
+    detokenizer = Detokenizer(decode_bytes)
+    assert [detokenizer.push(byte) for byte in "aé".encode()] == ["a", "", "é"]
+    assert detokenizer.finish() == ""
+
+
 @given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=4))
 def test_nothing_of_a_stop_string_is_sent(text: str, stop: str) -> None:
     detokenizer = Detokenizer(decode_bytes, [stop])

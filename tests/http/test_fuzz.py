@@ -21,7 +21,7 @@ from kvproxy.settings import load_settings
 from tests.http.wild import Script, Seen, Wild, observe
 from tests.servers import run_app
 
-EXAMPLES = int(os.environ.get("KVPROXY_FUZZ_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("KVPROXY_FUZZ_EXAMPLES", "60"))
 OURS = {b"cache-status", b"x-request-id", b"date", b"connection", b"content-length", b"transfer-encoding"}
 TEXT = "Hello there, \u00e9\n\n data: [DONE] " * 3
 WHOLES: dict[str, dict[str, Any]] = {

@@ -178,6 +178,8 @@ async def test_another_model_in_the_same_folder_starts_with_its_own_vectors(tmp_
     first = cache(store, load_embedder(str(folder)))
     await first.insert(make_entry("What is a block?"))
     again = load_embedder(str(folder))
+    # Also where the model itself has no such step.
+    assert np.linalg.norm(again.embed(["one question", "another"]), axis=1) == pytest.approx(1.0, abs=1e-5)
     assert isinstance(again, SentenceEmbedder)
     assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
     assert cache(store, again).rebuild() == 0

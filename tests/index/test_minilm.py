@@ -82,3 +82,13 @@ def test_neither_embedder_nor_verifier_needs_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("most", [16, 128])
+def test_what_is_too_long_is_cut_and_of_a_pair_the_longer_text_first(most: int) -> None:
+    tokenizer = load_tokenizer(packaged_model(), most)
+    assert len(tokenizer.encode("cache " * 1000).ids) == most
+    pair = tokenizer.encode("what is a block", "cache " * 1000)
+    assert len(pair.ids) == most
+    # Two marks around the first text.
+    assert pair.type_ids.count(0) == 4 + 2

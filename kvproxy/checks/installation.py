@@ -128,7 +128,9 @@ def _own_chunks(settings: Settings) -> str | None:
 
     engine = settings.engine
     try:
-        loaded = load_model(settings.model, engine.device, engine.dtype, remembered=settings.data)
+        loaded = load_model(
+            settings.model, engine.device, engine.dtype, weights=engine.weights, remembered=settings.data
+        )
     except KvproxyError:
         return None
     return key_prefix(fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))

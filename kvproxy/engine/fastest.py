@@ -70,12 +70,17 @@ def seconds_of(layers: Layers, kind: torch.dtype) -> float:
 
 
 def _least(weight: torch.Tensor, rows: int) -> float:
-    """The shortest time of a few, since others may use the processor too."""
     given = torch.rand(rows, weight.shape[1]).to(weight.dtype)
+    return least_seconds(lambda: torch.nn.functional.linear(given, weight))
+
+
+@torch.inference_mode()
+def least_seconds(work: Callable[[], object]) -> float:
+    """The shortest time of a few, since others may use the processor too."""
     times = []
     for _ in range(1 + _REPEATS):
         began = time.perf_counter()
-        torch.nn.functional.linear(given, weight)
+        work()
         times.append(time.perf_counter() - began)
     return min(times[1:])
 

@@ -13,6 +13,7 @@ from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.attention.interface import Needs
 from kvproxy.engine.attention.tuning import tune_by_position
 from kvproxy.engine.fastest import fastest_dtype
+from kvproxy.engine.int8 import quantise
 from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
 from kvproxy.engine.limits import check_sampling
 from kvproxy.engine.pool import KVShape
@@ -45,13 +46,16 @@ class LoadedModel:
     adapters: Adapters | None = None
 
 
-def load_model(name: str, device: str = "auto", dtype: str = "auto", *, remembered: Path | None = None) -> LoadedModel:
+def load_model(
+    name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "plain", remembered: Path | None = None
+) -> LoadedModel:
     """Weights, tokenizer and shape of a model.
 
     Args:
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda or cuda:N.
         dtype: auto (bfloat16 on CUDA; on a CPU what is fastest there) or a torch name.
+        weights: plain or int8; int8 is for a CPU, and makes auto bfloat16.
         remembered: folder that keeps what was measured for auto; without one, auto is float32 on a CPU.
 
     Raises:
@@ -61,6 +65,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, remember
 
     source = str(checked_model()) if name == DEMO else name
     place = _device(device)
+    if weights == "int8" and dtype == "auto":
+        dtype = "bfloat16"
     measured = remembered if dtype == "auto" and place.type == "cpu" else None
     kind = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else torch.bfloat16
     attention.register()
@@ -82,6 +88,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, remember
         raise ModelUnsupported(f"cannot load model {name!r}{hint}: {reason}") from None
     if measured is not None:
         model = model.to(fastest_dtype(model, measured))
+    if weights == "int8":
+        quantise(model.to(place))
     return prepare(name, model, tokenizer, place)
 
 

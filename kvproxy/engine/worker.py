@@ -88,7 +88,7 @@ class EngineWorker:
         if settings.threads:
             # What is fastest depends on them.
             torch.set_num_threads(settings.threads)
-        loaded = load_model(model, settings.device, settings.dtype, remembered=data)
+        loaded = load_model(model, settings.device, settings.dtype, weights=settings.weights, remembered=data)
         if settings.lora:
             loaded = replace(loaded, adapters=Adapters(loaded.model, settings.lora))
         return cls(loaded, settings, tiers, cipher)

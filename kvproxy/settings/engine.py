@@ -25,6 +25,11 @@ class EngineSettings(BaseModel):
         description="Number format of weights and KV; auto is bfloat16 on CUDA, and on a CPU what is measured to be faster at the"
         " first start, of float32 and bfloat16.",
     )
+    weights: Literal["plain", "int8"] = Field(
+        "plain",
+        description="int8 keeps the weights of linear layers in 8 bits, for faster answers to few clients on a CPU; answers"
+        " change a little, and the log tells by how much the weights do.",
+    )
     lora: dict[str, Path] = Field(
         default_factory=dict, description="Folders of LoRA adapters, by the name that requests give as their model."
     )

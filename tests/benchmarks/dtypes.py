@@ -1,4 +1,4 @@
-"""The embedded engine with a model in each number format, in turn: a prompt's time, and that of an answer's tokens.
+"""The embedded engine with a model in each number format and with weights in 8 bits, in turn: times of prompts and answers.
 
     python -m tests.benchmarks.dtypes MODEL [--rounds 5] [--threads 1]
 
@@ -42,10 +42,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as folder:
         chosen = load_model(given.model, "cpu", "auto", remembered=Path(folder)).dtype
-    engines = {
-        kind: Engine(load_model(given.model, "cpu", kind), EngineSettings(num_blocks=2000))
-        for kind in ("float32", "bfloat16")
-    }
+    loaded = {kind: load_model(given.model, "cpu", kind) for kind in ("float32", "bfloat16")}
+    loaded["int8 weights"] = load_model(given.model, "cpu", "bfloat16", weights="int8")
+    engines = {name: Engine(each, EngineSettings(num_blocks=2000)) for name, each in loaded.items()}
     print(f"auto chooses {chosen} for {given.model}, {given.threads} threads")
     for title, rows, prompt, tokens in (
         ("a prompt of 512 tokens, 1 new one", 1, 512, 1),

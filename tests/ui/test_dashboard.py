@@ -42,7 +42,12 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     # The chart tells each of its bars to the keyboard.
     canvas = page.find("canvas.chart")
     canvas.send_keys("\ue010")
-    assert "exact" in canvas.get_attribute("aria-valuetext")
+    # The last of them may be a minute that has just begun.
+    told = [canvas.get_attribute("aria-valuetext")]
+    for _ in range(3):
+        canvas.send_keys("\ue012")
+        told.append(canvas.get_attribute("aria-valuetext"))
+    assert any("exact" in text for text in told)
 
 
 def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> None:

@@ -170,4 +170,5 @@ def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
         store.pin(entry.id, pinned=True)
     for number in range(3):
         store.put(make_entry(f"new {number}"))
-    assert {entry.prompt for entry in store.ls()} == {"pinned 1", "new 2"}
+    assert len(store.pinned()) == 1
+    assert "new 2" in {entry.prompt for entry in store.ls()}

@@ -18,7 +18,7 @@ from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
 from kvproxy.engine.thread import EngineThread
 from kvproxy.engine.tiering import Models
-from kvproxy.errors import KvproxyError, TierUnavailable
+from kvproxy.errors import KvproxyError, ModelUnsupported, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.figures import TierFigures
@@ -85,6 +85,8 @@ class EngineWorker:
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
         """
+        if settings.lora and settings.weights == "int8":
+            raise ModelUnsupported("LoRA adapters need plain weights: leave engine.weights = int8 out, or the adapters")
         if settings.threads:
             # What is fastest depends on them.
             torch.set_num_threads(settings.threads)

@@ -1,6 +1,7 @@
 """Weights in 8 bits."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.int8 import Int8Linear, quantise
 from kvproxy.engine.models import load_model
+from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ModelUnsupported
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
@@ -48,6 +50,8 @@ def test_it_is_refused_where_it_would_be_slower() -> None:
         quantise(random_model("llama"))
     with pytest.raises(ModelUnsupported, match="8 bits"):
         load_model("demo", "cpu", "float32", weights="int8")
+    with pytest.raises(ModelUnsupported, match="LoRA adapters need plain weights"):
+        EngineWorker.load(EngineSettings(weights="int8", lora={"one": Path("nowhere")}), "demo")
 
 
 def test_the_error_is_that_of_eight_bits() -> None:

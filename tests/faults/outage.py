@@ -28,9 +28,10 @@ _CLIENTS = 8
 _AROUND = 1.0
 """Seconds of load before the upstream is killed."""
 _PATIENCE = 60.0
+_TTL = 0.5
 _SETTINGS = {
     # So short that whatever is given without the upstream is past its time.
-    "cache__ttl": 0.5,
+    "cache__ttl": _TTL,
     "cache__stale_if_error": 3600,
     "cache__policy": "threshold",
     "cache__threshold": 0.8,
@@ -145,13 +146,15 @@ async def _client(url: str, seed: int, outage: Outage, finding: Finding) -> None
             asked = {"exact": question, "semantic": reworded}.get(kind, _unknown)(number + 1000 * (kind == "unknown"))
             began = time.monotonic()
             try:
-                # What is asked in other words is not stored itself, and so has to be answered from the similar question.
-                control = {"cache-control": "no-store"} if kind == "semantic" else {}
+                # What is asked in other words is not stored itself, and so has to be answered from the similar question; and what
+                # nothing is stored for stays so.
+                control = {} if kind == "exact" else {"cache-control": "no-store"}
                 told = await client.post("/v1/chat/completions", json=_body(asked, stream=stream), headers=control)
                 text = _text(told)
             except (httpx.TransportError, ValueError) as error:
                 told, text = None, repr(error)
-            away = 0 < outage.began < began and not outage.ended
+            # What was stored a moment before is within its time for a moment after.
+            away = 0 < outage.began < began - _TTL and not outage.ended
             cut = began <= outage.began
             form = "stream" if stream else "whole"
             _judge(

@@ -15,7 +15,10 @@ from tests.faults.victims.victim import READY, Tell
 from tests.index.entries import make_entry
 
 _ENTRIES = 200
-_SINCE = {"tags": 3, "backend": 3, "request_id": 3, "sealed": 6, "checksum": 7}  # The step that brought a column.
+_SINCE = {"tags": 3, "backend": 3, "request_id": 3, "sealed": 6, "checksum": 7} | dict.fromkeys(
+    ("stale_while_revalidate", "stale_if_error"), 9
+)
+"""The step that brought a column."""
 
 
 class Migrations:

@@ -97,6 +97,10 @@ def prometheus(proxies: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         process.wait()
 
 
+ELSEWHERE = ("kvproxy_slots", "kvproxy_stale")
+"""No data here: llama.cpp alone has slots, and no such upstream stands behind these proxies; and nothing is given past its time."""
+
+
 def answer(prometheus: str, query: str) -> list[Any]:
     told = httpx.get(f"{prometheus}/api/v1/query", params={"query": query}).json()
     assert told["status"] == "success", told
@@ -127,7 +131,12 @@ def test_every_query_of_the_dashboard_finds_data(proxies: list[str], prometheus:
 
     until(lambda: len(answer(prometheus, "up == 1")) == 2, "both are scraped")
     panels = json.loads((DEPLOY / "grafana/kvproxy.json").read_text())["panels"]
-    queries = {panel["title"]: target["expr"] for panel in panels for target in panel["targets"]}
+    queries = {
+        panel["title"]: target["expr"]
+        for panel in panels
+        for target in panel["targets"]
+        if not any(name in target["expr"] for name in ELSEWHERE)
+    }
     assert len(queries) > 20
 
     def silent() -> list[str]:
@@ -138,7 +147,15 @@ def test_every_query_of_the_dashboard_finds_data(proxies: list[str], prometheus:
             if not any(row["value"][1] != "NaN" for row in answer(prometheus, query))
         ]
 
-    until(lambda: silent() == [], f"no data: {silent()}")
+    last: list[str] = []
+
+    def all_tell() -> bool:
+        last[:] = silent()
+        return not last
+
+    with contextlib.suppress(AssertionError):
+        until(all_tell, "some tell nothing")
+    assert last == []
 
 
 def test_every_alert_is_evaluated_and_none_fires_on_a_proxy_that_is_well(prometheus: str) -> None:

@@ -98,7 +98,7 @@ def prometheus(proxies: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 ELSEWHERE = ("kvproxy_slots", "kvproxy_stale")
-"""No data here: llama.cpp alone has slots, and no such upstream stands behind these proxies; and nothing is given past its time."""
+"""No data here: llama.cpp alone has slots, and no such upstream is behind these proxies; nothing is given past its time."""
 
 
 def answer(prometheus: str, query: str) -> list[Any]:
@@ -111,7 +111,8 @@ def answer(prometheus: str, query: str) -> list[Any]:
 def until(holds: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + 60
     while True:
-        with contextlib.suppress(httpx.TransportError):
+        # Until it is ready, Prometheus answers with words.
+        with contextlib.suppress(httpx.TransportError, ValueError):
             if holds():
                 return
         assert time.monotonic() < end, what

@@ -44,8 +44,7 @@ class Labels:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or os.urandom(16).hex().encode()
+        request_id = id_of(scope)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode("latin-1")
         status, began, arrived = 0, time.perf_counter(), time.time()
@@ -84,6 +83,12 @@ class Labels:
         return tenant_of(
             {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}, self._tenants
         )
+
+
+def id_of(scope: Scope) -> bytes:
+    """The id of a request: the client's, or a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given or os.urandom(16).hex().encode()
 
 
 @lru_cache(maxsize=1)

@@ -19,32 +19,24 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.learned.evidence import evidence
 from kvproxy.index.observations import Observation
 from kvproxy.index.policies.learned import LearnedPolicy
-from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store import ResponseStore
 from kvproxy.index.store.sqlite_observations import SqliteObservations
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
-from tests.index.entries import make_entry
+from tests.benchmarks.filling import fill as filled
 
-_BATCH = 5_000
 _OBSERVED = 1_000
 
 
 def fill(path: Path, entries: int, namespaces: int) -> None:
     """A store whose answers have classes, and what was learned of them."""
-    model, generator = load_embedder(), np.random.default_rng(0)
+    model = load_embedder()
     store = ResponseStore(path)
-    for start in range(0, entries, _BATCH):
-        count = min(_BATCH, entries - start)
-        vectors = generator.normal(size=(count, model.dim)).astype(np.float32)
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        made = [make_entry(f"question {start + at}", namespace=f"n{(start + at) % namespaces}") for at in range(count)]
-        store.put_many([Put(entry, vector, model.name) for entry, vector in zip(made, vectors, strict=True)])
+    for made, vectors in filled(store, model, entries, namespaces):
         # As `classify` would, in one transaction.
         rows = [
             (entry.id, entry.namespace, f"class {entry.id[:2]}", entry.id, vector.tobytes(), model.name)

@@ -23,16 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from kvproxy.index.embedder import load_embedder
-from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store import ResponseStore
+from tests.benchmarks.filling import fill as filled
 from tests.benchmarks.start import PATIENCE, answers, memory
-from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 
-_BATCH = 5_000
 _NAMESPACES = 10
 _CONNECTIONS = 8
 
@@ -56,14 +53,9 @@ class Size:
 
 def fill(path: Path, entries: int) -> None:
     """Make a store."""
-    model, generator = load_embedder(), np.random.default_rng(0)
     store = ResponseStore(path)
-    for start in range(0, entries, _BATCH):
-        count = min(_BATCH, entries - start)
-        vectors = generator.normal(size=(count, model.dim)).astype(np.float32)
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        made = [make_entry(f"question {start + at}", namespace=f"n{(start + at) % _NAMESPACES}") for at in range(count)]
-        store.put_many([Put(entry, vector, model.name) for entry, vector in zip(made, vectors, strict=True)])
+    for _ in filled(store, load_embedder(), entries, _NAMESPACES):
+        pass
     store.close()
 
 

@@ -1,12 +1,13 @@
 """Answers a request that equals one of a moment ago, byte for byte: neither is it read again, nor is its answer looked up."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.cached.keep import Asked
 from kvproxy.flow.outcome import Outcome
+from kvproxy.flow.recording import trail
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.response_cache import ResponseCache
@@ -26,7 +27,7 @@ class Again:
 
     asked: Asked
     entry: Entry
-    version: int | None = field(default=None)
+    version: int | None = None
 
     @property
     def request(self) -> ApiRequest:
@@ -53,14 +54,14 @@ class Repeater:
         began, now, entry = perf_counter(), self._clock(), again.entry
         if not entry.created <= now < entry.expires or not self._stands(again):
             return None
-        looked = perf_counter()
-        self._store.touch(entry.id)
         request, key = again.asked.request, again.asked.key
         draft = Draft(request.api.name, request_id, request.tenant, request, now)
-        draft.key, draft.parts, draft.layer, draft.status, draft.hit = key.exact, key.parts, "exact", 200, entry
-        draft.began, draft.looked, draft.first = began, looked, perf_counter()
+        draft.key, draft.parts, draft.began, draft.looked = key.exact, key.parts, began, perf_counter()
+        self._store.touch(entry.id)
+        outcome = Outcome("exact", entry=entry.id, age=now - entry.created, ttl=entry.expires - now)
+        trail.hit(draft, outcome, entry)
         self._journal.add(draft)
-        return Outcome("exact", entry=entry.id, age=now - entry.created, ttl=entry.expires - now)
+        return outcome
 
     def _stands(self, again: Again) -> bool:
         """Whether the entry is what the store has for the request now."""

@@ -196,14 +196,16 @@ class Recall:
             self.stale[stale] += 1
             asked.draft.stale = stale
         trail.hit(asked.draft, outcome, entry)
-        return Answer(200, headers, body, outcome, again=Again(asked, entry) if _simple(asked, outcome) else None)
+        return Answer(200, headers, body, outcome, again=self._again(asked, entry, outcome))
 
-
-def _simple(asked: Asked, outcome: Outcome) -> bool:
-    """Whether a hit may be given again as it is: nothing was weighed for it, and nobody counts or traces its requests."""
-    request = asked.request
-    weighed = outcome.layer != "exact" or outcome.stale is not None or request.control.max_age is not None
-    return not weighed and request.account is None and request.trace is None
+    def _again(self, asked: Asked, entry: Entry, outcome: Outcome) -> Again | None:
+        """What gives a hit once more; None where something was weighed for it, where its requests are counted or traced, and
+        where the store cannot tell at once whether it has changed."""
+        request = asked.request
+        weighed = outcome.layer != "exact" or outcome.stale is not None or request.control.max_age is not None
+        if weighed or request.account is not None or request.trace is not None or self._store.remote:
+            return None
+        return Again(asked, entry)
 
 
 def _match(lookup: Lookup) -> Match:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import time
 from typing import Any
 
@@ -15,7 +14,7 @@ from kvproxy.http.access.clients import Clients
 from kvproxy.http.bodies import READ_SINCE
 from kvproxy.http.connections.protocol import WHOLE
 from kvproxy.http.connections.relay import encode
-from kvproxy.http.labels import date
+from kvproxy.http.labels import date, id_of
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.repeats.memory import Memory, Remembered, sent_bytes
 from kvproxy.rules import Rules
@@ -97,8 +96,7 @@ class Repeats:
         return parts or [{"type": "http.request", "body": b"", "more_body": True}]
 
     async def _again(self, known: Remembered, scope: Scope, send: Send, began: float) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or os.urandom(16).hex().encode()
+        request_id = id_of(scope)
         outcome = self._repeater.give(known.again, request_id.decode("latin-1"))
         if outcome is None:
             return False

@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Histogram
 
-from kvproxy.flow.outcome import Outcome
+from kvproxy.flow.outcome import Layer
 
 
 class Answered:
@@ -18,12 +18,12 @@ class Answered:
         self._seconds = seconds
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
-    def __call__(self, endpoint: str, outcome: Outcome, status: int, seconds: float) -> None:
+    def __call__(self, endpoint: str, layer: Layer, status: int, seconds: float) -> None:
         """Count one answer, and the seconds until it began."""
-        kind = endpoint, outcome.layer, status
+        kind = endpoint, layer, status
         known = self._known.get(kind)
         if known is None:
-            requests = self._requests.labels(endpoint, outcome.layer, str(status))
-            known = self._known[kind] = requests, self._seconds.labels(outcome.layer)
+            requests = self._requests.labels(endpoint, layer, str(status))
+            known = self._known[kind] = requests, self._seconds.labels(layer)
         known[0].inc()
         known[1].observe(seconds)

@@ -49,7 +49,7 @@ def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
             outcome, status = Outcome("gone"), _GONE
             raise
         finally:
-            services(request).metrics.answered(api.name, outcome, status, time.perf_counter() - began)
+            services(request).metrics.answered(api.name, outcome.layer, status, time.perf_counter() - began)
         return response
 
     return answer

@@ -1,24 +1,28 @@
-"""An exact hit while it waits to be written."""
+"""Exact hits while they wait to be written, in plain values: thousands of them wait at a time, and objects would keep the
+garbage collector busy."""
 
 from typing import TypeAlias
 
+from kvproxy.apis.request import ApiRequest
+from kvproxy.index.entry import Entry
 from kvproxy.journal.draft import Draft
 
-Same: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
-"""Tenant, model, API, tags and status of hits that are counted together."""
-Hit: TypeAlias = tuple[str, float, str, Same, str, int, int, float, float]
-"""An exact hit in plain values: exact key, time, request id, what it is counted with, entry, tokens of prompt and answer, and the
-seconds until it was found and answered. Thousands of them wait at a time, and objects would keep the garbage collector busy."""
+Equal: TypeAlias = tuple[str, str, str, str, tuple[str, ...], str, int, int]
+"""What the hits of equal requests share: exact key, tenant, model, API, tags, entry, tokens of prompt and answer."""
+Hit: TypeAlias = tuple[Equal, float, str, float, float]
+"""An exact hit: what it shares with others, its time and request id, and the seconds until it was found and answered."""
+
+
+def equal_of(tenant: str, request: ApiRequest, key: str, entry: Entry) -> Equal:
+    """What the hits on an entry by requests equal to this one share."""
+    tags = request.control.tags
+    return key, tenant, entry.model, request.api.name, tags, entry.id, entry.prompt_tokens, entry.completion_tokens
 
 
 def hit_of(draft: Draft) -> Hit | None:
     """The plain values of an exact hit; None of any other request."""
     entry = draft.hit
-    if entry is None or draft.layer != "exact" or draft.key is None or draft.stale is not None:
+    if entry is None or draft.request is None or draft.key is None or draft.layer != "exact" or draft.stale is not None:
         return None
-    tags = draft.request.control.tags if draft.request is not None else ()
-    same = (draft.tenant, entry.model, draft.api, tags, draft.status)
     looked, seconds = draft.looked - draft.began, draft.first - draft.began
-    return (
-        draft.key, draft.time, draft.request_id, same, entry.id, entry.prompt_tokens, entry.completion_tokens, looked, seconds,
-    )  # fmt: skip
+    return equal_of(draft.tenant, draft.request, draft.key, entry), draft.time, draft.request_id, looked, seconds

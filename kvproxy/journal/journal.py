@@ -41,6 +41,9 @@ class Journal(Protocol):
     def add(self, draft: Draft) -> None:
         """Take a request that is over. Costs next to nothing: it is looked at later, elsewhere."""
 
+    def repeated(self, hit: Hit) -> bool:
+        """Take an exact hit in plain values; False where its prompt is not at hand, so that it must come as a draft."""
+
     def kept(self, entry: Entry) -> None:
         """Take note of an entry that is stored now."""
 
@@ -68,6 +71,9 @@ class NoJournal:
 
     def add(self, draft: Draft) -> None:
         """Forget it."""
+
+    def repeated(self, hit: Hit) -> bool:
+        return True
 
     def kept(self, entry: Entry) -> None:
         """Forget it."""
@@ -146,6 +152,15 @@ class FileJournal:
             if self._bytes > _MOST_BYTES:
                 draft.parts = None
         self._waiting.append(draft)
+
+    def repeated(self, hit: Hit) -> bool:
+        if len(self._waiting) >= _MOST_WAITING:
+            self.lost += 1
+            return True
+        if not self._writer.knows(hit[0][0]):
+            return False
+        self._waiting.append(hit)
+        return True
 
     def kept(self, entry: Entry) -> None:
         self._waiting.append(Kept(entry.key, entry.id, entry.expires, self._clock(), entry.request_id))

@@ -1,9 +1,6 @@
 """Records as rows of the journal's tables."""
 
 import hashlib
-import sqlite3
-from collections.abc import Sequence
-from itertools import chain
 
 from kvproxy.journal.record import Record
 from kvproxy.journal.words import Words
@@ -16,13 +13,6 @@ _COLUMNS = (
     " semantic_us, backend_us, first_us, total_us, tags"
 )
 INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
-_HIT_COLUMNS = (
-    "number, time, request, tenant, client, api, model, tags, layer, reason, status, prompt, entry, prompt_tokens,"
-    " completion_tokens, exact_us, first_us, total_us"
-)
-_HIT = f"({', '.join('?' * (_HIT_COLUMNS.count(',') + 1))})"
-_AT_ONCE = (256, 16, 1)
-"""Rows of hits that one statement adds, while there are so many."""
 
 
 def row_of(record: Record, words: Words) -> tuple[object, ...]:
@@ -83,13 +73,3 @@ def blob_of(id: str | None) -> bytes | str | None:
 
 def micro(milliseconds: float | None) -> int | None:
     return None if milliseconds is None else round(milliseconds * 1000)
-
-
-def insert_hits(connection: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> None:
-    """Add the rows of exact hits, many with each statement: each one hands Python's lock to the thread that answers, and back."""
-    start = 0
-    for size in _AT_ONCE:
-        sql = f"insert into records ({_HIT_COLUMNS}) values {', '.join([_HIT] * size)}"
-        while len(rows) - start >= size:
-            connection.execute(sql, list(chain.from_iterable(rows[start : start + size])))
-            start += size

@@ -9,14 +9,15 @@ from kvproxy.index.redaction import redacted_json
 from kvproxy.index.redactor import RedactionFailed, Redactor
 from kvproxy.journal.asked import Asked
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.finished import LONGEST_ID, client_of, finished
-from kvproxy.journal.hits import Hit, hit_of
+from kvproxy.journal.finished import finished
+from kvproxy.journal.hit_rows import HitRows
+from kvproxy.journal.hits import Hit
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_without_past
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import regions_of, written
-from kvproxy.journal.rows import INSERT, blob_of, insert_hits, row_of, short_key
-from kvproxy.journal.totals import ALL, Total, Totals
+from kvproxy.journal.rows import INSERT, row_of, short_key
+from kvproxy.journal.totals import ALL, Totals
 from kvproxy.journal.words import Words
 from kvproxy.settings.journal import JournalSettings
 
@@ -25,14 +26,6 @@ _KNOWN = 20_000
 _BEGINNING = 200
 _PRUNED_AT_ONCE = 5_000
 _BEYOND = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What hits of one tenant, model, API and tags have in common: the numbers of their words, and the sums they count for."""
-
-    words: tuple[int | None, ...]
-    totals: list[Total]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +61,7 @@ class Writer:
         self._words = Words(connection)
         self._past = Past(connection, self._words)
         self._known: dict[str, Prompt] = {}
+        self._hits = HitRows(connection, self._words, self._prompt_of)
         self._totals = Totals()
         self._renewed: dict[str, _Renewed] = {}
 
@@ -83,6 +77,7 @@ class Writer:
             self._words.forget()
             self._known.clear()
             self._totals = Totals()
+            self._hits.forget()
             raise
 
     def _move(self, moved: Kept | Gone) -> None:
@@ -106,41 +101,39 @@ class Writer:
         return self._past.why_gone(short_key(key), known, time)
 
     def _write(self, what: Sequence[Draft | Hit | Kept | Gone], number: int) -> None:
-        hits: list[tuple[object, ...]] = []
+        hits: list[tuple[int, Hit]] = []
         others: list[tuple[object, ...]] = []
         last: dict[int, int] = {}
-        kinds: dict[object, _Kind] = {}
-        for draft in what:
-            if isinstance(draft, Kept | Gone):
-                self._move(draft)
-                continue
-            hit = draft if isinstance(draft, tuple) else hit_of(draft) if self.knows(draft.key) else None
-            if hit is not None:
-                known = self._prompt_of(hit)
-                prompt = None if known is None else known.number
-                hits.append(self._hit_row(hit, known, number, kinds))
-            elif isinstance(draft, Draft):
-                record = finished(draft)
-                record.number = number
-                if draft.key is not None and draft.parts is not None:
-                    self._asked(draft, record, draft.key)
-                self._count(draft, record)
-                self.asked.add(draft, record)
+        for each in what:
+            if isinstance(each, tuple):
+                hits.append((number, each))
+            elif isinstance(each, Draft):
+                record = self._record(each, number)
                 others.append(row_of(record, self._words))
-                prompt = record.prompt
-            if prompt is not None:
-                last[prompt] = number
+                if record.prompt is not None:
+                    last[record.prompt] = number
+            else:
+                self._move(each)
+                continue
             number += 1
-        insert_hits(self._connection, hits)
         self._connection.executemany(INSERT, others)
         self._past.asked((number, prompt) for prompt, number in last.items())
+        self._hits.write(hits, self._totals)
         for each in what:
             if isinstance(each, Kept):
                 self._past.name_entry(each)
 
-    def _prompt_of(self, hit: Hit) -> Prompt | None:
+    def _record(self, draft: Draft, number: int) -> Record:
+        record = finished(draft)
+        record.number = number
+        if draft.key is not None and draft.parts is not None:
+            self._asked(draft, record, draft.key)
+        self._count(draft, record)
+        self.asked.add(draft, record)
+        return record
+
+    def _prompt_of(self, key: str) -> Prompt | None:
         """What a hit asked; None where that was forgotten while the hit waited, as after an error in writing."""
-        key = hit[0]
         known = self._known.get(key) or self._past.prompt(short_key(key))
         if known is not None:
             self._known[key] = known
@@ -149,46 +142,6 @@ class Writer:
     def knows(self, key: str | None) -> bool:
         """Whether the prompt of an exact key is at hand, so that a hit needs no more than its plain values."""
         return key in self._known
-
-    def _hit_row(self, hit: Hit, known: Prompt | None, number: int, kinds: dict[object, _Kind]) -> tuple[object, ...]:
-        """The row of an exact hit, by the shortest way: there are thousands of them a second.
-
-        Args:
-            kinds: what such hits have in common, found so far in this batch.
-        """
-        _, when, request_id, same, entry, prompt_tokens, completion_tokens, looked, seconds = hit
-        kind = kinds.get(same)
-        if kind is None:
-            kind = kinds[same] = self._kind(when, *same)
-        micro = int(seconds * 1e6)
-        took = known.seconds if known is not None else None
-        saved = 0.0 if took is None else max(0.0, took - seconds)
-        for total in kind.totals:
-            total.requests += 1
-            total.prompt_tokens += prompt_tokens
-            total.completion_tokens += completion_tokens
-            total.first_seconds += seconds
-            total.seconds += seconds
-            total.saved_seconds += saved
-        return (
-            number,
-            when,
-            request_id[:LONGEST_ID],
-            *kind.words,
-            known.number if known is not None else None,
-            blob_of(entry),
-            prompt_tokens,
-            completion_tokens,
-            int(looked * 1e6),
-            micro,
-            micro,
-        )
-
-    def _kind(self, when: float, tenant: str, model: str, api: str, tags: tuple[str, ...], status: int) -> _Kind:
-        number = self._words.number
-        words = (tenant, client_of(tenant), api, model, ",".join(tags) or None, "exact", "hit-exact")
-        totals = [self._totals.of(when, tenant, model, "exact", tag) for tag in (ALL, *tags)]
-        return _Kind((*(number(word) for word in words), status), totals)
 
     def _asked(self, draft: Draft, record: Record, key: str) -> None:
         """Give a record its prompt, and a miss its reason, by what was asked before."""

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import orjson
 
-from kvproxy.flow.keys import cache_key
+from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.outcome import Outcome
 from kvproxy.flow.recording import trail
-from kvproxy.index.entry import new_id
+from kvproxy.index.entry import Entry, new_id
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.hits import Hit, equal_of
 from kvproxy.journal.past import Kept
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Writer
@@ -98,24 +100,29 @@ def seconds(count: int = 20_000) -> None:
     request = api_request(orjson.loads(body("What is a block?")))
     key = cache_key(request, "engine")
     entry = make_entry(key=key.exact, model="demo", prompt_tokens=40, completion_tokens=9)
-    outcome = Outcome("exact", entry=entry.id)
-    waiting: deque[Draft] = deque()
-    began = time.thread_time()
-    for _ in range(count):
-        draft = Draft("chat", "0123456789abcdef" * 2, "public", request, 1.0)
-        draft.key, draft.parts = key.exact, key.parts
-        draft.looked = time.perf_counter()
-        trail.hit(draft, outcome, entry)
-        waiting.append(draft)
-    answering = time.thread_time() - began
     with tempfile.TemporaryDirectory() as folder:
         writer = Writer(open_file(Path(folder) / "journal.db"), JournalSettings(), time.time)
+        writer.write([_hit(request, key, entry)])
+        waiting: deque[Hit] = deque()
+        equal = equal_of("public", request, key.exact, entry)
+        began = time.thread_time()
+        for number in range(count):
+            seen = time.perf_counter()
+            waiting.append((equal, 1.0, f"{number:032x}", seen, time.perf_counter() - seen))
+        answering = time.thread_time() - began
         began = time.thread_time()
         while waiting:
             writer.write([waiting.popleft() for _ in range(_BATCH)])
         writing = time.thread_time() - began
     answered, written = (spent / count * 1e6 for spent in (answering, writing))
     print(f"an exact hit costs {answered:.1f} µs where it is answered, and {written:.1f} µs where it is written")
+
+
+def _hit(request: ApiRequest, key: CacheKey, entry: Entry) -> Draft:
+    draft = Draft("chat", new_id(), "public", request, 1.0)
+    draft.key, draft.parts, draft.looked = key.exact, key.parts, time.perf_counter()
+    trail.hit(draft, Outcome("exact", entry=entry.id), entry)
+    return draft
 
 
 def _request(draw: random.Random, asked: list[Draft]) -> Draft:

@@ -21,6 +21,7 @@ from kvproxy.http.repeats.memory import Bytes, Memory, Remembered, sent_bytes
 from kvproxy.http.services import Services
 from kvproxy.index.store.sqlite import ResponseStore
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.hits import equal_of
 from kvproxy.settings import load_settings
 from tests.backends.fleets import until
 from tests.index.entries import make_entry
@@ -211,7 +212,8 @@ def test_the_memory_is_bounded_and_forgets_what_was_used_longest_ago() -> None:
         request = api_request({"model": "m", "messages": [{"role": "user", "content": f"{number:04}" * 100}]})
         key = cache_key(request, "upstream")
         entry = make_entry(key=key.exact)
-        again = Again(Asked(request, key, True, Draft("chat", "id", "public", request, 0.0)), entry)
+        asked = Asked(request, key, True, Draft("chat", "id", "public", request, 0.0))
+        again = Again(asked, entry, equal_of("public", request, key.exact, entry))
         return sent_bytes(PATH, b"", request.raw, []), Remembered(again, [], entry.response)
 
     memory = Memory(most=10 * hit(0)[1].bytes)

@@ -12,6 +12,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.hits import Equal, equal_of
 from kvproxy.journal.journal import Journal
 
 
@@ -22,16 +23,29 @@ class Again:
     Attributes:
         asked: the request that was answered.
         entry: the stored answer.
+        equal: what the records of its hits share.
         version: of the store when the entry was last seen there; None before it was looked for.
     """
 
     asked: Asked
     entry: Entry
+    equal: Equal
     version: int | None = None
 
     @property
     def request(self) -> ApiRequest:
         return self.asked.request
+
+    def outcome(self, now: float) -> Outcome:
+        """What becomes of a request that is answered with the entry."""
+        return Outcome(
+            "exact", entry=self.entry.id, age=max(0.0, now - self.entry.created), ttl=self.entry.expires - now
+        )
+
+    def update(self, entry: Entry, version: int) -> None:
+        """The entry as it is in a version of the store."""
+        self.entry, self.version = entry, version
+        self.equal = equal_of(self.request.tenant, self.request, self.asked.key.exact, entry)
 
 
 class Repeater:
@@ -49,19 +63,24 @@ class Repeater:
         self._journal = journal
         self._clock = clock
 
-    def give(self, again: Again, request_id: str) -> Outcome | None:
-        """What became of a request that is answered once more, counted and recorded; None where its answer may not be given."""
+    def give(self, again: Again, request_id: str) -> bool:
+        """Count and record a request that is answered once more; False where its answer may not be given."""
         began, now, entry = perf_counter(), self._clock(), again.entry
         if not entry.created <= now < entry.expires or not self._stands(again):
-            return None
-        request, key = again.asked.request, again.asked.key
+            return False
+        looked = perf_counter() - began
+        self._store.touch(entry.id)
+        if not self._journal.repeated((again.equal, now, request_id, looked, perf_counter() - began)):
+            self._record(again, request_id, now, began)
+        return True
+
+    def _record(self, again: Again, request_id: str, now: float, began: float) -> None:
+        """Record a hit whose prompt the journal has forgotten."""
+        request, key = again.request, again.asked.key
         draft = Draft(request.api.name, request_id, request.tenant, request, now)
         draft.key, draft.parts, draft.began, draft.looked = key.exact, key.parts, began, perf_counter()
-        self._store.touch(entry.id)
-        outcome = Outcome("exact", entry=entry.id, age=now - entry.created, ttl=entry.expires - now)
-        trail.hit(draft, outcome, entry)
+        trail.hit(draft, again.outcome(now), again.entry)
         self._journal.add(draft)
-        return outcome
 
     def _stands(self, again: Again) -> bool:
         """Whether the entry is what the store has for the request now."""
@@ -74,7 +93,7 @@ class Repeater:
                 entry = self._store.find(key)
                 if entry is None or entry.id != again.entry.id:
                     return False
-                again.entry, again.version = entry, version
+                again.update(entry, version)
         except CacheStoreError:
             # The store has said so; the usual way tells what is to be done.
             return False

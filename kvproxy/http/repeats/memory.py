@@ -4,7 +4,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvproxy.flow.cached.again import Again
-from kvproxy.flow.outcome import Outcome
 from kvproxy.http.cache_status import cache_headers
 from kvproxy.http.connections.relay import encode
 
@@ -37,11 +36,12 @@ class Remembered:
     second: int = -1
     told: Headers | None = None
 
-    def all_headers(self, outcome: Outcome, second: int) -> Headers:
-        """The headers of an answer in some second."""
+    def all_headers(self, now: float) -> Headers:
+        """The headers of an answer that is given now, in seconds since the epoch."""
+        second = int(now)
         if self.told is None or self.second != second:
             length = (b"content-length", str(len(self.body)).encode())
-            self.told = [*self.headers, *encode(cache_headers(outcome)), length]
+            self.told = [*self.headers, *encode(cache_headers(self.again.outcome(now))), length]
             self.second = second
         return self.told
 

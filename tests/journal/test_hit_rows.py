@@ -1,0 +1,62 @@
+"""Exact hits that are written a batch at a time leave what each of them alone would have left."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.hits import hit_of
+from kvproxy.journal.schema import open_file
+from kvproxy.journal.writer import Writer
+from kvproxy.settings.journal import JournalSettings
+from tests.journal.test_file import draft
+
+NOW = 1_795_000_000.0
+IDS = st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=200)
+HITS = st.lists(
+    st.tuples(st.sampled_from(("a", "b", "c")), st.sampled_from(("", "x", "x, y")), st.floats(0, 200_000), IDS),
+    max_size=12,
+)
+
+
+def hit(question: str, tags: str, later: float, request_id: str) -> Draft:
+    made = draft(question, request_id, hit=True, tags=tags, time=NOW + later)
+    made.looked, made.first, made.opened = made.began + 0.25, made.began + 0.5, 0.0
+    return made
+
+
+def left_by(path: Path, batches: list[list[Draft]], *, plain: bool) -> list[Any]:
+    """The records, last numbers and totals that batches leave after misses of "a" and "b"; "c" was never asked."""
+    connection = open_file(path)
+    writer = Writer(connection, JournalSettings(), time.time)
+    for question in ("a", "b"):
+        miss = draft(question, "miss", time=NOW)
+        miss.ended = miss.began + 2.0
+        writer.write([miss])
+    for batch in batches:
+        writer.write([(hit_of(each) or each) if plain and writer.knows(each.key) else each for each in batch])
+    found = [
+        connection.execute("select * from requests order by number").fetchall(),
+        connection.execute("select last from prompts order by number").fetchall(),
+        connection.execute("select * from totals order by day, tenant, model, layer, tag").fetchall(),
+    ]
+    connection.close()
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(HITS, max_size=3))
+def test_hits_in_batches_equal_hits_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]]
+) -> None:
+    folder = tmp_path_factory.mktemp("journals")
+    drafts = [[hit(*each) for each in batch] for batch in batches]
+    one_by_one, at_once = (left_by(folder / f"{plain}.db", drafts, plain=plain) for plain in (False, True))
+    for left, right in zip(one_by_one, at_once, strict=True):
+        assert len(left) == len(right)
+        for row, other in zip(left, right, strict=True):
+            assert list(other) == pytest.approx(list(row))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kvproxy.engine.packed import PackedLinear
 from kvproxy.errors import ModelUnsupported
 
 _REFUSED = {
@@ -112,7 +113,7 @@ def _pair(
         module = model.get_submodule(layer)
     except AttributeError:
         module = None
-    if not isinstance(module, torch.nn.Linear):
+    if not isinstance(module, torch.nn.Linear | PackedLinear):
         raise ModelUnsupported(f"adapter {name!r} does not fit this model, which has no linear layer {layer}")
     if module is model.get_output_embeddings():
         raise ModelUnsupported(
@@ -122,5 +123,4 @@ def _pair(
     if up is None or (up.shape[0], down.shape[1]) != (module.out_features, module.in_features) or up.shape[1] != rank:
         raise ModelUnsupported(f"adapter {name!r} does not fit this model: {layer} has another shape")
     scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
-    weight = module.weight
-    return down.to(weight.device, weight.dtype), (up * scale).to(weight.device, weight.dtype)
+    return down.to(model.device, model.dtype), (up * scale).to(model.device, model.dtype)

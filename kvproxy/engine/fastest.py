@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 
+from kvproxy.engine.packed import packed
+
 _FILE = "dtypes.json"
 _PROMPT, _ANSWER = 128, 64
 """Tokens of the request whose time decides. Few rows at once are slower in 16 bits where layers are small, many are faster."""
 _WIDEST = 8192
 """Outputs of a layer that are computed; a vocabulary has more of them, and costs as much more."""
 _REPEATS = 3
+_CLEARLY = 0.8
+"""bfloat16 must take less than this share of float32's time: in float32 no answer depends on what is cached."""
 _log = logging.getLogger("kvproxy")
 
 Layers = Counter[tuple[int, int, bool]]
@@ -26,20 +30,27 @@ Measure = Callable[[Layers, torch.dtype], float]
 
 
 def fastest_dtype(model: Any, folder: Path, measure: Measure | None = None) -> torch.dtype:
-    """float32 or bfloat16, whichever computes the linear layers of a model faster.
+    """bfloat16 where it computes the linear layers of a model clearly faster than float32, else float32.
 
     Args:
         folder: where the choice is kept for the next start, for this model's layers, processor, torch and threads.
         measure: seconds that layers take in a format.
     """
     layers = linear_layers(model)
-    said = [sorted(layers.items()), platform.processor(), _processor(), torch.__version__, torch.get_num_threads()]
+    said = [
+        "packed",
+        sorted(layers.items()),
+        platform.processor(),
+        _processor(),
+        torch.__version__,
+        torch.get_num_threads(),
+    ]
     key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
     known = _read(folder / _FILE)
     if key not in known:
         seconds = {kind: (measure or seconds_of)(layers, kind) for kind in (torch.float32, torch.bfloat16)}
-        best = min(seconds, key=lambda kind: seconds[kind])
-        known[key] = str(best).removeprefix("torch.")
+        faster = seconds[torch.bfloat16] < _CLEARLY * seconds[torch.float32]
+        known[key] = "bfloat16" if faster else "float32"
         _log.info(
             "the model runs in %s: its layers take %.2f times as long in bfloat16 as in float32 here",
             known[key], seconds[torch.bfloat16] / max(1e-9, seconds[torch.float32]),
@@ -63,15 +74,16 @@ def seconds_of(layers: Layers, kind: torch.dtype) -> float:
     """What the layers take for a short prompt and its answer."""
     total = 0.0
     for (inputs, outputs, last), count in layers.items():
-        weight = torch.rand(min(outputs, _WIDEST), inputs).to(kind)
-        prompt = _least(weight, 1 if last else _PROMPT)
-        total += count * outputs / weight.shape[0] * (prompt + _ANSWER * _least(weight, 1))
+        linear = torch.nn.Linear(inputs, min(outputs, _WIDEST), bias=False, dtype=kind)
+        layer = packed(linear)
+        prompt = _least(layer, 1 if last else _PROMPT, linear)
+        total += count * outputs / linear.out_features * (prompt + _ANSWER * _least(layer, 1, linear))
     return total
 
 
-def _least(weight: torch.Tensor, rows: int) -> float:
-    given = torch.rand(rows, weight.shape[1]).to(weight.dtype)
-    return least_seconds(lambda: torch.nn.functional.linear(given, weight))
+def _least(layer: torch.nn.Module, rows: int, like: torch.nn.Linear) -> float:
+    given = torch.rand(rows, like.in_features).to(like.weight.dtype)
+    return least_seconds(lambda: layer(given))
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from kvproxy.engine.fastest import least_seconds
 from kvproxy.errors import ModelUnsupported
 
-_FEW = 4
+_FEW = 160
 """Most rows that are multiplied with the 8 bits themselves; from more on it is faster to bring the weights back first."""
 _log = logging.getLogger("kvproxy")
 

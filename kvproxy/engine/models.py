@@ -16,6 +16,7 @@ from kvproxy.engine.fastest import fastest_dtype
 from kvproxy.engine.int8 import quantise
 from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
 from kvproxy.engine.limits import check_sampling
+from kvproxy.engine.packed import pack
 from kvproxy.engine.pool import KVShape
 from kvproxy.engine.tokenizer import ChatTokenizer
 from kvproxy.errors import InvalidRequest, ModelUnsupported
@@ -90,6 +91,8 @@ def load_model(
         model = model.to(fastest_dtype(model, measured))
     if weights == "int8":
         quantise(model.to(place))
+    elif place.type == "cpu":
+        pack(model)
     return prepare(name, model, tokenizer, place)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,15 @@ from kvproxy.tiers.figures import TierFigures
 from kvproxy.tiers.store import TierError
 
 T = TypeVar("T")
+
+
+@cache
+def default_threads() -> int:
+    """Threads of a forward pass where no setting says: one for each core but one, which answers the requests meanwhile.
+
+    A step is as slow as its slowest thread, so one that must share its core with others makes all of them wait.
+    """
+    return max(1, torch.get_num_threads() - 1)
 
 
 class EngineWorker:
@@ -87,9 +97,10 @@ class EngineWorker:
         """
         if settings.lora and settings.weights == "int8":
             raise ModelUnsupported("LoRA adapters need plain weights: leave engine.weights = int8 out, or the adapters")
-        if settings.threads:
-            # What is fastest depends on them.
-            torch.set_num_threads(settings.threads)
+        threads = settings.threads or default_threads()
+        settings = settings.model_copy(update={"threads": threads})
+        # What is fastest depends on them.
+        torch.set_num_threads(threads)
         loaded = load_model(model, settings.device, settings.dtype, weights=settings.weights, remembered=data)
         if settings.lora:
             loaded = replace(loaded, adapters=Adapters(loaded.model, settings.lora))

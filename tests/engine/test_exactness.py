@@ -10,6 +10,7 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.packed import pack
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import ARCHITECTURES, HYBRIDS, VOCABULARY, LetterTokenizer, random_model, reference
@@ -27,6 +28,7 @@ def load(architecture: str) -> tuple[LoadedModel, list[list[int]], list[list[int
     ]
     expected = [reference(model, prompt, ANSWER) for prompt in prompts]
     attention.register()
+    pack(model)
     return prepare(architecture, model, LetterTokenizer(), torch.device("cpu")), prompts, expected
 
 

@@ -39,6 +39,12 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     assert figure(page.text("[data-figure=tokens]")) == tokens
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
     page.until(lambda: figure(page.text("[data-figure=entries]")) == entries)
+    # The reasons are those of the same time.
+    by_reason = httpx.get(f"{url}/admin/log/series?since=3600&step=60&by=reason").json()["counts"]
+    told = dict(zip(page.texts(".bars li a"), page.texts(".bars li a ~ .number:nth-child(3)"), strict=True))
+    assert {name: figure(count) for name, count in told.items()} == {
+        name: sum(each) for name, each in by_reason.items()
+    }
     # The chart tells each of its bars to the keyboard.
     canvas = page.find("canvas.chart")
     canvas.send_keys("\ue010")
@@ -182,6 +188,35 @@ def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, 
     page.until(lambda: "Dropped." in page.text(".beside [role=status]"))
     assert store.ids(Filter(search="dropped?")) == []
     page.until(lambda: not page.texts(".grid .row[id]"))
+
+
+def test_stored_responses_say_why_they_are_kept_and_whose_they_are(page: Page, url: str) -> None:
+    ask(url, "dora", "Shall this be kept?")
+    (entry,) = httpx.get(f"{url}/admin/cache?search=Shall this be kept?").json()
+    page.open(url, f"stored?id={entry['id']}")
+    kept = ".beside [data-figure=kept]"
+    page.until(lambda: "as long as it saves more" in page.text(kept))
+    page.click(".beside button", "Pin")
+    page.until(lambda: "pinned" in page.text(kept))
+    page.until(lambda: page.texts(".grid .row[id] > :nth-child(5)")[0] == "pinned")
+    assert set(page.texts(".grid .row[id] > :nth-child(5)")[1:]) == {"–"}
+    page.open(url, f"stored?id={entry['id']}")
+    page.until(lambda: "pinned" in page.text(kept))
+
+    page.click("button", "Next to go")
+    queue = httpx.get(f"{url}/admin/cache/queue").json()
+    assert [each["why"] for each in queue][-2:] == ["saves least", "pinned"]
+    page.until(lambda: page.texts(".grid .row[id] > :nth-child(2)") == [each["why"] for each in queue])
+    page.click(".beside button", "Unpin")
+    page.until(lambda: set(page.texts(".grid .row[id] > :nth-child(2)")) == {"saves least"})
+
+    stats = httpx.get(f"{url}/admin/cache/stats").json()
+    page.until(lambda: page.text("[data-figure=responses]") == f"{stats['entries']:,}")
+    page.click("button", "Whose")
+    usage = httpx.get(f"{url}/admin/cache/usage?by=tenant").json()
+    cells = "return [...document.querySelectorAll('main tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    wanted = [[each["name"], f"{each['entries']:,}", f"{each['hits']:,}"] for each in usage]
+    page.until(lambda: [[name, entries, hits] for name, entries, _, hits in page.run(cells)] == wanted)
 
 
 def test_hostile_text_stays_text(page: Page, url: str) -> None:

@@ -1,5 +1,8 @@
 """The dashboard in a real browser: it shows what the admin API says, and its buttons do what they say."""
 
+import itertools
+import threading
+
 import httpx
 import pytest
 
@@ -98,6 +101,46 @@ def test_a_paused_journal_waits(page: Page, url: str) -> None:
     assert page.texts(rows) == before
     page.press("p")
     page.until(lambda: page.texts(rows)[0] == "While it is paused")
+
+
+def test_it_keeps_up_with_a_proxy_under_load(page: Page, url: str) -> None:
+    """All views work while requests come, and in the end the journal shows what the admin route says."""
+    over = threading.Event()
+
+    def load(number: int) -> None:
+        for turn in itertools.count():
+            ask(url, "carol", f"Is this load {number}?" if turn % 10 else f"Is this fresh {number} {turn}?")
+            if over.wait(0.01):
+                return
+
+    page.open(url, "journal")
+    rows = ".grid .row[id]"
+    threads = [threading.Thread(target=load, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        page.until(lambda: page.texts(f"{rows} > :last-child")[0].startswith("Is this load"))
+        for view, ready in (("pool", ".legend li"), ("stored", rows), ("matches", ".match"), ("overview", ".bars li")):
+            page.click("nav a", view.capitalize())
+            page.until(lambda ready=ready: page.texts(ready))
+        page.click("nav a", "Journal")
+        page.until(lambda: page.texts(f"{rows} > :last-child")[0].startswith("Is this load"))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+    def same() -> bool:
+        wanted = [[each["layer"], each["reason"], each["question"]] for each in httpx.get(f"{url}/admin/log").json()]
+        columns = [page.texts(f"{rows} > :nth-child({place})")[:20] for place in (2, 3)]
+        shown = [*columns, page.texts(f"{rows} > :last-child")[:20]]
+        return [list(row) for row in zip(*shown, strict=True)] == wanted[:20]
+
+    page.until(same)
+    page.click("nav a", "Overview")
+    page.until(lambda: "last 1 h" in page.text(".tiles"))
+    counts = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()["counts"]
+    page.until(lambda: figure(page.text("[data-layer=exact]")) == sum(counts["exact"]))
 
 
 def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:

@@ -5,9 +5,8 @@ python -m tests.benchmarks.dashboard [--blocks 50000] [--entries 100000] [--reco
 It reports the median and the longest time between two frames, the longest task of the page, and the processor time that the page
 took for a frame (which says more on a busy machine), while the pool is pointed over and coloured anew, and while its order of
 eviction, the stored responses and the journal are scrolled from end to end. The pool is the real manager of blocks, filled
-without a model. The journal gets new records all the while. It ends with an error where a frame took longer than the goal, 100
-ms;
-other work on the machine makes frames longer.
+without a model. The journal gets new records all the while. It ends with an error where a
+frame took longer than the goal, 100 ms; other work on the machine makes frames longer.
 """
 
 import argparse

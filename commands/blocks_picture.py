@@ -9,8 +9,8 @@ from kvproxy.commands.units import percent
 if TYPE_CHECKING:
     from rich.text import Text
 
-_SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
-_COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
+SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
+COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
 _BUSIEST_FIRST = ("used", "pinned", "cached", "free")
 _ROWS = 16
 _NARROWEST, _WIDEST = 20, 100
@@ -34,7 +34,7 @@ def draw_pool(states: list[str], stats: dict[str, Any]) -> None:
     for start in range(0, len(cells), width):
         line = Text(" ")
         for state in cells[start : start + width]:
-            line.append(_SHAPES[state], _COLOURS[state])
+            line.append(SHAPES[state], COLOURS[state])
         console.print(line, soft_wrap=True)
     console.print(_legend(stats, per_cell), soft_wrap=True)
     typer.echo(
@@ -62,7 +62,7 @@ def _legend(stats: dict[str, Any], per_cell: int) -> "Text":
     legend = Text(" ")
     counts = stats | {"free": stats["free"] - stats["cached"], "used": stats["used"] - stats["pinned"]}
     for state in _BUSIEST_FIRST if stats["pinned"] else ("used", "cached", "free"):
-        legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
+        legend.append(f"{SHAPES[state]} {state} ", COLOURS[state])
         legend.append(f"{counts[state]:,}   ")
     return legend.append(f"({'one block a cell' if per_cell == 1 else f'{per_cell} blocks a cell'})", "bright_black")
 

@@ -68,18 +68,30 @@ def ls(
         return
     # Where nobody says who asks, a column of nothing else would only take room.
     told = any(entry["tenant"] != "public" for entry in found.entries)
+    pinned = any(entry["pinned"] for entry in found.entries)
     print_table(
-        (digest("id"), "age#", "hits#", "model", *(["tenant"] if told else []), digest("namespace", 8), text("prompt")),
-        (_row(entry, tenant=told) for entry in found.entries),
+        (
+            digest("id"),
+            "age#",
+            "hits#",
+            "model",
+            *(["tenant"] if told else []),
+            *(["kept"] if pinned else []),
+            digest("namespace", 8),
+            text("prompt"),
+        ),
+        (_row(entry, tenant=told, pinned=pinned) for entry in found.entries),
         empty="no response is stored" if where == Where() else "no stored response fits these options",
     )
     if found.total > len(found.entries):
         typer.echo(f"{len(found.entries):,} of {found.total:,}: --limit 0 lists all", err=True)
 
 
-def _row(entry: dict[str, Any], *, tenant: bool) -> tuple[Any, ...]:
+def _row(entry: dict[str, Any], *, tenant: bool, pinned: bool = False) -> tuple[Any, ...]:
     who = [entry["tenant"].removeprefix("client:")] if tenant else []
-    return entry["id"], age(entry["created"]), entry["hits"], entry["model"], *who, entry["namespace"], entry["prompt"]
+    kept = ["pinned" if entry["pinned"] else None] if pinned else []
+    names = (*who, *kept, entry["namespace"])
+    return entry["id"], age(entry["created"]), entry["hits"], entry["model"], *names, entry["prompt"]
 
 
 @app.command("show")

@@ -35,7 +35,9 @@ class FileCache:
 
     def ls(self, where: Where, *, limit: int) -> Listing:
         chosen = Filter(**asdict(where))
-        entries = [entry.summary() for entry in self._store.ls(chosen, limit=limit or None)]
+        pinned = set(self._store.pinned())
+        found = self._store.ls(chosen, limit=limit or None)
+        entries = [entry.summary() | {"pinned": entry.id in pinned} for entry in found]
         return Listing(entries, len(entries) if len(entries) < limit or not limit else len(self._store.ids(chosen)))
 
     def queue(self, limit: int) -> list[dict[str, Any]]:
@@ -48,7 +50,7 @@ class FileCache:
         entry = self._store.get(self._one(id))
         assert entry is not None
         try:
-            return entry.document()
+            return entry.document() | {"pinned": entry.id in self._store.pinned()}
         except RecursionError:
             raise KvproxyError(f"{entry.id} is nested too deeply to be shown: cache export writes it out") from None
 

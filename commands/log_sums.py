@@ -65,7 +65,7 @@ def top(
         (
             (
                 row.requests,
-                percent(row.cached / row.requests),
+                percent(row.cached / max(1, row.requests)),
                 row.computed,
                 f"{row.seconds:,.2f}",
                 names.get(row.entry or "", row.name),

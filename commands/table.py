@@ -14,7 +14,7 @@ import typer
 from kvproxy.commands.safe import shown as written_out
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ def print_table(
     """
     from rich.console import Console
 
-    shown = [_column(column) if isinstance(column, str) else column for column in columns]
-    cells = [[one_line(value) for value in row] for row in rows]
+    shown, cells = _given(columns, rows)
     if not cells:
         typer.echo(empty, err=True)
         return
@@ -77,31 +76,44 @@ def print_table(
         for row in [[column.name for column in shown], *cells]:
             typer.echo("\t".join(row))
         return
-    _draw(console, shown, cells)
+    table, width = _table(shown, cells, console.width)
+    # Where even that does not fit, the terminal breaks the lines: a URL that is cut is of no use.
+    console.width = max(console.width, width)
+    console.print(table)
+
+
+def drawn(columns: Sequence[Column | str], rows: Iterable[Sequence[object]], width: int, *, gap: int = _GAP) -> "Table":
+    """The same table for a screen of so many cells; `gap` of them lie between two columns."""
+    shown, cells = _given(columns, rows)
+    return _table(shown, cells, width, gap)[0]
+
+
+def _given(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> tuple[list[Column], list[list[str]]]:
+    shown = [_column(column) if isinstance(column, str) else column for column in columns]
+    return shown, [[one_line(value) for value in row] for row in rows]
 
 
 def _column(name: str) -> Column:
     return Column(name.rstrip("#"), right=name.endswith("#"))
 
 
-def _draw(console: "Console", columns: list[Column], cells: list[list[str]]) -> None:
+def _table(columns: list[Column], cells: list[list[str]], room: int, gap: int = _GAP) -> "tuple[Table, int]":
+    """The table, and how wide it is."""
     from rich.table import Table
     from rich.text import Text
 
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
-    widths = _widths(columns, cells, console.width)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    widths = _widths(columns, cells, room, gap)
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         side: Literal["right", "left"] = "right" if column.right else "left"
         table.add_column(column.name, justify=side, overflow="ellipsis", no_wrap=True, width=width)
     for row in cells:
         table.add_row(*map(Text, row))
-    # Where even that does not fit, the terminal breaks the lines: a URL that is cut is of no use.
-    console.width = max(console.width, sum(widths) + _GAP * (len(widths) - 1))
-    console.print(table)
+    return table, sum(widths) + gap * (len(widths) - 1)
 
 
-def _widths(columns: list[Column], cells: list[list[str]], room: int) -> list[int]:
+def _widths(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> list[int]:
     """How wide each column is: as wide as its widest cell, less what those that may be cut give up."""
     from rich.cells import cell_len
 
@@ -109,7 +121,7 @@ def _widths(columns: list[Column], cells: list[list[str]], room: int) -> list[in
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
     for index, column in enumerate(columns):
         if column.cut:
-            excess = sum(widths) + _GAP * (len(widths) - 1) - room
+            excess = sum(widths) + gap * (len(widths) - 1) - room
             widths[index] -= max(0, min(excess, widths[index] - _LEAST_TEXT))
     return widths
 

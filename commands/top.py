@@ -23,10 +23,10 @@ def top(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a proxy: who answers how much, both caches, upstreams, savings, and the last requests.
+    """Watch a proxy: who answers how much and why, both caches, upstreams, savings, similar questions, and the last requests.
 
-    At a terminal it is a screen with keys, which its last line names: q ends it. In a pipe, with --count, --once or --json it
-    prints; with --json each look is one line.
+    At a terminal it is a screen with keys, which its last line names: q ends it, 1 to 9 choose a tab. In a pipe, with --count,
+    --once or --json it prints; with --json each look is one line.
 
     Example: kvproxy top
 

@@ -4,12 +4,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.watch.parts import Part, Wanted, find
 from kvproxy.commands.watch.rows import Row, read_row
 from kvproxy.commands.watch.sample import Sample, take
-from kvproxy.errors import KvproxyError, NotFound
+from kvproxy.errors import KvproxyError, ProxyUnreachable
 
 MOST_RECORDS = 500
 PATIENCE = 5.0
@@ -23,7 +23,6 @@ class Look:
     Attributes:
         time: when, in seconds since the epoch.
         sample: of the proxy; None where it did not answer, and `problem` says why.
-        upstreams: rows of `/admin/upstreams`; none for the embedded engine.
         rows: the last requests, the newest first; None where they were not read yet.
         problem: why there is no sample.
         no_journal: why there are no rows.
@@ -31,7 +30,6 @@ class Look:
 
     time: float
     sample: Sample | None
-    upstreams: tuple[dict[str, Any], ...] = ()
     rows: tuple[Row, ...] | None = None
     problem: str | None = None
     no_journal: str | None = None
@@ -43,14 +41,19 @@ class Looker:
     Args:
         url, token: of the proxy; see `options.py`.
         interval: seconds between two looks.
-        tell: takes each look; called in the looker's thread.
+        tell: takes each look, and each part that was wanted; called in the looker's thread.
+        wanted: what to look at first.
     """
 
-    def __init__(self, url: str, token: str | None, interval: float, tell: Callable[[Look], None]) -> None:
+    def __init__(
+        self, url: str, token: str | None, interval: float, tell: Callable[[Look | Part], None], wanted: Wanted
+    ) -> None:
         self._url, self._interval, self._tell = url, interval, tell
         self._client = ProxyClient(url, token, patience=PATIENCE)
         self._rows: tuple[Row, ...] = ()
+        self._wanted = wanted
         self._stopped = threading.Event()
+        self._called = threading.Event()
         # A proxy that does not answer must not hold up the end of the command.
         self._thread = threading.Thread(target=self._run, name="looks", daemon=True)
 
@@ -61,15 +64,29 @@ class Looker:
     def stop(self) -> None:
         """End, without waiting for a look under way."""
         self._stopped.set()
+        self._called.set()
+
+    def want(self, wanted: Wanted) -> None:
+        """Look at something else, at once and from now on."""
+        self._wanted = wanted
+        self._called.set()
 
     def _run(self) -> None:
+        due = time.monotonic()
         while not self._stopped.is_set():
-            self._tell(self._look())
-            self._stopped.wait(self._interval)
+            # Rates are told between two looks: one that came too soon would be wild.
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._interval
+                self._tell(self._look())
+            part = self._part(self._wanted)
+            if part is not None:
+                self._tell(part)
+            self._called.wait(max(0.0, due - time.monotonic()))
+            self._called.clear()
 
     def _look(self) -> Look:
         try:
-            look = Look(time.time(), take(self._client), self._upstreams())
+            look = Look(time.time(), take(self._client))
         except KvproxyError as error:
             # Its journal may be another one after a restart.
             self._rows = ()
@@ -81,12 +98,14 @@ class Looker:
         except KvproxyError as error:
             return replace(look, no_journal=error.message)
 
-    def _upstreams(self) -> tuple[dict[str, Any], ...]:
+    def _part(self, wanted: Wanted) -> Part | None:
+        """What was wanted; None where no proxy answers, which every look tells."""
         try:
-            return tuple(self._client.get("/admin/upstreams"))
-        except NotFound:
-            # The embedded engine has none.
-            return ()
+            return Part(wanted, find(self._client, wanted))
+        except ProxyUnreachable:
+            return None
+        except KvproxyError as error:
+            return Part(wanted, None, error.message)
 
     def _records(self) -> tuple[Row, ...]:
         """The last requests; only those are fetched that came since the last look."""

@@ -95,8 +95,10 @@ def _upstream_pools(blocks: dict[str, Any]) -> list[tuple[str, str]]:
     told = [("engine", engine_line(engine)) for engine in blocks["told"]]
     if blocks["cached"] is None:
         return told
+    # Without a mirror they are what llama.cpp holds.
+    what = "prefixes in slots and files" if blocks["slots"] and blocks["complete"] is None else "blocks mirrored"
     return [
-        ("prefix cache", f"{blocks['cached']:,} blocks mirrored"),
+        ("prefix cache", f"{blocks['cached']:,} {what}"),
         ("evictions", f"{blocks['evictions']:,}"),
         *told,
     ]

@@ -1,115 +1,129 @@
-"""Upstreams, savings and history, drawn so that they fit 80 columns."""
+"""Who answered and why, savings and history, drawn so that they fit 80 columns."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from kvproxy.commands.engines import engine_line
 from kvproxy.commands.safe import shown
-from kvproxy.commands.units import duration, percent, size
+from kvproxy.commands.table import drawn, text
+from kvproxy.commands.units import duration, percent
 from kvproxy.commands.watch.history import History
 from kvproxy.commands.watch.page import sparkline
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
+WIDE = 120
+"""Cells from which on numbers are written out and texts stand side by side."""
+_BESIDE_BARS = 45
+"""Cells of the columns beside the bars."""
 _SAVED = (
-    ("answered", "answered"),
-    ("prompt_tokens", "prompt tokens"),
-    ("completion_tokens", "answer tokens"),
-    ("reused_tokens", "reused tokens"),
-    ("seconds", "seconds"),
-    ("money", "money"),
+    "requests#",
+    "cached#",
+    "prompt#",
+    "answer#",
+    "reused#",
+    "time#",
+    "money#",
+    "at least#",
 )
+_STEPS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def savings(saved: Mapping[str, Mapping[str, float]]) -> "Table | str":
-    """What was saved since the journal began: a row for each figure, a column for each layer that saved something."""
-    from rich.table import Table
-
-    layers = [layer for layer, figures in saved.items() if any(figures.values())]
-    if not layers:
-        return "Nothing was saved yet."
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("saved")
-    for layer in (*layers, "in all"):
-        table.add_column(shown(layer), justify="right")
-    for name, label in _SAVED:
-        values = [saved[layer].get(name) for layer in layers]
-        known = [value for value in values if value is not None]
-        if known:
-            table.add_row(label, *(_figure(name, value) for value in (*values, sum(known))))
-    return table
-
-
-def _figure(name: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if name == "money":
-        return f"{value:,.4f}"
-    # Ten digits and their commas are as much as a column of six bears.
-    return (f"{value:,.1f}" if name == "seconds" else f"{value:,.0f}") if value < 1e9 else f"{value / 1e6:,.0f}M"
-
-
-def upstreams(rows: Sequence[Mapping[str, Any]]) -> "Group | str":
-    """Each upstream with its state, its load, its mirror or slots, and what it says of itself."""
+def stacked(*parts: "RenderableType") -> "Group":
+    """Parts below each other. A text is shown as it is: nothing in it is markup, nor steers the terminal."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    if not rows:
-        return "No upstream: the embedded engine answers here."
-    parts: list[Text | Table] = []
-    for row in rows:
-        state = Text(f"{shown(row['url'])}  ", style="bold")
-        state.append(row["state"], style="" if row["state"] == "up" else "reverse")
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(width=12)
-        facts.add_column(overflow="fold")
-        for name, value in _facts(row):
-            facts.add_row(Text(f"  {name}"), Text(shown(value)))
-        parts += [state, facts]
-    return Group(*parts)
+    return Group(*(Text(shown(part)) if isinstance(part, str) else part for part in parts))
 
 
-def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    facts = [
+def brief(value: float) -> str:
+    """A count in at most six cells."""
+    if value < 10_000:
+        return f"{value:,.0f}"
+    step, letter = next(each for each in _STEPS if value >= each[0])
+    return f"{value / step:.{1 if value < 100 * step else 0}f}{letter}"
+
+
+def answered(found: Mapping[str, Any], width: int) -> "Group":
+    """Who answered the requests of a time, and why: from the journal."""
+    from kvproxy.journal.record import Layer
+
+    counts = {layer: sum(values) for layer, values in found["layer"]["counts"].items()}
+    total = sum(counts.values())
+    if not total:
+        return stacked("No request came in this time.")
+    medians = found["layer"]["first_ms"]
+    series = found["layer"]["counts"]
+    room = max(10, width - _BESIDE_BARS)
+    layers = [
         (
-            "requests",
-            f"{row['requests']:,} under way with {row['load']:,} tokens to do, {row['sent']:,} sent,"
-            f" {row['failures']:,} failures in a row, {row['ejections']:,} ejections, weight {row['weight']:g}",
+            layer,
+            counts[layer],
+            percent(counts[layer] / total),
+            _milliseconds(medians.get(layer)),
+            _bars(series[layer], room),
         )
+        for layer in get_args(Layer)
+        if layer in counts
     ]
-    if row["error"]:
-        facts.append(("error", row["error"]))
-    if row["streams"]:
-        connected = sum(stream["connected"] for stream in row["streams"])
-        complete = "complete" if row["complete"] else "incomplete"
-        facts.append(
-            (
-                "mirror",
-                f"{row['cached_blocks'] or 0:,} blocks, {complete}, {connected} of {len(row['streams'])} streams"
-                " connected",
-            )
-        )
-    if row["figures"]:
-        facts.append(("engine", engine_line(row["figures"])))
-    if row["slots"]:
-        slots = row["slots"]
-        facts.append(
-            (
-                "slots",
-                f"{slots['slots']} slots, {slots['saved']:,} saved ({size(slots['saved_bytes'])}),"
-                f" {slots['restores']:,} restored",
-            )
-        )
-    for model, reuse in row["reuse"].items():
-        told = f"{model}: {reuse['cached_tokens']:,} of {reuse['prompt_tokens']:,} prompt tokens"
-        if reuse["predictions"]:
-            told += f"; {reuse['exact']:,} of {reuse['predictions']:,} predictions exact"
-        facts.append(("reused", told))
-    facts += [("note", note) for note in row["notes"]]
-    return facts
+    reasons = sorted(
+        ((name, sum(values)) for name, values in found["reason"]["counts"].items()), key=lambda each: -each[1]
+    )
+    return stacked(
+        drawn(
+            ("answered by", "requests#", "share#", "median ms#", "over the time"),
+            [*layers, ("in all", total, "", "", "")],
+            width,
+        ),
+        "The median is of the milliseconds until answers began.",
+        "",
+        drawn(
+            (text("reason"), "requests#", "share#"),
+            [(name, count, percent(count / total)) for name, count in reasons],
+            width,
+        ),
+    )
+
+
+def _bars(values: Sequence[int], room: int) -> str:
+    step = -(-len(values) // room)
+    sums = [sum(values[start : start + step]) for start in range(0, len(values), step)]
+    return sparkline(sums).replace(" ", "·")
+
+
+def _milliseconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.2f}"
+
+
+def savings(found: Mapping[str, Any], by: str, width: int) -> "Group":
+    """What was saved since the journal began: a row for each layer, tenant, model, tag or day."""
+    rows, total, wrong = found["rows"], found["total"], found["wrong"]
+    if not rows:
+        return stacked("Nothing was asked yet.")
+    listed = [_saved(row, row["name"], width) for row in rows]
+    # A request with two tags is counted under both: there is no sum of tags.
+    if total is not None and len(rows) > 1:
+        listed.append(_saved(total, "in all", width))
+    parts: list[RenderableType] = [drawn((text(by), *_SAVED), listed, width, gap=1 if width < WIDE else 2)]
+    if all(row["money"] is None for row in rows):
+        parts.append('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].')
+    if wrong is not None:
+        share = percent(wrong["most"])
+        share = f"at most {share}" if wrong["least"] == 0 else f"{percent(wrong['least'])} to {share}"
+        parts.append(f"Of the semantic hits {share} may be wrong: {wrong['told_by']}.")
+    return stacked(*parts)
+
+
+def _saved(row: Mapping[str, Any], name: str, width: int) -> tuple[object, ...]:
+    names = ("requests", "answered", "prompt_tokens", "completion_tokens", "reused_tokens")
+    counts = (f"{row[each]:,}" if width >= WIDE else brief(row[each]) for each in names)
+    return (name, *counts, duration(row["seconds"]), _money(row["money"]), _money(row["least_money"]))
+
+
+def _money(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.4f}" if value < 100 else brief(value)
 
 
 def history(past: History, interval: float, width: int) -> "Table":
@@ -131,3 +145,8 @@ def _plain(name: str, value: float) -> str:
     if name.endswith("share"):
         return percent(value)
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
+
+
+def variants(names: Sequence[str], chosen: str) -> str:
+    """The ways in which a tab may be seen, the one that is seen in brackets."""
+    return "  ".join(f"[{name}]" if name == chosen else name for name in names)

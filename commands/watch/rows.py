@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record, and what it asked where that is known."""
+    """A record, with what it asked and the similar question that was judged, where these are known."""
 
     record: "Record"
     question: str
+    near_question: str = ""
 
 
 def read_row(row: dict[str, Any]) -> Row:
@@ -24,7 +25,7 @@ def read_row(row: dict[str, Any]) -> Row:
     from kvproxy.journal.record import Record
 
     known: dict[str, Any] = {field.name: row.get(field.name) for field in fields(Record)}
-    return Row(Record(**known), row["question"] or "")
+    return Row(Record(**known), row["question"] or "", row["near_question"] or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,3 +128,16 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
         "limited": now.limited,
         "saved": now.saved,
     }
+
+
+def over_time(figures: dict[str, Any]) -> dict[str, float]:
+    """What the history keeps of what happened between two looks."""
+    blocks = figures["blocks"] or {}
+    return (
+        {f"{layer} a second": figures["per_second"][layer] for layer in LAYERS}
+        | {"from cache share": figures["from_cache"] or 0.0}
+        | {f"{layer} first byte ms": figures["first_byte_ms"][layer] or 0.0 for layer in ("exact", "forward")}
+        | {"stored": float(figures["entries"])}
+        | ({"pool share": blocks["usage"]} if blocks.get("usage") is not None else {})
+        | ({"evictions": float(blocks["evictions"])} if blocks.get("evictions") is not None else {})
+    )

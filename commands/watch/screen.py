@@ -17,13 +17,16 @@ from kvproxy.commands.watch import panels
 from kvproxy.commands.watch.history import History
 from kvproxy.commands.watch.look import Look, Looker
 from kvproxy.commands.watch.page import page
-from kvproxy.commands.watch.rows import ORDERS, Row, arranged, cells, shown_fields
-from kvproxy.commands.watch.sample import LAYERS, Sample, between, restarted, take
+from kvproxy.commands.watch.parts import SHOWN, VARIANTS, Part, Wanted
+from kvproxy.commands.watch.rows import ORDERS
+from kvproxy.commands.watch.sample import LAYERS, Sample, between, over_time, restarted, take
+from kvproxy.commands.watch.seen import drawn_part
 from kvproxy.commands.watch.story import StoryScreen, Told, teller
+from kvproxy.commands.watch.table import Requests
 
-_TABS = ("now", "requests", "history", "upstreams", "savings")
-_PADDING = 2
-"""Cells beside a column's text."""
+TABS = ("now", "requests", "history", "upstreams", "saved", "matches", "stored", "pool", "why")
+_FILTERED = ("requests", "matches", "stored")
+"""Tabs whose rows are filtered by words."""
 
 
 def watch(url: str, token: str | None, interval: float) -> None:
@@ -37,11 +40,11 @@ def watch(url: str, token: str | None, interval: float) -> None:
 
 
 class Looked(Message):
-    """A look is there."""
+    """A look is there, or a part that was wanted."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, found: Look | Part) -> None:
         super().__init__()
-        self.look = look
+        self.found = found
 
 
 class TopScreen(App[None]):
@@ -63,14 +66,17 @@ class TopScreen(App[None]):
         Binding("S", "sort(-1)", show=False),
         Binding("r", "reverse", "reverse"),
         Binding("slash", "filter", "filter", key_display="/"),
+        Binding("b", "vary(1)", "by"),
+        Binding("B", "vary(-1)", show=False),
         Binding("escape", "unfilter", "all", show=False),
-        *(Binding(str(place), f"tab('{name}')", show=False) for place, name in enumerate(_TABS, 1)),
+        *(Binding(str(place), f"tab('{name}')", show=False) for place, name in enumerate(TABS, 1)),
     ]
     CSS = """
     Screen, #head, TabPane, Static, DataTable, Input { background: ansi_default; color: ansi_default; }
     Screen { overflow: hidden; }
     #head { height: auto; text-style: bold; }
     TabbedContent { height: 1fr; }
+    Tab { padding: 0 1 0 0; }
     TabPane { padding: 0; }
     #filter { height: 1; border: none; padding: 0; display: none; }
     #rows { height: 1fr; overflow-x: hidden; }
@@ -82,29 +88,30 @@ class TopScreen(App[None]):
     def __init__(self, url: str, token: str | None, interval: float) -> None:
         super().__init__(ansi_color=True)
         self._url, self._interval = url, interval
-        self._looker = Looker(url, token, interval, self._looked)
+        self._by = {tab: names[0] for tab, names in VARIANTS.items()}
+        self._words = dict.fromkeys(_FILTERED, "")
+        self._typing: str | None = None
+        self._looker = Looker(url, token, interval, self._looked, Wanted(TABS[0]))
         self._tell: Told = teller(url, token)
         self._history = History()
         self._last: Look | None = None
+        self._parts: dict[Wanted, Part] = {}
         self._before: Sample | None = None
         self._figures: dict[str, Any] | None = None
         self._away: float | None = None
         self._notice = ""
         self._paused = False
-        self._order, self._ascending = "time", False
-        self._rows: list[Row] = []
 
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
-        with TabbedContent(initial=_TABS[0]):
-            for place, name in enumerate(_TABS, 1):
+        yield Input(placeholder="words that it must hold; enter keeps them", id="filter")
+        with TabbedContent(initial=TABS[0]):
+            for place, name in enumerate(TABS, 1):
                 with TabPane(f"{place} {name}", id=name):
                     if name == "requests":
-                        yield Input(placeholder="words that a request must hold; enter keeps them", id="filter")
-                        yield Static(id="order", markup=False)
-                        yield DataTable[Text](id="rows", cursor_type="row", zebra_stripes=False)
+                        yield Requests()
                     else:
-                        with VerticalScroll():
+                        with VerticalScroll(id=f"scroll-{name}"):
                             yield Static("looking ...", id=f"text-{name}", markup=False)
         yield Footer(show_command_palette=False)
 
@@ -118,18 +125,32 @@ class TopScreen(App[None]):
     def on_resize(self) -> None:
         self._show()
 
-    def _looked(self, look: Look) -> None:
-        self.post_message(Looked(look))
+    @property
+    def _tab(self) -> str:
+        return self.query_one(TabbedContent).active
+
+    def _wanted(self) -> Wanted:
+        """What the tab that is seen shows."""
+        tab = self._tab
+        return Wanted(tab, self._by.get(tab, ""), self._words[tab] if tab == "stored" else "")
+
+    def _looked(self, found: Look | Part) -> None:
+        self.post_message(Looked(found))
 
     def on_looked(self, message: Looked) -> None:
-        look, problem = message.look, message.look.problem
-        if look.sample is None:
-            self._away = self._away or look.time
+        found = message.found
+        if isinstance(found, Part):
+            # While the screen is held still, what was not seen yet is shown, and stays.
+            self._parts = {found.wanted: found} | (self._parts if self._paused else {})
+            self._show()
+            return
+        if found.sample is None:
+            self._away = self._away or found.time
         else:
-            self._came(look, look.sample)
+            self._came(found, found.sample)
             if not self._paused:
-                self._last = look
-        self._show_head(problem)
+                self._last = found
+        self._show_head(found.problem)
         if not self._paused:
             self._show()
 
@@ -149,15 +170,7 @@ class TopScreen(App[None]):
         figures = between(before, sample)
         if not self._paused:
             self._figures = figures
-        blocks = figures["blocks"] or {}
-        self._history.add(
-            {f"{layer} a second": figures["per_second"][layer] for layer in LAYERS}
-            | {"from cache share": figures["from_cache"] or 0.0}
-            | {f"{layer} first byte ms": figures["first_byte_ms"][layer] or 0.0 for layer in ("exact", "forward")}
-            | {"stored": float(figures["entries"])}
-            | ({"pool share": blocks["usage"]} if blocks.get("usage") is not None else {})
-            | ({"evictions": float(blocks["evictions"])} if blocks.get("evictions") is not None else {})
-        )
+        self._history.add(over_time(figures))
 
     def _show_head(self, problem: str | None = None) -> None:
         parts = [f"kvproxy top  {self._url}"]
@@ -172,75 +185,59 @@ class TopScreen(App[None]):
 
     def _show(self) -> None:
         """Draw the tab that is seen."""
-        look = self._last
+        look, tab, width = self._last, self._tab, self.size.width - 2
         if look is None or look.sample is None:
             return
-        tab = self.query_one(TabbedContent).active
-        width = self.size.width - 2
         if tab == "requests":
-            self._show_rows(look)
-        elif tab == "upstreams":
-            self.query_one("#text-upstreams", Static).update(panels.upstreams(look.upstreams))
-        elif tab == "savings":
-            self.query_one("#text-savings", Static).update(panels.savings(look.sample.saved))
-        elif self._figures is not None:
-            drawn = {layer: self._history.series(f"{layer} a second", max(8, width - 60)) for layer in LAYERS}
-            if tab == "now":
-                self.query_one("#text-now", Static).update(page(self._figures, drawn))
-            else:
-                self.query_one("#text-history", Static).update(panels.history(self._history, self._interval, width))
+            self.query_one(Requests).show(look, self._words[tab], self.size.width)
+        elif tab == "now" and self._figures is not None:
+            rates = {layer: self._history.series(f"{layer} a second", max(8, width - 60)) for layer in LAYERS}
+            self.query_one("#text-now", Static).update(page(self._figures, rates))
+        elif tab == "history" and self._figures is not None:
+            self.query_one("#text-history", Static).update(panels.history(self._history, self._interval, width))
+        elif tab in SHOWN:
+            part = self._parts.get(self._wanted())
+            if part is not None:
+                self.query_one(f"#text-{tab}", Static).update(drawn_part(part, self._words.get(tab, ""), width))
 
-    def _show_rows(self, look: Look) -> None:
-        table = self.query_one("#rows", DataTable)
-        sought = self.query_one("#filter", Input).value
-        came = look.rows or ()
-        chosen = self._rows[table.cursor_row].record.number if table.cursor_row < len(self._rows) else None
-        at_top = table.cursor_row == 0
-        self._rows = arranged(came, sought, self._order, ascending=self._ascending)
-        fields = shown_fields(self.size.width)
-        room = self.size.width - sum(field.width for field in fields) - _PADDING * len(fields)
-        table.clear(columns=True)
-        for field in fields:
-            table.add_column(field.name, width=field.width or max(10, room - 1))
-        for row in self._rows:
-            texts = zip(fields, cells(row, fields), strict=True)
-            table.add_row(
-                *(
-                    Text(text, justify="right" if field.right else "left", no_wrap=True, overflow="ellipsis")
-                    for field, text in texts
-                )
-            )
-        if chosen is not None and not at_top:
-            place = next((at for at, row in enumerate(self._rows) if row.record.number == chosen), 0)
-            table.move_cursor(row=place, animate=False)
-        way = "rising" if self._ascending else "falling"
-        told = (
-            "reading the journal ..."
-            if look.rows is None
-            else f"{len(self._rows):,} of the last {len(came):,} requests, by {self._order}, {way}"
-        )
-        told += f", with {sought!r} (esc: all)" if sought else ""
-        self.query_one("#order", Static).update(Text(shown(look.no_journal or told)))
+    def _look_there(self) -> None:
+        """Show what is known of the tab that is seen, and have it looked at."""
+        self._looker.want(self._wanted())
+        self._show()
 
     def on_tabbed_content_tab_activated(self) -> None:
-        if self.query_one(TabbedContent).active == "requests":
-            self.query_one("#rows").focus()
-        self._show()
+        self._give_keys()
+        self._look_there()
+
+    def _give_keys(self) -> None:
+        """Give the keys to the field for words while they are typed, else to what the tab lists."""
+        tab, field = self._tab, self.query_one("#filter", Input)
+        if self._typing != tab:
+            self._typing = None
+        field.value = self._words.get(tab, "")
+        field.display = self._typing is not None
+        self.query_one("#filter" if field.display else "#rows" if tab == "requests" else f"#scroll-{tab}").focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        if event.cursor_row < len(self._rows):
-            self.push_screen(StoryScreen(self._rows[event.cursor_row], self._tell))
+        row = self.query_one(Requests).row(event.cursor_row)
+        if row is not None:
+            self.push_screen(StoryScreen(row, self._tell))
 
-    def on_input_changed(self) -> None:
-        self._show()
+    def on_input_changed(self, event: Input.Changed) -> None:
+        # Else it only shows the words of a tab.
+        if self._typing == self._tab:
+            self._words[self._tab] = event.value
+            self._look_there()
 
     def on_input_submitted(self) -> None:
-        self.query_one("#filter").display = False
-        self.query_one("#rows").focus()
+        self._typing = None
+        self._give_keys()
 
     def action_pause(self) -> None:
         """Hold the screen still, or go on. Looks are taken all the same, so that the history has no gap."""
         self._paused = not self._paused
+        # Of other tabs no old state is shown as that of now.
+        self._parts = {wanted: part for wanted, part in self._parts.items() if wanted == self._wanted()}
         self._show_head()
         if not self._paused:
             self._show()
@@ -249,29 +246,36 @@ class TopScreen(App[None]):
         """Show a tab."""
         self.query_one(TabbedContent).active = name
 
+    def action_vary(self, step: int) -> None:
+        """Show the tab in the next of its ways, or in the one before."""
+        names = VARIANTS.get(self._tab)
+        if names:
+            self._by[self._tab] = names[(names.index(self._by[self._tab]) + step) % len(names)]
+            self._look_there()
+
     def action_sort(self, step: int) -> None:
         """Sort the requests by the next column, or by the one before."""
         self.action_tab("requests")
-        self._order = ORDERS[(ORDERS.index(self._order) + step) % len(ORDERS)]
+        requests = self.query_one(Requests)
+        requests.order = ORDERS[(ORDERS.index(requests.order) + step) % len(ORDERS)]
         self._show()
 
     def action_reverse(self) -> None:
         """Turn the order of the requests round."""
         self.action_tab("requests")
-        self._ascending = not self._ascending
+        requests = self.query_one(Requests)
+        requests.ascending = not requests.ascending
         self._show()
 
     def action_filter(self) -> None:
-        """Ask for words that requests must hold."""
-        self.action_tab("requests")
-        found = self.query_one("#filter", Input)
-        found.display = True
-        found.focus()
+        """Ask for words that the rows must hold."""
+        self._typing = self._tab if self._tab in self._words else "requests"
+        self.action_tab(self._typing)
+        self._give_keys()
 
     def action_unfilter(self) -> None:
-        """Show all requests."""
-        found = self.query_one("#filter", Input)
-        found.value = ""
-        found.display = False
-        self.query_one("#rows").focus()
-        self._show()
+        """Show all rows."""
+        if self._tab in self._words:
+            self._words[self._tab] = ""
+        self.on_input_submitted()
+        self._look_there()

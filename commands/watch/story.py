@@ -79,8 +79,9 @@ def _drawn(row: "Row", story: list[str]) -> "Group":
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
     record = asdict(row.record) | {"time": moment(row.record.time)}
-    if row.question:
-        facts.add_row(Text("question"), Text(one_line(row.question)))
+    for name, value in (("question", row.question), ("similar question", row.near_question)):
+        if value:
+            facts.add_row(Text(name), Text(one_line(value)))
     for name, value in record.items():
         if value not in (None, ""):
             facts.add_row(Text(name), Text(one_line(value)))

@@ -30,10 +30,10 @@ class EmbeddedPrefix:
         self._worker = backend.worker
 
     async def blocks(self) -> list[BlockRow]:
-        return await self._worker.inspect(view.list_blocks)
+        return await asyncio.to_thread(view.rows, await self._worker.inspect(view.all_blocks))
 
     async def queue(self) -> list[BlockRow]:
-        return await self._worker.inspect(view.eviction_queue)
+        return await asyncio.to_thread(view.rows, await self._worker.inspect(view.idle_blocks))
 
     async def map(self) -> PoolMap:
         found = await self._worker.inspect(map_pool)

@@ -1,7 +1,8 @@
 """The block cache as rows, for the admin routes and the command line."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.divergence import find_divergence
@@ -20,33 +21,83 @@ from kvproxy.blocks.rows import (
     PrefixMatch,
 )
 
+_FIELDS = attrgetter("id", "ref_count", "hash", "parent", "group", "last_accessed", "priority")
+Fields = tuple[int, int, bytes | None, bytes | None, int | None, int, int]
+
 
 @dataclass(frozen=True, slots=True)
-class Holders:
-    """Who holds blocks.
+class Snapshot:
+    """Blocks at one moment, with who holds them: what `rows` needs, and little to take. The engine waits while it is taken.
 
     Attributes:
+        blocks: what `_FIELDS` names of each.
         requests: ids of the requests that hold a block, by block id.
         groups: number of the attention group whose tables hold a block, by block id; None where there is one.
+        null: id of the null block.
+        block_size: tokens of a block.
     """
 
-    requests: dict[int, list[str]] = field(default_factory=dict)
-    groups: dict[int, int | None] = field(default_factory=dict)
+    blocks: list[Fields]
+    requests: dict[int, list[str]]
+    groups: dict[int, int | None]
+    null: int
+    block_size: int
 
-    def group(self, block: Block) -> int | None:
-        """The group whose layers a block holds; None where that is not known or there is one."""
-        return self.groups.get(block.id) if block.group is None else block.group
 
-
-def list_blocks(manager: KVCacheManager) -> list[BlockRow]:
+def all_blocks(manager: KVCacheManager) -> Snapshot:
     """Every block in id order."""
-    holders = _holders(manager)
-    return [_row(manager, block, holders) for block in manager.pool.blocks]
+    return _snapshot(manager, manager.pool.blocks)
 
 
-def eviction_queue(manager: KVCacheManager) -> list[BlockRow]:
-    """Idle blocks, the next to be given up first."""
-    return [_row(manager, block, Holders()) for block in manager.pool.free_queue]
+def idle_blocks(manager: KVCacheManager) -> Snapshot:
+    """Those that nothing holds, the next to be given up first."""
+    return _snapshot(manager, manager.pool.free_queue)
+
+
+def _snapshot(manager: KVCacheManager, blocks: Iterable[Block]) -> Snapshot:
+    null = manager.pool.null_block
+    requests: dict[int, list[str]] = {}
+    groups: dict[int, int | None] = {}
+    for group in manager.groups:
+        for request_id, table in group.tables.items():
+            for block in table:
+                if block is not null:
+                    requests.setdefault(block.id, []).append(request_id)
+                    groups[block.id] = group.number
+    return Snapshot(list(map(_FIELDS, blocks)), requests, groups, null.id, manager.block_size)
+
+
+def rows(snapshot: Snapshot) -> list[BlockRow]:
+    """A row for each block. There may be tens of thousands, so this is for a thread that nobody waits for."""
+    found = []
+    requests, groups = snapshot.requests, snapshot.groups
+    for id, refs, digest, parent, group, used, priority in snapshot.blocks:
+        holders = requests.get(id)
+        state: BlockState
+        if id == snapshot.null:
+            state, holders = "null", None
+        elif refs:
+            # What is held by no request is held by a pin.
+            state = "pinned" if holders is None else "used"
+        else:
+            state = "free" if digest is None else "cached"
+        found.append(
+            BlockRow(
+                id,
+                state,
+                refs,
+                None if digest is None else digest.hex(),
+                None if parent is None else parent.hex(),
+                # Only what is full, computed and can no longer change has a name.
+                digest is not None,
+                0 if digest is None else snapshot.block_size,
+                used,
+                priority,
+                () if holders is None else tuple(holders),
+                groups.get(id) if group is None else group,
+            )
+        )
+    return found
 
 
 def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
@@ -54,7 +105,8 @@ def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
     if not 0 <= id < manager.pool.num_blocks:
         return None
     block = manager.pool.blocks[id]
-    return BlockContent(_row(manager, block, _holders(manager)), _tokens(manager, block))
+    (row,) = rows(_snapshot(manager, [block]))
+    return BlockContent(row, _tokens(manager, block))
 
 
 def chains(manager: KVCacheManager) -> list[ChainRow]:
@@ -90,8 +142,9 @@ def _chain(manager: KVCacheManager, named: dict[bytes, Block], leaf: Block) -> C
 
 def stats(manager: KVCacheManager) -> PoolFigures:
     """Figures of the pool, and of how long cached blocks stay where that is noted."""
-    holders, pool, figures = _holders(manager), manager.pool, manager.stats()
+    pool, figures = manager.pool, manager.stats()
     null = pool.null_block
+    held = {block.id for group in manager.groups for table in group.tables.values() for block in table}
     return PoolFigures(
         num_blocks=figures.num_blocks,
         block_size=figures.block_size,
@@ -103,9 +156,7 @@ def stats(manager: KVCacheManager) -> PoolFigures:
         hits=figures.hits,
         hit_rate=figures.hit_rate,
         evictions=figures.evictions,
-        pinned=sum(
-            1 for block in pool.blocks if block.ref_count and block is not null and block.id not in holders.requests
-        ),
+        pinned=sum(1 for block in pool.blocks if block.ref_count and block is not null and block.id not in held),
         residency=pool.residency.stats() if pool.residency is not None else None,
         groups=tuple(_share(manager, group) for group in _limited(manager)),
     )
@@ -169,43 +220,6 @@ def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | 
                 yield block.tokens(size) or []
 
     return find_divergence(request.tokens, followed * size, size, children())
-
-
-def _holders(manager: KVCacheManager) -> Holders:
-    holders = Holders()
-    for group in manager.groups:
-        for request_id, table in group.tables.items():
-            for block in table:
-                if block is not manager.pool.null_block:
-                    holders.requests.setdefault(block.id, []).append(request_id)
-                    holders.groups[block.id] = group.number
-    return holders
-
-
-def _row(manager: KVCacheManager, block: Block, holders: Holders) -> BlockRow:
-    is_null = block is manager.pool.null_block
-    return BlockRow(
-        id=block.id,
-        state=_state(block, is_null, holders),
-        ref_count=block.ref_count,
-        hash=_hex(block.hash),
-        parent=_hex(block.parent),
-        computed=block.computed,
-        num_tokens=manager.block_size if block.computed else 0,
-        last_accessed=block.last_accessed,
-        priority=block.priority,
-        requests=() if is_null else tuple(holders.requests.get(block.id, ())),
-        group=holders.group(block),
-    )
-
-
-def _state(block: Block, is_null: bool, holders: Holders) -> BlockState:
-    if is_null:
-        return "null"
-    if block.ref_count:
-        # What is held by no request is held by a pin.
-        return "used" if block.id in holders.requests else "pinned"
-    return "cached" if block.hash is not None else "free"
 
 
 def _tokens(manager: KVCacheManager, block: Block) -> tuple[int, ...] | None:

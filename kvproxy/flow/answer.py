@@ -74,7 +74,7 @@ class Answerer:
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer, journal)
         self._boarding = Boarding(backend, self._shelf)
         self.flights = self._boarding.flights
-        self._renewals = Renewals(self._boarding.board, self.key)
+        self._renewals = Renewals(self._boarding.board, self.key, journal, clock)
         # What an upstream says reaches the client as it is.
         self._diagnostics = Diagnostics() if backend.forwarder is None else None
 

@@ -58,6 +58,9 @@ def client_of(tenant: str) -> str | None:
 
 
 def _layer(draft: Draft, reason: str) -> Layer:
+    if draft.layer == "renewed":
+        # No client asked for it, whatever came of it.
+        return "renewed"
     if reason.startswith("gone"):
         return "gone"
     if draft.failure is not None:

@@ -17,7 +17,7 @@ from kvproxy.journal.words import Words
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 _MOST_TIMES = 5_000
 """Records whose times are looked at for a median."""
-BACKEND = ("prefix", "forward", "bypass")
+BACKEND = ("prefix", "forward", "bypass", "renewed")
 """Layers of which the backend computed the answer."""
 
 
@@ -147,11 +147,13 @@ class Reader:
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
         name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
+        # What no client asked for costs the backend all the same.
+        requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'renewed')"
         sql = (
-            f"select {name}, max(entry), count(*), sum(layer in ('exact', 'semantic', 'shared')),"
+            f"select {name}, max(entry), {requests}, sum(layer in ('exact', 'semantic', 'shared')),"
             f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
             f" from {source}{condition or ' where true'} and {group} is not null group by {group}"
-            f" order by {'count(*)' if order == 'requests' else spent} desc, 1 limit {int(limit)}"
+            f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
         return [Share(str(row[0]), *row[1:]) for row in self._rows(sql, values)]
 
@@ -165,18 +167,18 @@ class Reader:
         return found
 
     def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
-        """How many requests came in each span of time, by layer or reason."""
+        """How many requests of clients came in each span of time, by layer or reason."""
         first = self._first_since(start)
         sql = (
             f"select {by}, cast((time - ?) / ? as integer), count(*) from requests"
-            " where number >= ? and time >= ? and time < ? group by 1, 2"
+            " where number >= ? and time >= ? and time < ? and layer <> 'renewed' group by 1, 2"
         )
         counts: dict[str, list[int]] = {}
         for name, place, count in self._rows(sql, [start, step, first, start, start + step * spans]):
             counts.setdefault(name, [0] * spans)[min(place, spans - 1)] += count
         sql = (
             f"select {by}, first_ms from requests where number >= ? and number > (select max(number) from records) - ?"
-            " and first_ms is not null"
+            " and first_ms is not null and layer <> 'renewed'"
         )
         times: dict[str, list[float]] = {}
         for name, milliseconds in self._rows(sql, [first, _MOST_TIMES]):

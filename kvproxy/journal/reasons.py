@@ -24,6 +24,7 @@ REASONS: dict[str, str] = {
     "hit-semantic": "A similar question was stored, and its answer serves this one.",
     "stale-while-revalidate": "A stored answer was given although its time is over, and is computed anew meanwhile.",
     "stale-if-error": "A stored answer was given although its time is over, since no fresh one could be had.",
+    "renewed": "A stored answer that was given past its time was computed anew, behind its client's back.",
     "hit-shared": "An identical request was under way, and this one got its answer.",
     "prefix-N%": "Nothing stored fits, as with `miss-new`; the backend reused N percent of the prompt.",
     "miss-new": "Nothing like it was asked before, as far as the journal goes.",
@@ -131,6 +132,8 @@ def reason_of(draft: Draft) -> str:
         return reason_of_status(draft.status)
     if draft.status >= 400:
         return "error-upstream"
+    if draft.layer == "renewed":
+        return "renewed"
     if draft.layer == "shared":
         return "hit-shared"
     if draft.passed is not None:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Layer = Literal["exact", "semantic", "shared", "prefix", "forward", "bypass", "refused", "gone", "error"]
+Layer = Literal["exact", "semantic", "shared", "prefix", "forward", "bypass", "refused", "gone", "error", "renewed"]
 """Who answered. `shared`: an identical request under way. `prefix`: the backend, which reused a part of the prompt.
 `forward`: the backend, which reused nothing or does not tell. `bypass`: the upstream, and nothing of it was read here.
-`refused`: this proxy turned it away. `gone`: the client left. `error`: nobody."""
+`refused`: this proxy turned it away. `gone`: the client left. `error`: nobody.
+`renewed`: no client asked; a stored answer past its time was computed anew."""
 
 
 @dataclass(slots=True)

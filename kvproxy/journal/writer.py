@@ -169,7 +169,7 @@ class Writer:
             if renewed is not None:
                 self._past.stored(renewed.kept)
                 known = Prompt(known.number, renewed.kept.id, renewed.kept.expires, None)
-        if record.layer in ("forward", "prefix") and record.status == 200:
+        if record.layer in ("forward", "prefix", "renewed") and record.status == 200:
             seconds = (record.total_ms or 0.0) / 1000
             self._past.took(known.number, seconds)
             known = Prompt(known.number, known.entry, known.expires, seconds)
@@ -195,7 +195,9 @@ class Writer:
         return beginning, None if whole is None else zlib.compress(whole)
 
     def _count(self, draft: Draft, record: Record) -> None:
-        """Add a request to the totals, under each of its tags too."""
+        """Add a request to the totals, under each of its tags too; what no client asked for is none."""
+        if record.layer == "renewed":
+            return
         saved = self._saved(draft, record)
         for tag in (ALL, *(draft.request.control.tags if draft.request is not None else ())):
             total = self._totals.of(record.time, record.tenant, record.model, record.layer, tag)

@@ -32,7 +32,7 @@ _ASKED = {
     "frequency_penalty": "gen_ai.request.frequency_penalty",
     "presence_penalty": "gen_ai.request.presence_penalty",
 }
-_BACKEND = ("prefix", "forward", "bypass", "shared")
+_BACKEND = ("prefix", "forward", "bypass", "shared", "renewed")
 _BROKEN = ("error-upstream", "error-broken", "gone-reading", "gone-waiting")
 
 

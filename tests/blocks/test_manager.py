@@ -5,7 +5,8 @@ import pytest
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.view import chains, list_blocks, match
+from kvproxy.blocks.view import all_blocks, chains, match
+from kvproxy.blocks.view import rows as row_list
 
 
 def run(manager: KVCacheManager, id: str, tokens: list[int], **options: object) -> CacheRequest:
@@ -26,10 +27,10 @@ def test_a_prompt_of_whole_blocks_recomputes_its_last_one() -> None:
 def test_refused_allocation_changes_nothing() -> None:
     manager = KVCacheManager(4, 4)
     run(manager, "a", list(range(8)))
-    before = list_blocks(manager)
+    before = row_list(all_blocks(manager))
     request = CacheRequest("b", range(100, 108))
     assert manager.allocate_slots(request, 8, manager.get_computed_blocks(request)) is None
-    assert list_blocks(manager) == before
+    assert row_list(all_blocks(manager)) == before
     assert manager.lookups.queries == 8
 
 

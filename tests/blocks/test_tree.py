@@ -64,13 +64,13 @@ def test_the_columns_say_what_the_rows_say() -> None:
         manager.cache_blocks(request, 21)
         if not live:
             manager.free(request)
-    found, rows = map_pool(manager), view.list_blocks(manager)
+    found, rows = map_pool(manager), view.rows(view.all_blocks(manager))
     letters = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
     assert found.states == "".join(letters[row.state] for row in rows)
     assert set("0ucf") <= set(found.states)
     assert found.refs == [row.ref_count for row in rows]
     assert found.used == [row.last_accessed for row in rows]
-    assert found.queue == [row.id for row in view.eviction_queue(manager)]
+    assert found.queue == [row.id for row in view.rows(view.idle_blocks(manager))]
     assert found.tenants is not None
     assert found.tenant is not None
     named = [found.tenants[place] if place >= 0 else None for place in found.tenant]

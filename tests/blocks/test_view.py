@@ -10,7 +10,8 @@ from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.residency import Residency
 from kvproxy.blocks.rows import Divergence
-from kvproxy.blocks.view import eviction_queue, list_blocks, match, show_block, stats
+from kvproxy.blocks.view import all_blocks, idle_blocks, match, show_block, stats
+from kvproxy.blocks.view import rows as row_list
 
 
 def run(manager: KVCacheManager, id: str, tokens: list[int]) -> CacheRequest:
@@ -26,12 +27,12 @@ def test_every_state_of_a_block_has_its_row() -> None:
     Pins(manager).pin("p", CacheRequest("", [1, 2, 3, 4, 0]))
     manager.free(run(manager, "cached", [5, 6, 7, 8]))
     run(manager, "live", [9] * 5)
-    rows = list_blocks(manager)
+    rows = row_list(all_blocks(manager))
     assert [row.id for row in rows] == list(range(10))
     assert [row.state for row in rows[:6]] == ["null", "pinned", "cached", "used", "used", "free"]
     assert [row.requests for row in rows[:4]] == [(), (), (), ("live",)]
     assert [row.num_tokens for row in rows[1:6]] == [4, 4, 4, 0, 0]
-    queue = eviction_queue(manager)
+    queue = row_list(idle_blocks(manager))
     assert [row.id for row in queue] == [5, 6, 7, 8, 9, 2]
     shown = show_block(manager, 2)
     assert shown is not None
@@ -56,10 +57,10 @@ def test_each_group_has_its_share_of_the_pool() -> None:
 def test_a_match_names_its_blocks_and_changes_nothing() -> None:
     manager = KVCacheManager(10, 4, keep_tokens=True)
     manager.free(run(manager, "a", list(range(8))))
-    before = list_blocks(manager)
+    before = row_list(all_blocks(manager))
     found = match(manager, CacheRequest("b", list(range(9))))
     assert (found.prompt_tokens, found.matched_tokens, found.blocks, found.divergence) == (9, 8, (1, 2), None)
-    assert list_blocks(manager) == before
+    assert row_list(all_blocks(manager)) == before
 
 
 tokens = st.lists(st.integers(0, 2), max_size=12)

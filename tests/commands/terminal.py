@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyte
 
-from tests.commands.run import ROOT
+from tests.commands.run import ROOT, command, variables
 
 _PATIENCE = 30.0
 
@@ -56,6 +56,13 @@ class Terminal:
         """What the screen shows, without blanks at the ends of lines."""
         self._read(0.0)
         return [line.rstrip() for line in self._screen.display]
+
+    def shows(self, *texts: str) -> str:
+        """Wait until the screen shows all of some texts; what it shows then.
+
+        A screen arrives in parts: what is to be seen on it must be waited for, not only the first line of it.
+        """
+        return self.until(lambda screen: all(text in screen for text in texts))
 
     def until(self, holds: "Callable[[str], bool] | str") -> str:
         """Wait until the screen shows a text, or something holds of it; what it shows then."""
@@ -104,3 +111,14 @@ def terminal(command: Sequence[str], size: tuple[int, int], env: Mapping[str, st
         yield opened
     finally:
         opened.close()
+
+
+@contextlib.contextmanager
+def top(url: str, columns: int, *, lines: int = 24, colours: bool = False) -> Iterator[Terminal]:
+    """`kvproxy top` at a terminal, once it shows the first figures."""
+    env = variables(url, {"TERM": "xterm-256color"})
+    for name in ("COLUMNS", *(("NO_COLOR",) if colours else ())):
+        env.pop(name, None)
+    with terminal(command("top", "--interval", "0.2"), (columns, lines), env) as screen:
+        screen.until("since the start")
+        yield screen

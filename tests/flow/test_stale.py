@@ -1,6 +1,8 @@
 """Answers past their time: given while they are computed anew, given where none can be had, and never beyond that."""
 
+import contextlib
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +39,8 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import Filter, ResponseStore
 from kvproxy.journal.opening import open_journal
+from kvproxy.journal.reader import Query
+from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings
 from tests.backends.fleets import until
 from tests.index.doubles import HashEmbedder
@@ -141,11 +145,54 @@ def test_what_is_past_its_time_is_given_once_more_and_computed_anew_by_one_fligh
     assert proxy.model.asked == ["first of all"] * 2
     fresh = proxy.ask("first of all")
     assert (said(fresh), "ttl=60" in fresh.headers["cache-status"]) == ("Answer 2 it is.", True)
-    reasons = [record.reason for record in proxy.services.answerer.journal.latest(9)]
-    assert reasons == ["hit-exact", *["stale-while-revalidate"] * 8]
+    until(lambda: len(records(proxy, "first of all")) == 11)
+    reasons = Counter(record.reason for record in records(proxy, "first of all"))
+    assert reasons == {"miss-new": 1, "stale-while-revalidate": 8, "renewed": 1, "hit-exact": 1}
     metrics = httpx.get(f"{proxy.url}/metrics").text
     assert 'kvproxy_stale{of="stale-while-revalidate"} 8.0' in metrics
     assert 'kvproxy_stale{of="renewed"} 1.0' in metrics
+
+
+def records(proxy: Proxy, question: str) -> list[Record]:
+    """Those of an equal request."""
+    latest = proxy.services.answerer.journal.latest(1000)
+    (prompt,) = {each.prompt for each in latest if each.entry == proxy.stored(question).id}
+    return [each for each in latest if each.prompt == prompt]
+
+
+def test_what_is_computed_anew_has_a_record_and_is_nobodys_request(proxy: Proxy) -> None:
+    """The operator sees what it costs; no total, saving or chart counts it."""
+    proxy.ask("what does it cost", "confirm", stream=True)
+    proxy.now += TTL + 1
+    with contextlib.closing(proxy.services.answerer.journal.reader()) as reader:
+        journal = proxy.services.answerer.journal
+        given = proxy.ask("what does it cost")
+        until(lambda: any(each.layer == "renewed" for each in records(proxy, "what does it cost")))
+        renewed, stale, _ = records(proxy, "what does it cost")
+        assert (renewed.layer, renewed.reason, renewed.status) == ("renewed", "renewed", 200)
+        assert renewed.request_id == f"renewal-{given.headers['x-request-id']}" == f"renewal-{stale.request_id}"
+        assert renewed.entry == proxy.stored("what does it cost").id
+        assert renewed.total_ms
+        assert renewed.upstream
+        assert (stale.layer, stale.reason) == ("exact", "stale-while-revalidate")
+
+        proxy.model.status, proxy.now = 500, proxy.now + TTL + 1
+        proxy.ask("what does it cost")
+        until(lambda: journal.latest(1)[0].reason == "error-upstream")
+        failed = journal.latest(1)[0]
+        assert (failed.layer, failed.status) == ("renewed", 500)
+
+        everything = journal.latest(1000)
+        clients = [each for each in everything if each.layer != "renewed"]
+        assert sum(row.requests for row in reader.totals("layer", None)) == len(clients) < len(everything)
+        assert "renewed" not in {row.layer for row in reader.totals("layer", None)}
+        counts = reader.series("layer", 0, proxy.now + 1, 1).counts
+        assert sum(map(sum, counts.values())) == len(clients)
+        shares = {row.name: row for row in reader.groups(Query(), "layer", order="backend", limit=20)}
+        assert shares["renewed"].requests == len(everything) - len(clients)
+        assert shares["renewed"].seconds > 0
+        (model,) = reader.groups(Query(), "model", order="backend", limit=20)
+        assert model.requests == len(clients)
 
 
 def test_a_similar_question_has_the_answered_one_computed_anew(proxy: Proxy) -> None:

@@ -47,6 +47,11 @@ def test_axe_finds_no_violation(page: Page, url: str, scheme: str) -> None:
                 page.click(".row[id]")
                 page.until(lambda: page.all(".beside dl.facts"))
             assert violations(page) == [], view
+            if view == "stored":
+                for order, shown in (("Next to go", ".row[id]"), ("Whose", "main tbody td")):
+                    page.click("button", order)
+                    page.until(lambda shown=shown: page.find(shown))
+                    assert violations(page) == [], order
         page.press("?")
         page.find("dialog table")
         assert violations(page) == []

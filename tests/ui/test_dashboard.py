@@ -1,5 +1,8 @@
 """The dashboard in a real browser: it shows what the admin API says, and its buttons do what they say."""
 
+import itertools
+import threading
+
 import httpx
 import pytest
 
@@ -39,6 +42,12 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     assert figure(page.text("[data-figure=tokens]")) == tokens
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
     page.until(lambda: figure(page.text("[data-figure=entries]")) == entries)
+    # The reasons are those of the same time.
+    by_reason = httpx.get(f"{url}/admin/log/series?since=3600&step=60&by=reason").json()["counts"]
+    told = dict(zip(page.texts(".bars li a"), page.texts(".bars li a ~ .number:nth-child(3)"), strict=True))
+    assert {name: figure(count) for name, count in told.items()} == {
+        name: sum(each) for name, each in by_reason.items()
+    }
     # The chart tells each of its bars to the keyboard.
     canvas = page.find("canvas.chart")
     canvas.send_keys("\ue010")
@@ -92,6 +101,46 @@ def test_a_paused_journal_waits(page: Page, url: str) -> None:
     assert page.texts(rows) == before
     page.press("p")
     page.until(lambda: page.texts(rows)[0] == "While it is paused")
+
+
+def test_it_keeps_up_with_a_proxy_under_load(page: Page, url: str) -> None:
+    """All views work while requests come, and in the end the journal shows what the admin route says."""
+    over = threading.Event()
+
+    def load(number: int) -> None:
+        for turn in itertools.count():
+            ask(url, "carol", f"Is this load {number}?" if turn % 10 else f"Is this fresh {number} {turn}?")
+            if over.wait(0.01):
+                return
+
+    page.open(url, "journal")
+    rows = ".grid .row[id]"
+    threads = [threading.Thread(target=load, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        page.until(lambda: page.texts(f"{rows} > :last-child")[0].startswith("Is this load"))
+        for view, ready in (("pool", ".legend li"), ("stored", rows), ("matches", ".match"), ("overview", ".bars li")):
+            page.click("nav a", view.capitalize())
+            page.until(lambda ready=ready: page.texts(ready))
+        page.click("nav a", "Journal")
+        page.until(lambda: page.texts(f"{rows} > :last-child")[0].startswith("Is this load"))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+    def same() -> bool:
+        wanted = [[each["layer"], each["reason"], each["question"]] for each in httpx.get(f"{url}/admin/log").json()]
+        columns = [page.texts(f"{rows} > :nth-child({place})")[:20] for place in (2, 3)]
+        shown = [*columns, page.texts(f"{rows} > :last-child")[:20]]
+        return [list(row) for row in zip(*shown, strict=True)] == wanted[:20]
+
+    page.until(same)
+    page.click("nav a", "Overview")
+    page.until(lambda: "last 1 h" in page.text(".tiles"))
+    counts = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()["counts"]
+    page.until(lambda: figure(page.text("[data-layer=exact]")) == sum(counts["exact"]))
 
 
 def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:
@@ -182,6 +231,35 @@ def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, 
     page.until(lambda: "Dropped." in page.text(".beside [role=status]"))
     assert store.ids(Filter(search="dropped?")) == []
     page.until(lambda: not page.texts(".grid .row[id]"))
+
+
+def test_stored_responses_say_why_they_are_kept_and_whose_they_are(page: Page, url: str) -> None:
+    ask(url, "dora", "Shall this be kept?")
+    (entry,) = httpx.get(f"{url}/admin/cache?search=Shall this be kept?").json()
+    page.open(url, f"stored?id={entry['id']}")
+    kept = ".beside [data-figure=kept]"
+    page.until(lambda: "as long as it saves more" in page.text(kept))
+    page.click(".beside button", "Pin")
+    page.until(lambda: "pinned" in page.text(kept))
+    page.until(lambda: page.texts(".grid .row[id] > :nth-child(5)")[0] == "pinned")
+    assert set(page.texts(".grid .row[id] > :nth-child(5)")[1:]) == {"–"}
+    page.open(url, f"stored?id={entry['id']}")
+    page.until(lambda: "pinned" in page.text(kept))
+
+    page.click("button", "Next to go")
+    queue = httpx.get(f"{url}/admin/cache/queue").json()
+    assert [each["why"] for each in queue][-2:] == ["saves least", "pinned"]
+    page.until(lambda: page.texts(".grid .row[id] > :nth-child(2)") == [each["why"] for each in queue])
+    page.click(".beside button", "Unpin")
+    page.until(lambda: set(page.texts(".grid .row[id] > :nth-child(2)")) == {"saves least"})
+
+    stats = httpx.get(f"{url}/admin/cache/stats").json()
+    page.until(lambda: page.text("[data-figure=responses]") == f"{stats['entries']:,}")
+    page.click("button", "Whose")
+    usage = httpx.get(f"{url}/admin/cache/usage?by=tenant").json()
+    cells = "return [...document.querySelectorAll('main tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    wanted = [[each["name"], f"{each['entries']:,}", f"{each['hits']:,}"] for each in usage]
+    page.until(lambda: [[name, entries, hits] for name, entries, _, hits in page.run(cells)] == wanted)
 
 
 def test_hostile_text_stays_text(page: Page, url: str) -> None:

@@ -12,12 +12,17 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.cached.keep import Asked
 from kvproxy.flow.flight.flights import Flight
 from kvproxy.flow.keys import CacheKey
+from kvproxy.flow.recording import trail
 from kvproxy.index.entry import Entry
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.journal import Journal
 
 _MOST = 64
 """Answers that are computed anew at a time; those beyond are when they are given the next time."""
 _REST_SECONDS = 1.0
 """Where it failed, so long nobody tries again."""
+_NAME = "renewal-"
+"""What its request id begins with, before that of the request that got the old answer."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -27,11 +32,21 @@ class Renewals:
     Args:
         board: joins the flight of a request, or begins one.
         key: the names of a request.
+        journal: gets a record of each, so that one can see what they cost.
+        clock: seconds since the epoch.
     """
 
-    def __init__(self, board: Callable[[Asked], tuple[Flight, bool]], key: Callable[[ApiRequest], Awaitable[CacheKey]]):
+    def __init__(
+        self,
+        board: Callable[[Asked], tuple[Flight, bool]],
+        key: Callable[[ApiRequest], Awaitable[CacheKey]],
+        journal: Journal,
+        clock: Callable[[], float],
+    ) -> None:
         self._board = board
         self._key = key
+        self._journal = journal
+        self._clock = clock
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self.counts: Counter[str] = Counter()
         """Renewals by what came of them: `renewed`, `failed`, and `left` for those that were too many."""
@@ -49,14 +64,7 @@ class Renewals:
 
     async def _renew(self, asked: Asked, entry: Entry) -> None:
         try:
-            flight, _ = self._board(await self._asked(asked, entry))
-            try:
-                async for _chunk in flight.chunks():
-                    """What it says is kept as it passes."""
-                status = flight.source.status if flight.source is not None else 500
-            finally:
-                flight.leave()
-            if status < 400:
+            if await self._computed(await self._asked(asked, entry)):
                 self.counts["renewed"] += 1
                 return
         except KvproxyError as error:
@@ -67,21 +75,46 @@ class Renewals:
         self.counts["failed"] += 1
         await asyncio.sleep(_REST_SECONDS)
 
+    async def _computed(self, asked: Asked) -> bool:
+        """Have an answer computed, and stored as it passes; whether it is one. It leaves a record, as requests of clients do."""
+        draft = asked.draft
+        flight, joined = self._board(asked)
+        try:
+            async for _chunk in flight.chunks():
+                """What it says is kept as it passes."""
+            return flight.source is not None and flight.source.status < 400
+        except BaseException as error:
+            trail.failed(draft, error)
+            raise
+        finally:
+            trail.renewed(draft, flight)
+            flight.leave()
+            # A client's own request that was under way has a record of its own.
+            if not joined:
+                self._journal.add(draft)
+
     async def _asked(self, asked: Asked, entry: Entry) -> Asked:
         """The request to send: the one that the entry answers, with the credentials of the one that got its answer."""
         tags = tuple(sorted({*asked.request.control.tags, *entry.tags}))
         control = replace(asked.request.control, tags=tags, confirm=False)
-        request = replace(asked.request, control=control)
+        request = replace(asked.request, control=control, request_id=_NAME + asked.request.request_id)
         if asked.key.exact != entry.key:
             try:
                 own = replace(request, body=as_object(loads(entry.request)), raw=entry.request)
                 key = await self._key(own)
             except (ValueError, KvproxyError):
-                return replace(asked, request=request, near=None)
+                return self._begun(asked, request, asked.key)
             # What was redacted is another request now: then the answer to this one becomes a fresh neighbour.
             if key.exact == entry.key:
-                return Asked(own, key, True, asked.draft)
-        return replace(asked, request=request, near=None)
+                return self._begun(asked, own, key)
+        return self._begun(asked, request, asked.key)
+
+    def _begun(self, asked: Asked, request: ApiRequest, key: CacheKey) -> Asked:
+        """The request to send with a record of its own, whose trace is none of the client's."""
+        shown = replace(request, trace=None)
+        draft = Draft(request.api.name, request.request_id, request.tenant, shown, self._clock())
+        draft.key, draft.parts = key.exact, key.parts
+        return replace(asked, request=request, key=key, cacheable=True, draft=draft, spare=None, near=None)
 
     async def close(self) -> None:
         """End what is under way."""

@@ -50,6 +50,16 @@ def ended(draft: Draft, flight: Flight) -> None:
     draft.entry = flight.entry
 
 
+def renewed(draft: Draft, flight: Flight) -> None:
+    """A stored answer was computed anew; call it before the flight is left."""
+    draft.layer = "renewed"
+    source = flight.source
+    if source is not None:
+        draft.status, draft.upstream = source.status, source.upstream
+        draft.opened = draft.first = max(source.opened, draft.began)
+    ended(draft, flight)
+
+
 def failed(draft: Draft, error: BaseException) -> None:
     """Nobody answered, or nobody is there to read it."""
     draft.failure = error

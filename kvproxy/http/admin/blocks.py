@@ -1,11 +1,14 @@
 """The prefix cache: its blocks, their order of eviction, its chains and figures."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kvproxy.blocks.rows import BlockRow, ChainRow
 from kvproxy.errors import NotFound
 from kvproxy.http.admin.replies import flat, flat_content, number, reply
 from kvproxy.http.services import services
@@ -15,11 +18,16 @@ _MOST_WAYS = 50
 
 
 async def blocks(request: Request) -> Response:
-    return reply([flat(row) for row in await services(request).prefix.blocks()])
+    return await _rows(await services(request).prefix.blocks())
 
 
 async def queue(request: Request) -> Response:
-    return reply([flat(row) for row in await services(request).prefix.queue()])
+    return await _rows(await services(request).prefix.queue())
+
+
+async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
+    """Rows as JSON. A large pool has so many that the event loop must not wait for it."""
+    return await asyncio.to_thread(lambda: reply([flat(row) for row in rows]))
 
 
 async def stats(request: Request) -> Response:
@@ -28,7 +36,7 @@ async def stats(request: Request) -> Response:
 
 
 async def chains(request: Request) -> Response:
-    return reply([flat(row) for row in await services(request).prefix.chains()])
+    return await _rows(await services(request).prefix.chains())
 
 
 async def map(request: Request) -> Response:

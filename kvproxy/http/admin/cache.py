@@ -62,7 +62,9 @@ async def list_entries(request: Request) -> Response:
     total = len(entries)
     if offset or (limit and total == limit):
         total = await asyncio.to_thread(store.count if where == EVERYTHING else lambda: len(store.ids(where)))
-    return reply([entry.summary() for entry in entries], {"x-total-count": str(total)})
+    pinned = set(await asyncio.to_thread(store.pinned))
+    rows = [entry.summary() | {"pinned": entry.id in pinned} for entry in entries]
+    return reply(rows, {"x-total-count": str(total)})
 
 
 async def stats(request: Request) -> Response:
@@ -107,7 +109,10 @@ async def usage(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    return reply((await find_entry(services(request), request.path_params["id"])).document())
+    app = services(request)
+    entry = await find_entry(app, request.path_params["id"])
+    pinned = await asyncio.to_thread(app.answerer.store.pinned)
+    return reply(entry.document() | {"pinned": entry.id in pinned})
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, TypeVar, get_args
 
@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.flow.past_texts import texts
-from kvproxy.http.admin.replies import number, reply
+from kvproxy.http.admin.replies import named, number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.causes import Explained, explain_record
@@ -117,7 +117,7 @@ def _row(app: Services, record: Record, prompts: dict[str, str]) -> Row:
 
 
 def _flat(row: Row) -> dict[str, object]:
-    return {**asdict(row.record), "question": row.question, "near_question": row.near_question}
+    return {**named(row.record), "question": row.question, "near_question": row.near_question}
 
 
 async def log(request: Request) -> Response:

@@ -2,13 +2,18 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING
 
 import orjson
 from starlette.responses import Response
 
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _MOST = 2.0**31
 
@@ -23,11 +28,21 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
     return Response(written, media_type="application/json", headers=headers)
 
 
+def named(row: "DataclassInstance") -> dict[str, object]:
+    """A row's fields by their names. What they hold is not copied: of tens of thousands of rows that would take a second."""
+    return {name: getattr(row, name) for name in _names(type(row))}
+
+
+@cache
+def _names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 def flat(row: BlockRow | ChainRow) -> dict[str, object]:
     """A row with the fields of its place beside its own, where it has one."""
-    fields = asdict(row)
-    place = fields.pop("place")
-    return fields if place is None else {**fields, **place}
+    found = named(row)
+    del found["place"]
+    return found if row.place is None else found | named(row.place)
 
 
 def flat_content(content: BlockContent) -> dict[str, object]:

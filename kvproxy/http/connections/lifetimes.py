@@ -4,7 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
+from kvproxy.apis.control import TIMEOUT
 from kvproxy.errors import DeadlineExceeded, KvproxyError
+
+_OWN = "see the setting limits.request_seconds"
+_ASKED = f"the header {TIMEOUT} asks for no more: give it a longer time, or leave it out"
 
 
 class Lifetimes:
@@ -34,13 +38,11 @@ class Lifetimes:
             self._end(end, error, "drain_seconds")
 
     @contextlib.contextmanager
-    def until(self, deadline: float, seconds: float) -> Iterator["asyncio.Future[KvproxyError]"]:
-        """A future that tells of the end."""
+    def until(self, deadline: float, seconds: float, fix: str) -> Iterator["asyncio.Future[KvproxyError]"]:
+        """A future that tells of the end; its error names the time and what gives more."""
         loop = asyncio.get_running_loop()
         end: asyncio.Future[KvproxyError] = loop.create_future()
-        late = DeadlineExceeded(
-            f"the request was not answered within {seconds:g} s: see the setting limits.request_seconds"
-        )
+        late = DeadlineExceeded(f"the request was not answered within {seconds:g} s: {fix}")
         timer = loop.call_at(deadline, self._end, end, late, "request_seconds")
         if self._stopped is not None:
             self._end(end, self._stopped, "drain_seconds")
@@ -63,13 +65,14 @@ class Lifetime:
     def __init__(self, all_of_them: Lifetimes, seconds: float) -> None:
         self._all = all_of_them
         self._seconds = seconds
+        self._fix = _OWN
         self._began = asyncio.get_running_loop().time()
 
     def shorten(self, seconds: float | None) -> None:
         """Take what the request asks for, where it asks for less."""
-        if seconds is not None:
-            self._seconds = min(self._seconds, seconds)
+        if seconds is not None and seconds < self._seconds:
+            self._seconds, self._fix = seconds, _ASKED
 
     def over(self) -> contextlib.AbstractContextManager["asyncio.Future[KvproxyError]"]:
         """While this is entered, a future that gets the error to end the request with, when its time is over."""
-        return self._all.until(self._began + self._seconds, self._seconds)
+        return self._all.until(self._began + self._seconds, self._seconds, self._fix)

@@ -58,6 +58,13 @@ export class Grid {
     this.#soon();
   }
 
+  /** Show other columns. */
+  take(columns) {
+    this.#given = columns;
+    this.#columns = [];
+    this.#fit();
+  }
+
   get atTop() {
     return this.node.scrollTop < HEIGHT;
   }

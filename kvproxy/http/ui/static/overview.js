@@ -41,7 +41,8 @@ export function overview(root, params, { api, signal }) {
     const query = { since: asked, step: asked / BARS };
     const [layers, reasons] = await Promise.all([
       api.get("log/series", query, signal),
-      api.get("log/series", { since: asked, step: asked, by: "reason" }, signal),
+      // The same steps, so that both tell of the same time.
+      api.get("log/series", { ...query, by: "reason" }, signal),
     ]);
     if (asked !== since) return;
     chart.show(layers, BARS);
@@ -60,6 +61,7 @@ export function overview(root, params, { api, signal }) {
     put("entries", short(entries.entries), `${count(entries.hits)} hits`);
     if (blocks === null) put("pool", "–", "the upstream keeps its own");
     else if (blocks.num_blocks === null) put("pool", "–", `${count(blocks.cached)} cached blocks or slots known`);
+    else if (blocks.used === null) put("pool", "–", `of ${count(blocks.num_blocks)} blocks`);
     else put("pool", percent(blocks.used / (blocks.num_blocks - 1)), `${count(blocks.cached)} of ${count(blocks.num_blocks - 1)} cached`);
     put("reused", blocks === null ? "–" : percent(blocks.hit_rate));
   };
@@ -100,7 +102,7 @@ function answered(sums, all, times) {
 }
 
 function reasonsOf(reasons) {
-  const rows = Object.entries(reasons.counts).map(([name, [value]]) => [name, value]).sort((a, b) => b[1] - a[1]);
+  const rows = Object.entries(reasons.counts).map(([name, counts]) => [name, counts.reduce((sum, value) => sum + value, 0)]).sort((a, b) => b[1] - a[1]);
   const all = rows.reduce((sum, [, value]) => sum + value, 0);
   if (!rows.length) return h("p", {}, "No request came in this time.");
   const shown = rows.slice(0, MOST_REASONS);

@@ -2,7 +2,7 @@
 
 import { Blocks, brief, nameOf, showBlock } from "./blocks.js";
 import { facts, fill, h, tabs } from "./dom.js";
-import { bytes, count, decimal, line, percent } from "./format.js";
+import { bytes, count, duration, line, percent } from "./format.js";
 import { Grid } from "./grid.js";
 import { PoolMap, painting, stateOf } from "./map.js";
 import { ChainTree } from "./tree.js";
@@ -133,7 +133,8 @@ function figuresOf(stats) {
     ["blocks", count(stats.num_blocks)], ["tokens a block", count(stats.block_size)], ["used", count(stats.used)], ["pinned", count(stats.pinned)],
     ["cached", count(stats.cached)], ["distinct", count(stats.distinct)], ["prompt tokens reused", percent(stats.hit_rate)], ["evictions", count(stats.evictions)],
     ["memory used", stats.used_bytes === null ? "–" : bytes(stats.used_bytes)],
-    ["mean time cached", stats.residency?.mean === undefined ? "–" : decimal(stats.residency.mean, 1)],
+    ["cached until evicted, median", duration(stats.residency?.lifetime)], ["unused until evicted, median", duration(stats.residency?.idle)],
+    ["evicted and never reused", percent(stats.residency?.never_hit)],
   ].filter(([, value]) => value !== "–");
   return known.map(([name, value]) => h("div", {}, h("span", {}, name), h("strong", { "data-figure": name }, value)));
 }

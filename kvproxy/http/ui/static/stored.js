@@ -1,26 +1,41 @@
-// Stored responses: the newest, or those that go next if the store is full; one of them beside the list.
+// Stored responses: the newest, those that go next if the store is full, or whose they are; one of them beside the list.
 
 import { button, facts, field, fill, h, tabs } from "./dom.js";
-import { bytes, clock, count, digest, duration, line } from "./format.js";
+import { bytes, clock, count, decimal, digest, duration, line } from "./format.js";
 import { Grid } from "./grid.js";
 import { Pages } from "./pages.js";
+import { usage } from "./usage.js";
 
-const ORDERS = [["cache", "Newest"], ["cache/queue", "Next to go"]];
+const NEWEST = "cache";
+const NEXT = "cache/queue";
+const ORDERS = [[NEWEST, "Newest"], [NEXT, "Next to go"], ["cache/usage", "Whose"]];
 const LOOK = 3; // Seconds between two looks at what is new.
+const now = () => Date.now() / 1000;
 
-const COLUMNS = [
-  { title: "id", width: "13ch", kind: "code", cell: (row) => digest(row.id) },
-  { title: "age", width: "9ch", kind: "number", cell: (row) => duration(Date.now() / 1000 - row.created) },
-  { title: "hits", width: "7ch", kind: "number", cell: (row) => count(row.hits) },
-  { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(row.prompt_tokens + row.completion_tokens) },
-  { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
-  { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.tenant.replace("client:", "") },
-  { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.prompt) },
-];
+const COLUMN = {
+  id: { title: "id", width: "13ch", kind: "code", cell: (row) => digest(row.id) },
+  why: { title: "why", width: "11ch", cell: (row) => row.why },
+  worth: { title: "worth", width: "9ch", kind: "number", cell: (row) => decimal(row.priority) },
+  age: { title: "age", width: "9ch", kind: "number", cell: (row) => duration(now() - row.created) },
+  left: { title: "expires in", width: "10ch", kind: "number", cell: (row) => (row.expires > now() ? duration(row.expires - now()) : "–") },
+  hits: { title: "hits", width: "7ch", kind: "number", cell: (row) => count(row.hits) },
+  tokens: { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(row.prompt_tokens + row.completion_tokens) },
+  size: { title: "size", width: "10ch", kind: "number", cell: (row) => bytes(row.bytes) },
+  kept: { title: "kept", width: "8ch", cell: (row) => (row.pinned ? "pinned" : "–") },
+  model: { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
+  tenant: { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.tenant.replace("client:", "") },
+  question: { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.prompt) },
+};
+const columns = (...names) => names.map((name) => COLUMN[name]);
+const spare = (columns) => columns.map((column) => ({ ...column, spare: true }));
+const COLUMNS = {
+  [NEWEST]: columns("id", "age", "hits", "tokens", "kept", "model", "tenant", "question"),
+  [NEXT]: [...columns("id", "why", "worth", "left"), ...spare(columns("age", "hits", "tokens", "size", "model", "tenant")), COLUMN.question],
+};
 
 /** The view. `params` may name an `id` that is open, and the text that is searched. */
 export function stored(root, params, { api, signal, remember }) {
-  let order = "cache";
+  let order = NEWEST;
   let search = params.get("search") ?? "";
   let opened = params.get("id");
   let pages = null;
@@ -28,7 +43,7 @@ export function stored(root, params, { api, signal, remember }) {
   const told = h("span", { class: "note grow", role: "status" });
   const beside = h("aside", { class: "beside", "aria-label": "One stored response", hidden: true });
   const grid = new Grid({
-    label: "Stored responses", columns: COLUMNS, keyOf: (row) => row.id,
+    label: "Stored responses", columns: COLUMNS[order], keyOf: (row) => row.id,
     rowAt: (place) => {
       top = place;
       return pages?.at(place) ?? null;
@@ -37,11 +52,11 @@ export function stored(root, params, { api, signal, remember }) {
   });
 
   function show() {
-    const query = order === "cache" ? { search } : {};
+    const query = order === NEWEST ? { search } : {};
     const own = new Pages(api, order, query, signal, () => {
       if (own !== pages) return;
       grid.show(own.total);
-      told.textContent = `${count(own.total)} responses${search && order === "cache" ? " with this text" : ""}`;
+      told.textContent = `${count(own.total)} responses${search && order === NEWEST ? " with this text" : ""}`;
     });
     pages = own;
     grid.show(0);
@@ -74,18 +89,25 @@ export function stored(root, params, { api, signal, remember }) {
     remember({ search });
     show().catch(() => {});
   }, { class: "first" });
+  const whose = usage(api, signal);
+  const listed = h("div", { class: "split" }, grid.node, beside);
   root.append(
     h("h1", { class: "unseen" }, "Stored responses"),
+    whose.figures,
     h("div", { class: "filters" }, tabs("Order", ORDERS, order, (value) => {
       order = value;
-      searching.hidden = value !== "cache";
+      searching.hidden = value !== NEWEST;
+      listed.hidden = told.hidden = !(value in COLUMNS);
+      whose.node.hidden = !listed.hidden;
+      if (listed.hidden) return;
+      grid.take(COLUMNS[value]);
       show().catch(() => {});
     }), searching, told),
-    h("div", { class: "split" }, grid.node, beside));
+    listed, whose.node);
   show().catch(() => {});
   if (opened) open(opened);
   // At the top of the list new ones are seen at once; who has scrolled is left alone.
-  api.poll(() => (grid.atTop ? pages.refresh() : null), LOOK, signal);
+  api.poll(() => (grid.atTop && !listed.hidden ? pages.refresh() : null), LOOK, signal);
   return { escape: close };
 }
 
@@ -101,19 +123,27 @@ function details(node, entry, { api, close, changed }) {
     }
   };
   const path = `cache/${encodeURIComponent(entry.id)}`;
+  const kept = h("span", { "data-figure": "kept" });
+  const keep = (pinned) => { kept.textContent = pinned ? "pinned: all others go before it, while it is within its time" : "as long as it saves more than others"; };
+  const pin = async (pinned) => {
+    await (pinned ? api.post(`${path}/pin`) : api.delete(`${path}/pin`));
+    keep(pinned);
+  };
+  keep(entry.pinned);
   const act = (text, work, sentence) => button(text, () => ask(work, sentence));
   fill(node,
     h("div", { class: "head" }, h("h2", {}, "Stored response"), h("span", { class: "grow" }), button("Close", close, { "aria-keyshortcuts": "Escape" })),
     h("blockquote", {}, entry.prompt),
     h("div", { class: "actions", role: "group", "aria-label": "The stored response" },
-      act("Pin", () => api.post(`${path}/pin`), "Pinned: others make room before it."),
-      act("Unpin", () => api.delete(`${path}/pin`), "No longer pinned."),
+      act("Pin", () => pin(true), "Pinned: others make room before it."),
+      act("Unpin", () => pin(false), "No longer pinned."),
       act("Reject", () => api.post(`${path}/feedback`, { right: false }), "Rejected: it is served for equal requests only."),
       act("Approve", () => api.post(`${path}/feedback`, { right: true }), "Approved."),
       act("Drop", () => api.delete(path), "Dropped."), said),
     h("h3", {}, "Answer"), h("pre", {}, answerOf(entry.response)),
     facts([
-      ["id", entry.id], ["stored", clock(entry.created)], ["expires", clock(entry.expires)], ["hits", count(entry.hits)],
+      ["id", entry.id], ["stored", clock(entry.created)], ["expires", clock(entry.expires)], ["kept", kept],
+      ["given while it is computed anew", seconds(entry.stale_while_revalidate)], ["given if the backend fails", seconds(entry.stale_if_error)], ["hits", count(entry.hits)],
       ["last hit", entry.last_hit === null ? null : clock(entry.last_hit)], ["tenant", entry.tenant], ["model", entry.model],
       ["API", entry.endpoint], ["for similar questions", entry.semantic ? "yes" : "no"], ["prompt tokens", count(entry.prompt_tokens)],
       ["answer tokens", count(entry.completion_tokens)], ["tags", entry.tags.join(", ")], ["backend", entry.backend],
@@ -123,6 +153,8 @@ function details(node, entry, { api, close, changed }) {
     h("details", {}, h("summary", {}, "Request"), h("pre", {}, JSON.stringify(entry.request, null, 2))),
     h("details", {}, h("summary", {}, "Response"), h("pre", {}, JSON.stringify(entry.response, null, 2))));
 }
+
+const seconds = (value) => (value ? `for ${duration(value)} more` : null);
 
 /** What an answer says, where it is one text; else the whole of it. */
 function answerOf(response) {

@@ -17,7 +17,8 @@ export function upstreams(root, params, { api, signal }) {
       fill(body, h("p", {}, "The embedded engine answers here; the view Pool shows its blocks."), tiersOf(tiers));
       return;
     }
-    const slots = stats?.slots ? await api.get("blocks", {}, signal) : [];
+    // A slot has a number, and a file lies on disk; a mirrored block has neither.
+    const slots = stats?.slots ? (await api.get("blocks", {}, signal)).filter((block) => block.id !== null || block.medium === "disk") : [];
     const chains = stats?.slots ? await api.get("blocks/chains", {}, signal) : [];
     fill(body, serversOf(engines), notesOf(engines), reuseOf(engines), mirrorsOf(engines), slotsOf(slots, chains));
   };

@@ -1,0 +1,144 @@
+"""The dashboard in front of servers: one that publishes its events and llama.cpp, as the admin routes tell of them."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.backends.fleets import until
+from tests.backends.mixed import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
+from tests.ui.page import Page
+
+# The cells of the table with a caption; null where there is none.
+CELLS = """
+const table = [...document.querySelectorAll("table")].find((each) => each.caption?.textContent === arguments[0]);
+return table ? [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.textContent)) : null;
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+    with run_mixed(tmp_path_factory.mktemp("mixed")) as running:
+        # What is pinned of a slot lies in a file, too.
+        running.post("/blocks/pins", chat(IN_LLAMA + "x"), name="cook", api="chat")
+        httpx.post(f"{running.url}/v1/chat/completions", json=chat(IN_VLLM + "Why?")).raise_for_status()
+        yield running
+
+
+def cells(page: Page, caption: str) -> list[list[str]]:
+    return list(page.run(CELLS, caption) or [])
+
+
+def shown(value: Any) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mixed) -> None:
+    page.open(mixed.url, "upstreams")
+    engines = mixed.get("/upstreams")
+    wanted = [
+        [each["url"], each["state"], *(shown(each[name]) for name in ("requests", "load", "sent", "ejections"))]
+        for each in engines
+    ]
+    assert [row[1] for row in wanted] == ["up", "up"]
+    assert sum(each["sent"] for each in engines) == 2
+    page.until(lambda: [row[:6] for row in cells(page, "Servers")] == wanted)
+
+    def mirrors() -> list[list[str]]:
+        return [
+            [
+                each["url"],
+                stream["endpoint"],
+                "following",
+                "complete",
+                shown(stream["batches"]),
+                shown(each["cached_blocks"]),
+            ]
+            for each in mixed.get("/upstreams")
+            for stream in each["streams"]
+        ]
+
+    assert [row[-1] for row in mirrors()] == ["6"]
+    page.until(lambda: cells(page, "Mirrors") == mirrors())
+
+    # What an engine publishes is seen, and what is lost of it, until it was asked for again.
+    publisher = mixed.publisher
+    publisher.send(publisher.model.store([101, 102], tokens=list(range(32))))
+    page.until(lambda: (rows := cells(page, "Mirrors")) == mirrors() and rows[0][-1] == "8")
+    publisher.send(publisher.model.remove([101, 102]))
+    page.until(lambda: (rows := cells(page, "Mirrors")) == mirrors() and rows[0][-1] == "6")
+
+    mixed.post("/upstreams/drain", name=mixed.vllm)
+    page.until(lambda: [row[1] for row in cells(page, "Servers")] == ["up", "draining"])
+    mixed.post("/upstreams/undrain", name=mixed.vllm)
+    page.until(lambda: [row[1] for row in cells(page, "Servers")] == ["up", "up"])
+
+
+def test_slots_and_files_are_listed_and_no_mirrored_block(page: Page, mixed: Mixed) -> None:
+    page.open(mixed.url, "upstreams")
+    begins = {chain["leaf"]: chain["begins"] for chain in mixed.get("/blocks/chains")}
+
+    def wanted() -> list[list[str]]:
+        blocks = [block for block in mixed.get("/blocks") if block["engine"] == mixed.llama]
+        return [
+            [
+                block["medium"],
+                block["state"],
+                shown(block["num_tokens"]),
+                (block["hash"] or "–")[:12],
+                block["engine"],
+                begins.get(block["hash"], "–"),
+            ]
+            for block in blocks
+        ]
+
+    places = [row[0] for row in wanted()]
+    assert sorted(set(places)) == ["disk", "slot 0", "slot 1"]
+    assert any("You are a cook" in row[-1] for row in wanted())
+    page.until(lambda: cells(page, "Slots and files") == wanted())
+
+
+def test_the_pool_shows_what_both_hold(page: Page, mixed: Mixed) -> None:
+    page.open(mixed.url, "pool")
+    states = [row["state"] for row in mixed.get("/blocks")]
+    legend = {f"{state}{states.count(state):,}" for state in set(states)}
+    page.until(lambda: set(page.texts(".legend li")) == legend)
+    figures = mixed.get("/blocks/stats")
+    assert page.text("[data-figure=cached]") == f"{figures['cached']:,}"
+    assert page.text("[data-figure=evictions]") == f"{figures['evictions']:,}"
+    page.click("button", "Chains")
+    branches = mixed.get("/blocks/tree")
+    page.until(
+        lambda: [text.split() for text in page.texts(".branch .text")] == [each["text"].split() for each in branches]
+    )
+    page.click("button", "Eviction order")
+    page.until(lambda: "Engines do not publish their order of eviction" in page.text(".panes"))
+
+
+def test_the_reasons_are_those_of_the_time_that_is_chosen(page: Page, mixed: Mixed) -> None:
+    """Not those of the calendar's hour or week, as far as it has come."""
+    until(lambda: len(mixed.get("/log")) >= 2)
+    count = len(mixed.get("/log"))
+    with contextlib.closing(sqlite3.connect(mixed.data / "journal.db", timeout=30)) as connection, connection:
+        connection.execute("update records set time = time - (? - number) * 86400 - 86400", [count])
+    page.open(mixed.url)
+    page.click("button", "7 d")
+    page.until(lambda: page.text("[data-figure=requests]") == str(count))
+    page.until(lambda: sum(map(int, page.texts(".bars li .number:nth-child(3)"))) == count)
+    page.click("button", "1 h")
+    page.until(lambda: page.text("[data-figure=requests]") == "0")
+
+
+def test_an_engine_that_is_gone_is_told(page: Page, mixed: Mixed) -> None:
+    mixed.engine.mood = "sick"
+    try:
+        page.open(mixed.url, "upstreams")
+        until(lambda: next(each for each in mixed.get("/upstreams") if each["url"] == mixed.vllm)["state"] != "up")
+        (state,) = [each["state"] for each in mixed.get("/upstreams") if each["url"] == mixed.vllm]
+        page.until(lambda: [row[1] for row in cells(page, "Servers")] == ["up", state])
+        page.until(lambda: f"{mixed.vllm}: /health answered 500" in page.text("main"))
+    finally:
+        mixed.engine.mood = "well"

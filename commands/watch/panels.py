@@ -109,6 +109,7 @@ def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
             told += f"; {reuse['exact']:,} of {reuse['predictions']:,} predictions exact"
         facts.append(("reused", told))
     facts += [("note", note) for note in row["notes"]]
+    facts += [("advice", advice) for advice in row["advice"]]
     return facts
 
 

@@ -31,13 +31,14 @@ def doctor(
     """Check what the proxy needs, and name the fix of what is wrong.
 
     It looks at the installation, the data folder, the stored responses, the model with its tiers or each upstream, and
-    the proxy where one runs. The exit code is 1 when a check fails.
+    the proxy where one runs. The exit code is 1 when a check fails; what would only be better is a warning.
 
     Example: kvproxy doctor
 
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
     from kvproxy.checks.installation import all_checks
+    from kvproxy.checks.servers import Advised
     from kvproxy.settings import load_settings
 
     given = {"host": tier_host, "disk": tier_disk, "disk_size": tier_disk_size, "redis": tier_redis}
@@ -46,13 +47,16 @@ def doctor(
     results = []
     for name, check in all_checks(settings, url, token):
         try:
-            results.append({"check": name, "ok": True, "detail": check()})
+            results.append({"check": name, "ok": True, "warning": False, "detail": check()})
+        except Advised as advice:
+            results.append({"check": name, "ok": True, "warning": True, "detail": str(advice)})
         except Exception as error:
-            results.append({"check": name, "ok": False, "detail": str(error)})
+            results.append({"check": name, "ok": False, "warning": False, "detail": str(error)})
     if as_json:
         print_json(results)
     else:
         for result in results:
-            typer.echo(f"{'ok  ' if result['ok'] else 'FAIL'}  {result['check']:<10}  {result['detail']}")
+            level = "warn" if result["warning"] else "ok" if result["ok"] else "FAIL"
+            typer.echo(f"{level:<4}  {result['check']:<10}  {result['detail']}")
     if not all(result["ok"] for result in results):
         raise typer.Exit(1)

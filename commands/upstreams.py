@@ -75,7 +75,7 @@ def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
         columns["restored#"] = [each.get("restores") for each in slots]
     print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream")
     for each in upstreams:
-        for note in [each["error"], *each["notes"], *_predictions(each)]:
+        for note in [each["error"], *each["notes"], *each["advice"], *_predictions(each)]:
             if note:
                 typer.echo(f"{each['url']}: {note}")
 

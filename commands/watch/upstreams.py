@@ -69,6 +69,7 @@ def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     for model, reuse in row["reuse"].items():
         facts.append(("reused", f"{model}: {_reuse(reuse)}"))
     facts += [("note", note) for note in row["notes"]]
+    facts += [("advice", advice) for advice in row["advice"]]
     return facts
 
 

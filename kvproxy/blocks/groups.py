@@ -15,6 +15,7 @@ from kvproxy.blocks.pool import BlockPool
 from kvproxy.blocks.request import CacheRequest
 
 GroupKind = Literal["full", "sliding_window", "chunked_local"]
+Kept = Literal["all", "last"]
 PUBLISHED: dict[GroupKind, str] = {
     "full": "full_attention",
     "sliding_window": "sliding_window",
@@ -31,11 +32,14 @@ class GroupSpec:
         kind: how far its attention reaches.
         block_size: tokens in a block.
         reach: tokens of the window or of the chunk; unused by full attention.
+        kept: of a group with a window, what others may find: every block, or only the last window of each prompt and of
+            each beginning that prompts share. Unused by the other kinds.
     """
 
     kind: GroupKind = "full"
     block_size: int = 16
     reach: int = 0
+    kept: Kept = "all"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -69,6 +73,7 @@ class BlockGroup:
         self.block_size = spec.block_size
         self.pool = pool
         self.hash_factor = 1
+        self.step = spec.block_size
         self.number = number
         self.merge = merge
         self.eagle = eagle
@@ -143,8 +148,14 @@ class BlockGroup:
         if self.merge:
             self._cache_merging(request, hashes, table, done, full)
         else:
-            self.pool.store(request, hashes, table[done:full], done, self.block_size, self.number)
+            self.pool.store(
+                request, hashes, self.findable(request, table, done, full), done, self.block_size, self.number
+            )
         self.num_cached[request.id] = full
+
+    def findable(self, request: CacheRequest, table: list[Block], first: int, end: int) -> list[Block]:
+        """Blocks `first` to `end` of a table, with the null block in place of those that nobody is to find."""
+        return table[first:end]
 
     def names(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Digests of this group's blocks, from those of the smallest block of all groups: the last one names the whole."""

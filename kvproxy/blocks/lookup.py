@@ -1,6 +1,7 @@
 """The longest prefix that all attention groups of a model can reuse together."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import gcd, lcm
 from typing import Protocol, TypeVar
 
@@ -43,37 +44,41 @@ def make_groups(
 ) -> tuple[tuple[BlockGroup, ...], int]:
     """Groups over a pool, in the order of their specs, and the block size at which tokens are hashed."""
     specs = tuple(specs) if specs else (GroupSpec("full", block_size),)
-    specs = tuple(GroupSpec(spec.kind, spec.block_size * context_parallel, spec.reach) for spec in specs)
+    specs = tuple(replace(spec, block_size=spec.block_size * context_parallel) for spec in specs)
     if eagle and any(spec.kind == "chunked_local" for spec in specs):
         raise ValueError(
             "EAGLE and chunked local attention do not go together: a chunk's first token has no past to draft from"
         )
+    if (eagle or merge) and any(spec.kept != "all" for spec in specs):
+        raise ValueError("windows of which only the last is kept go neither with EAGLE nor with merging")
     alone = len(specs) == 1
     groups = tuple(
         make_group(spec, pool, number=None if alone else number, merge=merge, eagle=eagle)
         for number, spec in enumerate(specs)
     )
-    hash_block_size = gcd(*(spec.block_size for spec in specs))
+    sizes = [spec.block_size for spec in specs]
+    hash_block_size = gcd(*sizes)
     for group in groups:
         group.hash_factor = group.block_size // hash_block_size
+        group.step = lcm(*sizes)
     return groups, hash_block_size
 
 
 def reusable(
-    groups: Sequence[Searchable[Name, Found]], hashes: Sequence[Name], max_tokens: int
+    groups: Sequence[Searchable[Name, Found]], hashes: Sequence[Name], max_tokens: int, multiple: int = 1
 ) -> tuple[tuple[Sequence[Found], ...], int]:
-    """Blocks of each group, and the tokens that they cover in every group.
+    """Blocks of each group, and the tokens that they cover in every group: whole blocks, and a multiple of `multiple`.
 
-    With several groups each may only shorten what the others found, so they are asked in turn until none does. For EAGLE
-    every group must know one block more than is reused, whose content is computed again.
+    Each group may only shorten what the others found, so they are asked in turn until none does. For EAGLE every group must
+    know one block more than is reused, whose content is computed again.
     """
-    if len(groups) == 1:
+    step = lcm(multiple, *(group.block_size for group in groups))
+    if len(groups) == 1 and step == groups[0].block_size:
         group = groups[0]
         found = group.longest_hit(hashes, max_tokens // group.block_size)
         if group.eagle and found:
             found = found[:-1]
         return (found,), len(found) * group.block_size
-    step = lcm(*(group.block_size for group in groups))
     chains = [group.names(hashes) for group in groups]
     length = max_tokens // step * step
     while True:

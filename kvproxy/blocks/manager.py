@@ -24,10 +24,15 @@ from kvproxy.blocks.stats import LookupStats, PoolStats, pool_stats
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """What a lookup found: for each group its blocks, and the tokens that they cover."""
+    """What a lookup found: for each group its blocks, and the tokens that they cover.
+
+    Attributes:
+        junction: where a beginning ends that the groups asked first have, and the others have not any more; 0 where none has.
+    """
 
     groups: GroupBlocks
     num_tokens: int
+    junction: int = 0
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -90,14 +95,16 @@ class KVCacheManager:
         # Full attention bounds what the others must look at, so it is asked first.
         self._asked_first = sorted(range(len(self.groups)), key=lambda number: self.groups[number].spec.kind != "full")
         self.main = self.groups[self._asked_first[0]]
+        self._leaders = [group for group in self.groups if group.spec == self.main.spec]
+        self._sparse = len(self._leaders) < len(self.groups) and any(group.spec.kept == "last" for group in self.groups)
         self.block_size = self.main.block_size
         self.lookups = LookupStats()
         self.requests: dict[str, CacheRequest] = {}
         self._watermark = int(watermark * num_blocks)
         self._copies = CopyOnWrite(self.pool)
 
-    def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
-        """The longest cached prefix that a request can reuse; changes nothing.
+    def get_computed_blocks(self, request: CacheRequest, multiple: int = 1) -> ComputedBlocks:
+        """The longest cached prefix that a request can reuse, a multiple of `multiple` tokens; changes nothing.
 
         One token at least is left to compute, because its logits are needed: a prompt that fills its blocks exactly
         recomputes the whole last one.
@@ -105,16 +112,15 @@ class KVCacheManager:
         if request.skip_read:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
-        order = self._asked_first
-        blocks, num_tokens = reusable([self.groups[number] for number in order], hashes, request.num_tokens - 1)
+        order, most = self._asked_first, request.num_tokens - 1
+        blocks, num_tokens = reusable([self.groups[number] for number in order], hashes, most, multiple)
         found = dict(zip(order, blocks, strict=True))
-        return ComputedBlocks(tuple(found[number] for number in range(len(order))), num_tokens)
-
-    def shorten(self, computed: ComputedBlocks, multiple: int) -> ComputedBlocks:
-        """A lookup's result cut to whole multiples of a number of tokens, which all block sizes divide."""
-        tokens = computed.num_tokens // multiple * multiple
-        cut = tuple(hit[: tokens // group.block_size] for group, hit in zip(self.groups, computed.groups, strict=True))
-        return ComputedBlocks(cut, tokens)
+        junction = 0
+        if self._sparse:
+            # What ends there is shared by prompts: windows that end there are kept from now on.
+            _, furthest = reusable(self._leaders, hashes, most, self.main.step)
+            junction = furthest if furthest > num_tokens else 0
+        return ComputedBlocks(tuple(found[number] for number in range(len(order))), num_tokens, junction)
 
     def allocate_slots(
         self,
@@ -171,6 +177,7 @@ class KVCacheManager:
 
     def _admit(self, request: CacheRequest, computed: ComputedBlocks) -> None:
         self.requests[request.id] = request
+        request.junction = computed.junction
         for group, hit in zip(self.groups, computed.groups, strict=True):
             if hit:
                 self.pool.touch(hit, request.priority)

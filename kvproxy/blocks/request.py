@@ -30,15 +30,21 @@ class CacheRequest:
         prompt_embeds: where embeddings are given in place of tokens, the SHA-256 digest of each block's share of them.
         priority: the blocks it uses outlive idle ones of a lower priority, where the manager heeds priorities.
         skip_read: never reuse blocks (prompt log-probabilities need every position computed); they are still cached.
+
+    Attributes:
+        num_prompt: tokens of the prompt.
+        junction: where a beginning ends that other prompts share, as the lookup saw it; 0 where it saw none.
     """
 
     __slots__ = (
         "block_hashes",
         "counted",
         "id",
+        "junction",
         "lora",
         "mm",
         "num_computed_tokens",
+        "num_prompt",
         "priority",
         "prompt_embeds",
         "salt",
@@ -66,6 +72,8 @@ class CacheRequest:
         self.prompt_embeds = None if prompt_embeds is None else tuple(prompt_embeds)
         self.priority = priority
         self.skip_read = skip_read
+        self.num_prompt = len(self.tokens)
+        self.junction = 0
         self.num_computed_tokens = 0
         self.block_hashes: list[bytes] = []
         self.counted = False
@@ -85,6 +93,7 @@ class CacheRequest:
         self.priority = parent.priority
         self.block_hashes = list(parent.block_hashes)
         self.num_computed_tokens = parent.num_computed_tokens
+        self.num_prompt, self.junction = parent.num_prompt, parent.junction
         self.counted = True
 
     def update_hashes(self, hasher: BlockHasher, block_size: int) -> list[bytes]:

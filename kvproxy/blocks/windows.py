@@ -6,6 +6,7 @@ from typing import TypeVar
 from kvproxy.blocks.block import Block
 from kvproxy.blocks.groups import BlockGroup, GroupSpec
 from kvproxy.blocks.pool import BlockPool
+from kvproxy.blocks.request import CacheRequest
 
 T = TypeVar("T")
 
@@ -53,6 +54,21 @@ class SlidingWindowGroup(BlockGroup):
         needed = blocks_in_window(self.spec.reach, self.block_size) + self.eagle
         blocks = min(len(hashes), max_blocks)
         return window_hit(lambda index: self.find(hashes[index]), blocks, needed, self.pool.null_block)
+
+    def findable(self, request: CacheRequest, table: list[Block], first: int, end: int) -> list[Block]:
+        """All blocks, or those that the prompt sent again would find, and any prompt that shares its beginning."""
+        blocks = super().findable(request, table, first, end)
+        if self.spec.kept == "all":
+            return blocks
+        needed, null = blocks_in_window(self.spec.reach, self.block_size), self.pool.null_block
+        # A prompt's last token is computed again, for its logits.
+        ends = [
+            tokens // self.step * self.step // self.block_size for tokens in (request.num_prompt - 1, request.junction)
+        ]
+        return [
+            block if any(last - needed <= index < last for last in ends) else null
+            for index, block in enumerate(blocks, first)
+        ]
 
     def num_skipped(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - self.spec.reach + 1)

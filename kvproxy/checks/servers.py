@@ -14,11 +14,16 @@ ADMIN_TOKEN = "x-kvproxy-admin-token"
 """Carries the admin token, so that `Authorization` is free for a client's key; `apis.control` reads it."""
 
 
+class Advised(Exception):
+    """A check found nothing wrong, but something that would be better; the message says what."""
+
+
 def check_upstream(server: "UpstreamServer", settings: "Settings") -> str:
     """What an upstream answers when it is asked for its models.
 
     Raises:
         KvproxyError: it does not answer, or refuses the key; the message names the fix.
+        Advised: it is a llama.cpp server whose slots cannot be used to the full.
     """
     response = _get(f"{server.url}/v1/models", settings.routing.health_timeout, _credentials(server))
     if response is None:
@@ -30,7 +35,11 @@ def check_upstream(server: "UpstreamServer", settings: "Settings") -> str:
         return f"{server.url} answers, and wants a key of each client"
     if response.status_code >= 500:
         raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: look at its log")
-    return f"{server.url} answers{_models(response)}{_slots(server, settings)}"
+    answers = f"{server.url} answers{_models(response)}"
+    advice = _slots(server, settings)
+    if advice:
+        raise Advised(f"{answers}; {advice}")
+    return answers
 
 
 def check_proxy(url: str, token: str | None) -> str:
@@ -42,6 +51,7 @@ def check_proxy(url: str, token: str | None) -> str:
 
     Raises:
         KvproxyError: something else answers there, the proxy is not ready, or something is wrong between it and an upstream.
+        Advised: an upstream could be used better.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN: token} if token else {}
@@ -55,9 +65,11 @@ def check_proxy(url: str, token: str | None) -> str:
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:
         raise KvproxyError(f"{version} answers at {url}, but is not ready: {_reason(ready)}")
-    wrong = _notes(_get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers))
-    if wrong:
-        raise KvproxyError(f"{version} answers at {url}; {'; '.join(wrong)}")
+    told = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
+    wrong, advice = _lines(told, "notes"), _lines(told, "advice")
+    if wrong or advice:
+        message = f"{version} answers at {url}; {'; '.join(wrong + advice)}"
+        raise KvproxyError(message) if wrong else Advised(message)
     return f"{version} answers at {url}"
 
 
@@ -93,7 +105,7 @@ def _slots(server: "UpstreamServer", settings: "Settings") -> str:
         return ""
     slots = _get(f"{server.url}/slots", seconds, headers)
     if slots is None or slots.status_code != 200:
-        return "; it is llama.cpp and does not tell of its slots: start it with --slots"
+        return "it is llama.cpp and does not tell of its slots: start it with --slots"
     import httpx
 
     try:
@@ -102,7 +114,7 @@ def _slots(server: "UpstreamServer", settings: "Settings") -> str:
     except httpx.HTTPError:
         return ""
     if asked.status_code == 501:
-        return "; it is llama.cpp without a folder for slots: start it with --slot-save-path FOLDER, and a restart loses none"
+        return "it is llama.cpp without a folder for slots: start it with --slot-save-path FOLDER, and a restart loses none"
     return ""
 
 
@@ -113,11 +125,11 @@ def _reason(response: "Response") -> str:
         return "it tells the cause to its operator only, so give --token"
 
 
-def _notes(response: "Response | None") -> list[str]:
-    """What is wrong between a proxy and its upstreams; nothing where it has none, or does not tell us."""
+def _lines(response: "Response | None", kind: str) -> list[str]:
+    """The notes or the advice of a proxy on its upstreams; nothing where it has none, or does not tell us."""
     if response is None or response.status_code != 200:
         return []
     try:
-        return [f"{each['url']}: {note}" for each in response.json() for note in each["notes"]]
+        return [f"{each['url']}: {note}" for each in response.json() for note in each[kind]]
     except (ValueError, KeyError, TypeError):
         return []

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain
 
 from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.groups import Kept
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.residency import Residency
@@ -66,9 +67,11 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.adapters = loaded.adapters.by_name if loaded.adapters else {}
         pieces = make_pieces(size, settings.max_batch_tokens, strict=settings.strict)
+        # Strict hits end where pieces do, which need not be where a prompt ends.
+        kept: Kept = "all" if settings.strict else settings.cached_windows
         self.manager = KVCacheManager(
             blocks,
-            groups=[group.spec(size) for group in loaded.groups],
+            groups=[group.spec(size, kept) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.policy,
             keep_tokens=True,

@@ -165,8 +165,7 @@ class Scheduler:
         return len(tokens)
 
     def _match(self, sequence: RunningSequence) -> ComputedBlocks:
-        computed = self.manager.get_computed_blocks(sequence.cache)
-        return self.manager.shorten(computed, self._pieces.multiple) if self._pieces.exact else computed
+        return self.manager.get_computed_blocks(sequence.cache, self._pieces.multiple if self._pieces.exact else 1)
 
     def _admit(self, sequence: RunningSequence, computed: ComputedBlocks, budget: int, plan: Plan) -> int:
         count = self._pieces.next(sequence, computed.num_tokens, budget)

@@ -60,6 +60,11 @@ class EngineSettings(BaseModel):
     policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field(
         "lru", description="Which cached block that nobody uses is evicted first."
     )
+    cached_windows: Literal["all", "last"] = Field(
+        "last",
+        description="What stays cached of layers with a sliding window: all blocks, or the last window of each prompt and of each"
+        " beginning that prompts share, as vLLM 0.32 does by default.",
+    )
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="How block hashes are computed; the names are vLLM's."
     )

@@ -33,6 +33,8 @@ class Engine:
         self.got: list[str] = []
         self.mood = "well"
         self.resets = self.tokenized = 0
+        self.asked: dict[str, Any] = {}
+        """What it was asked to tokenise last."""
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -60,7 +62,7 @@ class Engine:
             await asyncio.sleep(60)
         if self.mood == "old":
             return JSONResponse({"detail": "Not Found"}, 404)
-        body = await request.json()
+        body = self.asked = await request.json()
         text = "".join(message["content"] for message in body["messages"])
         return JSONResponse({"tokens": list(text.encode()), "count": len(text), "max_model_len": 4096})
 

@@ -46,6 +46,19 @@ def test_a_drained_engine_is_not_asked_for_tokens(tmp_path: Path) -> None:
             each.close()
 
 
+def test_fields_that_shape_a_prompt_are_tokenised_with_it(tmp_path: Path) -> None:
+    """`enable_thinking` and the like change what the template makes of the messages."""
+    sockets = Sockets(Model())
+    shaping = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
+    try:
+        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, predicted_share=1.0) as running:
+            (engine,) = running.engines.values()
+            assert running.ask("hello", temperature=0.5, **shaping).status_code == 200
+            assert engine.asked == {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | shaping
+    finally:
+        sockets.close()
+
+
 @pytest.mark.parametrize("mood", ["old", "gone"])
 def test_explain_says_what_it_cannot_know(tmp_path: Path, mood: str) -> None:
     """It answered 500: `KeyError: 'tiers'`."""

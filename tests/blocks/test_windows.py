@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.groups import GroupSpec
+from kvproxy.blocks.groups import GroupSpec, Kept
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 
@@ -77,6 +77,8 @@ def test_the_longest_prefix_that_every_group_can_use(specs: list[GroupSpec], fou
         [GroupSpec("sliding_window", 2, 5)],
         [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)],
         [GroupSpec("full", 2), GroupSpec("chunked_local", 2, 8), GroupSpec("sliding_window", 4, 6)],
+        [GroupSpec("sliding_window", 2, 5, "last")],
+        [GroupSpec("full", 2), GroupSpec("sliding_window", 2, 5, "last"), GroupSpec("sliding_window", 4, 6, "last")],
     ],
 )
 def test_random_traffic_keeps_every_invariant(specs: list[GroupSpec]) -> None:
@@ -164,6 +166,85 @@ def test_eagle_needs_one_more_block_of_every_group(specs: list[GroupSpec], fours
         if all(fits(spec, keep, length) for spec, keep in zip(ordered, kept, strict=True))
     )
     assert manager.get_computed_blocks(CacheRequest("b", tokens)).num_tokens == best
+
+
+def serve(manager: KVCacheManager, id: str, tokens: Sequence[int], answer: int = 0) -> int:
+    """Compute a prompt and so many tokens of an answer; the tokens that were reused."""
+    request = CacheRequest(id, tokens)
+    computed = manager.get_computed_blocks(request)
+    assert manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is not None
+    request.num_computed_tokens = request.num_tokens
+    for token in range(answer):
+        request.append(token)
+        assert manager.allocate_slots(request, 1) is not None
+        request.num_computed_tokens += 1
+    manager.free(request)
+    manager.check_integrity()
+    return computed.num_tokens
+
+
+def hybrid(kept: Kept, num_blocks: int = 200) -> KVCacheManager:
+    return KVCacheManager(num_blocks, groups=[GroupSpec("sliding_window", 4, 9, kept), GroupSpec("full", 4)])
+
+
+@pytest.mark.parametrize("length", range(1, 40))
+def test_the_last_window_serves_the_same_prompt_and_longer_ones(length: int) -> None:
+    manager, prompt = hybrid("last"), list(range(length))
+    assert serve(manager, "a", prompt) == 0
+    whole = (length - 1) // 4 * 4
+    assert manager.get_computed_blocks(CacheRequest("b", prompt)).num_tokens == whole
+    # A prompt that ends with a block leaves that one out: sent again it would be computed anyway.
+    assert manager.get_computed_blocks(CacheRequest("c", [*prompt, *range(50)])).num_tokens == whole
+    kept = [block for block in manager.pool.blocks if block.hash is not None and block.group == 0]
+    assert len(kept) == min(2, whole // 4)
+
+
+def test_of_an_answer_no_window_is_kept_unless_all_are() -> None:
+    prompt = list(range(30))
+    answered = [*prompt, *range(20), 99]
+    found = {}
+    for kept in ("all", "last"):
+        manager = hybrid(kept)  # type: ignore[arg-type]
+        serve(manager, "a", prompt, answer=20)
+        found[kept] = manager.get_computed_blocks(CacheRequest("b", answered)).num_tokens
+    assert found == {"all": 48, "last": 28}
+
+
+def test_a_shared_beginning_is_kept_from_the_second_prompt_on() -> None:
+    manager, shared = hybrid("last"), list(range(22))
+    prompts = [[*shared, *[number] * 30] for number in range(100, 104)]
+    assert [serve(manager, str(number), prompt) for number, prompt in enumerate(prompts)] == [0, 0, 20, 20]
+    manager = hybrid("all")
+    assert [serve(manager, str(number), prompt) for number, prompt in enumerate(prompts)] == [0, 20, 20, 20]
+
+
+def test_blocks_that_nobody_is_to_find_go_first() -> None:
+    """So more prompts fit the pool."""
+    found = {}
+    for kept in ("all", "last"):
+        manager = hybrid(kept, num_blocks=100)  # type: ignore[arg-type]
+        prompts = [[number] * 80 for number in range(3)]
+        for number, prompt in enumerate(prompts):
+            serve(manager, str(number), prompt)
+        found[kept] = [manager.get_computed_blocks(CacheRequest("x", prompt)).num_tokens for prompt in prompts]
+    assert found == {"all": [0, 76, 76], "last": [76, 76, 76]}
+
+
+def test_a_hit_that_must_be_a_multiple_has_its_window() -> None:
+    """It is looked for, not cut off a longer one, which has no blocks before its own window."""
+    manager = hybrid("all")
+    serve(manager, "a", range(64))
+    found = manager.get_computed_blocks(CacheRequest("b", [*range(30), 99]), 16)
+    assert found.num_tokens == 16
+    window, full = found.groups
+    assert manager.pool.null_block not in [*window[2:], *full]
+    assert len(window) == len(full) == 4
+
+
+def test_last_windows_are_refused_where_they_cannot_be_kept() -> None:
+    for options in ({"eagle": True}, {"merge": True}):
+        with pytest.raises(ValueError, match="only the last"):
+            KVCacheManager(100, groups=[GroupSpec("sliding_window", 4, 9, "last")], **options)  # type: ignore[arg-type]
 
 
 def test_null_blocks_do_not_count_as_stored() -> None:

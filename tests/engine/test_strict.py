@@ -15,7 +15,7 @@ from kvproxy.engine.graphs import Step
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
-from tests.engine.models import VOCABULARY, LetterTokenizer
+from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
 from tests.engine.tiered import Driven
 
 chance = random.Random(8)
@@ -35,12 +35,19 @@ def wide() -> LoadedModel:
     return prepare("wide", model.float().eval(), LetterTokenizer(), torch.device("cpu"))
 
 
+@cache
+def windowed() -> LoadedModel:
+    """Some of its layers attend to the last 11 tokens only."""
+    attention.register()
+    return prepare("windowed", random_model("gemma3"), LetterTokenizer(), torch.device("cpu"))
+
+
 def tokens(count: int) -> list[int]:
     return [chance.randrange(VOCABULARY) for _ in range(count)]
 
 
-def engine(tiers: dict[str, Any] | None = None, **settings: Any) -> Driven:
-    return Driven(wide(), tiers or {}, **({"strict": True, "num_blocks": 300} | settings))
+def engine(tiers: dict[str, Any] | None = None, loaded: LoadedModel | None = None, **settings: Any) -> Driven:
+    return Driven(loaded or wide(), tiers or {}, **({"strict": True, "num_blocks": 300} | settings))
 
 
 def ask(driven: Driven, id: str, prompt: list[int], count: int = 8) -> tuple[list[float], list[int]]:
@@ -57,8 +64,8 @@ def ask(driven: Driven, id: str, prompt: list[int], count: int = 8) -> tuple[lis
     return values, answer
 
 
-def alone(prompt: list[int], count: int = 8) -> list[float]:
-    driven = engine()
+def alone(prompt: list[int], count: int = 8, loaded: LoadedModel | None = None) -> list[float]:
+    driven = engine(loaded=loaded)
     values, _ = ask(driven, "alone", prompt, count)
     driven.run()
     return values
@@ -73,6 +80,19 @@ def test_a_hit_in_company_is_bit_exact() -> None:
         driven.run()
         assert found == [alone(prompt, 20) for prompt in prompts]
     assert driven.engine.manager.stats().hits > 0
+
+
+def test_a_hit_that_is_cut_to_whole_pieces_is_bit_exact_with_windows() -> None:
+    """The longer beginning that is cached has no blocks before its own last window."""
+    driven = engine(loaded=windowed())
+    first = tokens(100)
+    ask(driven, "first", first)
+    driven.run()
+    second = first[:50] + tokens(20)
+    values, _ = ask(driven, "second", second)
+    driven.run()
+    assert driven.engine.manager.stats().hits == 32
+    assert values == alone(second, loaded=windowed())
 
 
 def test_steps_that_are_replayed_do_not_overwrite_each_others_logits() -> None:

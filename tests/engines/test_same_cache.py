@@ -1,9 +1,14 @@
-"""The same chats to a real vLLM and to the embedded engine, with equal blocks and pools: both report the same reuse."""
+"""The same chats to a real vLLM and to the embedded engine, with equal blocks and pools: both report the same reuse.
+
+Both keep the last window of each prompt by default. They are compared with all windows kept too, which vLLM does where a
+checkpoint of them is due with each block.
+"""
 
 from contextlib import closing
 from pathlib import Path
 
 import httpx
+import pytest
 
 from kvproxy.settings import load_settings
 from tests.engines.chats import Chats, Tally, Teller
@@ -14,16 +19,27 @@ from tests.servers import run_proxy
 BLOCKS, LONGEST = 260, 1024
 
 
-def test_reports_equal_those_of_vllm(engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
+@pytest.mark.parametrize(
+    ("kept", "flags", "seed"), [("last", (), 16), ("all", ("--prefix-cache-retention-interval", "32"), 17)]
+)
+def test_reports_equal_those_of_vllm(
+    kept: str, flags: tuple[str, ...], seed: int, engines: Path, chats: int, tmp_path: Path, table: Table
+) -> None:
     sizes = ("--max-model-len", str(LONGEST), "--num-gpu-blocks-override", str(BLOCKS))
-    vllm = Vllm(engines, HYBRID, tmp_path / "vllm.log", *sizes)
+    vllm = Vllm(engines, HYBRID, tmp_path / "vllm.log", *sizes, *flags)
     own = load_settings(
         data=tmp_path / "data",
         model=str(HYBRID.path(engines)),
         cache={"enabled": False},
-        engine={"block_size": 32, "num_blocks": BLOCKS, "max_model_len": LONGEST, "dtype": "bfloat16"},
+        engine={
+            "block_size": 32,
+            "num_blocks": BLOCKS,
+            "max_model_len": LONGEST,
+            "dtype": "bfloat16",
+            "cached_windows": kept,
+        },
     )
-    source, tally = Chats(16, 700), Tally()
+    source, tally = Chats(seed, 700), Tally()
     with (
         running(vllm),
         run_proxy(own) as (url, _),
@@ -38,6 +54,6 @@ def test_reports_equal_those_of_vllm(engines: Path, chats: int, tmp_path: Path, 
             found = [report["prompt_tokens_details"]["cached_tokens"] for report in reports]
             tally.add(reports[0]["prompt_tokens"], found[1], found[0])
         stats = httpx.get(f"{url}/admin/blocks/stats").raise_for_status().json()
-    table("cached tokens, vLLM and the embedded engine", f"{tally}; {stats['evictions']} evictions")
+    table(f"cached tokens, vLLM and the embedded engine, {kept} windows", f"{tally}; {stats['evictions']} evictions")
     assert tally.wrong == []
     assert stats["evictions"] > 0 or chats < 100

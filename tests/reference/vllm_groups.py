@@ -3,9 +3,9 @@
     python -m tests.reference.vllm_groups [CHATS] [BLOCKS] [SEED]
 
 Chats with shared beginnings go through both managers as a scheduler drives them: a prompt in steps of 512 tokens, then some
-tokens of an answer, one chat at a time. Pools are small, so that blocks are evicted. Then one request of 3,000 tokens is computed
-in steps of several sizes, and the most blocks that it holds are told for both. Written against vLLM 0.32.0; not collected by
-pytest.
+tokens of an answer, one chat at a time. Pools are small, so that blocks are evicted. Windows are kept as vLLM keeps them by
+default, then all of them. Then one request of 3,000 tokens is computed in steps of several sizes, and the most blocks that it
+holds are told for both. Written against vLLM 0.32.0; not collected by pytest.
 """
 
 import os
@@ -23,29 +23,36 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
-from kvproxy.blocks.groups import GroupSpec
+from kvproxy.blocks.groups import GroupSpec, Kept
 from kvproxy.blocks.manager import KVCacheManager as Ours
 from kvproxy.blocks.request import CacheRequest
 
 SIZE, WINDOW, STEP = 32, 512, 512
+INTERVALS: dict[Kept, int | None] = {"last": 0, "all": None}
+"""vLLM's `--prefix-cache-retention-interval` for what is kept of windows; its default is 0."""
 
 
-def make(blocks: int) -> tuple[Theirs, Ours]:
+def make(blocks: int, kept: Kept) -> tuple[Theirs, Ours]:
     """Five groups with a window and one without, in the order of the model's layers."""
     init_none_hash(sha256_cbor)
     shape = {"block_size": SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     specs = [*(SlidingWindowSpec(**shape, sliding_window=WINDOW) for _ in range(5)), FullAttentionSpec(**shape)]
     groups = [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)]
-    config = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    config = KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=INTERVALS[kept],
+    )
     theirs = Theirs(config, max_model_len=4096, scheduler_block_size=SIZE, hash_block_size=SIZE, log_stats=True)
-    own = [*(GroupSpec("sliding_window", SIZE, WINDOW) for _ in range(5)), GroupSpec("full", SIZE)]
+    own = [*(GroupSpec("sliding_window", SIZE, WINDOW, kept) for _ in range(5)), GroupSpec("full", SIZE)]
     return theirs, Ours(blocks, groups=own)
 
 
 def their_chat(manager: Theirs, id: str, prompt: list[int], answer: list[int]) -> int:
     hasher = get_request_block_hasher(SIZE, sha256_cbor)
     request = Request(id, prompt, SamplingParams(max_tokens=1000), None, block_hasher=hasher)
-    blocks, cached, *_ = manager.get_computed_blocks(request)
+    blocks, cached, request.shared_prefix_boundary = manager.get_computed_blocks(request)
     count = min(STEP, len(prompt) - cached)
     assert manager.allocate_slots(request, count, cached, blocks) is not None
     request.num_computed_tokens = cached + count
@@ -82,7 +89,7 @@ def our_chat(manager: Ours, id: str, prompt: list[int], answer: list[int]) -> in
 
 def most_held(step: int, length: int = 3000) -> tuple[int, int]:
     """The most blocks that one prompt holds while it is computed in steps: vLLM's, and ours."""
-    theirs, ours = make(1000)
+    theirs, ours = make(1000, "last")
     prompt = list(range(length))
     request = Request(
         "long", prompt, SamplingParams(max_tokens=1), None, block_hasher=get_request_block_hasher(SIZE, sha256_cbor)
@@ -102,10 +109,10 @@ def most_held(step: int, length: int = 3000) -> tuple[int, int]:
     return most
 
 
-def main() -> int:
-    chats, blocks, seed = (int(given) for given in [*sys.argv[1:], *("300", "800", "0")[len(sys.argv) - 1 :]])
+def differing(chats: int, blocks: int, seed: int, kept: Kept) -> int:
+    """How many chats differ; prints what was seen."""
     chance = random.Random(seed)
-    theirs, ours = make(blocks)
+    theirs, ours = make(blocks, kept)
     systems = [[chance.randrange(50_000) for _ in range(chance.randrange(40, 1500))] for _ in range(6)]
     talks: list[list[int]] = []
     wrong = cached = 0
@@ -118,8 +125,15 @@ def main() -> int:
         cached += found[0]
         talks.append(prompt + answer)
     print(
-        f"{chats} chats, {blocks} blocks: {cached} tokens cached, {ours.pool.evictions} evictions; {wrong} chats differ"
+        f"{chats} chats, {blocks} blocks, {kept}: {cached} tokens cached, {ours.pool.evictions} evictions;"
+        f" {wrong} chats differ"
     )
+    return wrong
+
+
+def main() -> int:
+    chats, blocks, seed = (int(given) for given in [*sys.argv[1:], *("300", "800", "0")[len(sys.argv) - 1 :]])
+    wrong = sum(differing(chats, blocks, seed, kept) for kept in INTERVALS)
     for step in (512, 2048):
         held = most_held(step)
         print(f"3,000 tokens in steps of {step}: at most {held[1]} blocks held, vLLM {held[0]}")

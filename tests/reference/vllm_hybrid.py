@@ -3,10 +3,11 @@
     python -m tests.reference.vllm_hybrid [SEEDS]
 
 Random traffic with shared beginnings runs through vLLM's manager under eviction; its events go to a mirror as the bytes that vLLM
-publishes, and every prediction is compared with what vLLM finds. Written against vLLM 0.32.0; needs no GPU. Not collected by
-pytest.
+publishes, and every prediction is compared with what vLLM finds. vLLM keeps all windows, or only the last ones, as by default.
+Written against vLLM 0.32.0; needs no GPU. Not collected by pytest.
 """
 
+import itertools
 import os
 import random
 import sys
@@ -38,9 +39,15 @@ HASHER = BlockHasher(seed="0")
 
 
 class Engine:
-    """vLLM's block cache, and a mirror of it."""
+    """vLLM's block cache, and a mirror of it.
 
-    def __init__(self, windows: list[int | None], num_blocks: int) -> None:
+    Args:
+        windows: of its groups.
+        num_blocks: in its pool.
+        interval: between windows that are kept; 0 keeps the last ones only, None all.
+    """
+
+    def __init__(self, windows: list[int | None], num_blocks: int, interval: int | None) -> None:
         init_none_hash(sha256_cbor)
         shape = {"block_size": SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
         specs: list[Any] = [
@@ -49,7 +56,12 @@ class Engine:
         ]
         groups = [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)]
         self.manager = KVCacheManager(
-            KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            KVCacheConfig(
+                num_blocks=num_blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=groups,
+                prefix_cache_retention_interval=interval,
+            ),
             max_model_len=1000,
             scheduler_block_size=SIZE,
             hash_block_size=SIZE,
@@ -74,7 +86,7 @@ class Engine:
 
     def start(self, tokens: list[int], report: bool) -> bool:
         request = self.request(tokens, report)
-        blocks, hit, *_ = self.manager.get_computed_blocks(request)
+        blocks, hit, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         if self.manager.allocate_slots(request, len(tokens) - hit, hit, blocks) is None:
             return False
         request.num_computed_tokens = len(tokens)
@@ -101,10 +113,10 @@ class Engine:
         return max((matched_tokens(pools, Prompt(tokens), HASHER) for pools in self.state.ranks().values()), default=0)
 
 
-def run(windows: list[int | None], seed: int, reports: bool) -> tuple[int, int, int]:
+def run(windows: list[int | None], interval: int | None, seed: int, reports: bool) -> tuple[int, int, int]:
     """Predictions made, those that were too low and those that were too high."""
     chance = random.Random(seed)
-    engine = Engine(windows, chance.choice([30, 60, 120]))
+    engine = Engine(windows, chance.choice([30, 60, 120]), interval)
     prompts: list[list[int]] = []
     made = low = high = 0
     for _ in range(300):
@@ -130,13 +142,14 @@ def run(windows: list[int | None], seed: int, reports: bool) -> tuple[int, int, 
 
 def main() -> None:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    for reports in (False, True):
+    for reports, interval in itertools.product((False, True), (None, 0)):
         for windows in SHAPES:
-            runs = [run(windows, seed, reports) for seed in range(seeds)]
+            runs = [run(windows, interval, seed, reports) for seed in range(seeds)]
             made, low, high = (sum(column) for column in zip(*runs, strict=True))
             kinds = "+".join("full" if window is None else f"window {window}" for window in windows)
             told = "half of the requests ask for reports" if reports else "no reports"
-            print(f"{kinds}, {told}: {made} predictions, {low} too low, {high} too high", flush=True)
+            kept = "all windows" if interval is None else "last windows"
+            print(f"{kinds}, {kept}, {told}: {made} predictions, {low} too low, {high} too high", flush=True)
 
 
 if __name__ == "__main__":

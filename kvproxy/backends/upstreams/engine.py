@@ -49,6 +49,7 @@ class EngineStatus:
         reuse: what it said that it reused, by model.
         figures: what it says of itself; None where it does not tell.
         notes: what is wrong between it and us, a sentence each, with its fix.
+        advice: what would make it better, a sentence each.
         slots: figures of a llama.cpp server's slots; None for any other server.
     """
 
@@ -67,6 +68,7 @@ class EngineStatus:
     reuse: dict[str, ReuseFigures]
     figures: EngineFigures | None
     notes: tuple[str, ...]
+    advice: tuple[str, ...]
     slots: "SlotsStatus | None"
 
 
@@ -206,6 +208,7 @@ class FleetEngine:
             reuse=self.reuse,
             figures=self.figures(),
             notes=(*self._notes, *(self.llama.notes() if self.llama else ())),
+            advice=tuple(self.llama.advice()) if self.llama else (),
             slots=self.llama.status() if self.llama else None,
         )
 

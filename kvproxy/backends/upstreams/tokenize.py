@@ -15,6 +15,14 @@ from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, Upstrea
 from kvproxy.mirror.prompt import Prompt
 
 UPSTREAM = "upstream"
+_SHAPING = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+)
+"""Fields of chats and completions that change a prompt's tokens, by vLLM's names."""
 
 
 class PromptTokenizer(Protocol):
@@ -52,6 +60,8 @@ class UpstreamTokenizer:
         if isinstance(form, tuple):
             return Prompt(form, salt=_salt(request))
         body: JsonObject = {"model": request.model}
+        if request.api.name in ("chat", "completions"):
+            body |= {name: request.body[name] for name in _SHAPING if name in request.body}
         if isinstance(form, Conversation):
             body["messages"] = list(form.messages)
             if form.tools:

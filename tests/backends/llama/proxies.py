@@ -73,7 +73,7 @@ def proxy(data: Path, url: str, **slots: Any) -> Iterator[Proxy]:
     with run_proxy(settings) as (own, services):
         running = Proxy(own, services)
         try:
-            until(lambda: running.status()["slots"] is not None or running.status()["notes"])
+            until(lambda: running.status()["slots"] is not None or running.status()["advice"])
             yield running
         finally:
             running.close()

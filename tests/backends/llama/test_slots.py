@@ -10,9 +10,11 @@ import httpx
 import orjson
 import pytest
 
+from kvproxy.checks.servers import Advised, check_proxy
 from tests.backends.fleets import until
 from tests.backends.llama.double import BYTES_PER_TOKEN, Llama, template
 from tests.backends.llama.proxies import TURN, conversation, llama, proxy
+from tests.commands.run import kvproxy
 from tests.servers import run_app
 
 
@@ -145,8 +147,21 @@ def test_a_server_without_the_routes_is_told_of_and_works(tmp_path: Path, server
     with llama(tmp_path, server) as (_, running):
         chat = conversation("one")
         running.turn(chat, "hello") if server.told else running.ask(chat).raise_for_status()
-        assert fix in running.status()["notes"][0]
+        assert fix in running.status()["advice"][0]
+        assert running.status()["notes"] == []
+        with pytest.raises(Advised, match=fix):
+            check_proxy(running.url, None)
         assert server.files == {}
+
+
+def test_doctor_warns_of_what_would_only_be_better(tmp_path: Path) -> None:
+    """It failed, and its exit code was 1, for a server that works."""
+    with run_app(Llama(saves=False).app) as url:
+        done = kvproxy("doctor", "--data", tmp_path, "--upstream", url)
+        assert done.returncode == 0, done.stdout
+        (line,) = [line for line in done.stdout.splitlines() if " upstream " in line]
+        assert line.startswith("warn  ")
+        assert "--slot-save-path FOLDER" in line
 
 
 def test_a_file_that_is_gone_is_forgotten(tmp_path: Path) -> None:
@@ -167,7 +182,7 @@ def test_adapters_keep_slots_from_disk(tmp_path: Path) -> None:
     with llama(tmp_path, server, save_after=0.0) as (_, running):
         for number in range(4):
             running.turn(conversation(str(number)), "hello")
-        assert "LoRA" in running.status()["notes"][0]
+        assert "LoRA" in running.status()["advice"][0]
         assert server.actions == []
 
 
@@ -253,7 +268,7 @@ def test_an_idle_slot_that_the_server_clears_is_saved_before(tmp_path: Path) -> 
         running.turn(one, "hello")
         running.turn(two, "hello")
         running.turn(two, "hello again")
-        assert "-np" in running.status()["notes"][0]
+        assert "-np" in running.status()["advice"][0]
         for turn in range(3):
             for chat in (one, two):
                 reused = running.turn(chat, str(turn))

@@ -60,7 +60,12 @@ class LlamaServer:
         return self._facts is not None and self._facts.told
 
     def notes(self) -> list[str]:
-        """What stands in the way of its slots, each with the fix."""
+        """What is wrong with its slots, each with the fix."""
+        trouble = self.keeper.trouble() if self.keeper else None
+        return [trouble] if trouble else []
+
+    def advice(self) -> list[str]:
+        """What keeps its slots from being used to the full, each with the fix."""
         facts = self._facts
         if facts is None:
             return []
@@ -70,22 +75,21 @@ class LlamaServer:
             return [
                 "llama-server has no folder for slots: start it with --slot-save-path FOLDER, and a restart loses none"
             ]
-        notes = []
+        found = []
         if facts.adapters:
-            notes.append(
+            found.append(
                 "slots are not saved: LoRA adapters are loaded, and a file does not tell by which it was computed"
             )
         if self.slots.clears:
-            notes.append(
+            found.append(
                 "llama-server clears idle slots when another one begins: start it with -np N, a number of slots"
             )
         if self._cipher is not None and self.keeper is not None:
-            notes.append(
+            found.append(
                 "llama-server writes slots as they are, whatever is encrypted here: put its --slot-save-path on an encrypted"
                 " disk, or set slots.disk_size = 0"
             )
-        trouble = self.keeper.trouble() if self.keeper else None
-        return notes + ([trouble] if trouble else [])
+        return found
 
     def status(self) -> SlotsStatus | None:
         """What `kvproxy upstreams` shows; None where the slots are not known."""

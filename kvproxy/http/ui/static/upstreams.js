@@ -20,7 +20,7 @@ export function upstreams(root, params, { api, signal }) {
     // A slot has a number, and a file lies on disk; a mirrored block has neither.
     const slots = stats?.slots ? (await api.get("blocks", {}, signal)).filter((block) => block.id !== null || block.medium === "disk") : [];
     const chains = stats?.slots ? await api.get("blocks/chains", {}, signal) : [];
-    fill(body, serversOf(engines), notesOf(engines), reuseOf(engines), mirrorsOf(engines), slotsOf(slots, chains));
+    fill(body, serversOf(engines), notesOf(engines), adviceOf(engines), reuseOf(engines), mirrorsOf(engines), slotsOf(slots, chains));
   };
   api.poll(load, LOOK, signal);
 }
@@ -41,6 +41,11 @@ function serversOf(engines) {
 function notesOf(engines) {
   const notes = engines.flatMap((each) => [each.error, ...each.notes].filter(Boolean).map((note) => `${each.url}: ${note}`));
   return notes.length ? section("What is wrong", h("ul", {}, notes.map((note) => h("li", {}, note)))) : null;
+}
+
+function adviceOf(engines) {
+  const advice = engines.flatMap((each) => each.advice.map((line) => `${each.url}: ${line}`));
+  return advice.length ? section("What would be better", h("ul", {}, advice.map((line) => h("li", {}, line)))) : null;
 }
 
 function reuseOf(engines) {

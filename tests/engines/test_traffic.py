@@ -1,0 +1,60 @@
+"""Predictions equal reports for other kinds of requests too: answers fed back, streams, raw prompts, salts, small pools."""
+
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.engines.chats import Tally, Teller
+from tests.engines.conftest import Table
+from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running
+from tests.engines.test_predictions import evictions, settings
+from tests.engines.traffic import Traffic, send
+from tests.servers import run_proxy
+
+_KINDS = {
+    "plain": (PLAIN, 31, ("--max-model-len", "1024", "--num-gpu-blocks-override", "40")),
+    "hybrid": (HYBRID, 32, ("--max-model-len", "1024", "--num-gpu-blocks-override", "230")),
+    "hybrid, blocks of 64": (
+        HYBRID,
+        33,
+        ("--max-model-len", "1024", "--num-gpu-blocks-override", "130", "--block-size", "64"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "seed", "flags"), _KINDS.values(), ids=_KINDS)
+def test_predictions_for_other_kinds_of_requests(
+    model: Model, seed: int, flags: tuple[str, ...], engines: Path, chats: int, tmp_path: Path, table: Table
+) -> None:
+    vllm = Vllm(engines, model, tmp_path / "vllm.log", *flags)
+    traffic, tally = Traffic(seed, 600 if model is PLAIN else 1800), Tally()
+    with (
+        running(vllm),
+        run_proxy(settings(tmp_path / "proxy", vllm)) as (url, _),
+        closing(Teller(url, model.name, vllm)) as teller,
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
+        for number in range(chats // 5):
+            if number % 50 == 49:
+                # Not through the proxy: it learns of it by the engine's events alone, which come with the next step.
+                httpx.post(f"{vllm.url}/reset_prefix_cache").raise_for_status()
+                step = {"model": model.name, "prompt": "x", "max_tokens": 1}
+                httpx.post(f"{vllm.url}/v1/completions", json=step, timeout=300).raise_for_status()
+            teller.settled()
+            api, body = traffic.next()
+            body = {"model": model.name} | body
+            told = client.post("/admin/explain", params={"api": api}, json=body).raise_for_status().json()
+            said = send(client, api, body)
+            traffic.answered(api, body, said.text)
+            details = said.usage["prompt_tokens_details"] or {}
+            predicted, reported = told["prefix"]["matched_tokens"], details.get("cached_tokens") or 0
+            tally.add(said.usage["prompt_tokens"], predicted, reported)
+            if predicted != reported:
+                print(f"{predicted} predicted, {reported} reported:", api, body, told["prefix"], said.usage, flush=True)
+        evicted = evictions(url)
+        figures = [reuse for each in teller.upstreams() for reuse in each["reuse"].values()]
+    table(f"predictions, other kinds, {model.name} {' '.join(flags[2:])}", f"{tally}, {evicted} evictions seen")
+    assert tally.wrong == []
+    assert all(each["too_high"] == each["too_low"] == 0 for each in figures)

@@ -40,7 +40,8 @@ def needed() -> frozenset[str]:
         if room_of(module_name(path)) not in TRAINING
         for name in imported(path)
     }
-    foreign = modules - set(sys.stdlib_module_names) - {"kvproxy", ""}
+    # Type checkers have `_typeshed`, and nobody else.
+    foreign = modules - set(sys.stdlib_module_names) - {"kvproxy", "_typeshed", ""}
     unknown = foreign - by_module.keys()
     assert unknown <= {"triton"}, f"not installed here: {unknown}"
     found = {plain(name) for module in foreign for name in by_module.get(module, [module])}

@@ -1,6 +1,7 @@
 """Which answers may be given again: whole ones that ended by themselves, or at the limit that the request set."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -110,3 +111,14 @@ def test_stored_answers_without_an_index_can_be_replayed() -> None:
     stream = b"".join(APIS["chat"].replay(whole, {}))
     assert b'"index":0' in stream
     assert b"Hello " in stream
+
+
+def test_an_answer_that_is_too_large_does_not_stay_in_memory() -> None:
+    recording = Recording(APIS["chat"], stream=False, limit=100_000)
+    tracemalloc.start()
+    for number in range(100):
+        recording.push(bytes([number]) * 10_000)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 100_000
+    assert asyncio.run(recording.whole()) is None

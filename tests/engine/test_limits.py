@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.blocks.pins import PinsFull
+from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.limits import Limits, check_sampling
 from kvproxy.engine.models import prepare
@@ -123,3 +125,24 @@ def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest
     loaded = prepare("m", model, LetterTokenizer(), torch.device("cpu"))
     assert loaded.sampling == SamplingParams(temperature=0.3, top_k=40)
     assert "top_p = 1.7" in caplog.text
+
+
+def test_pins_leave_room_for_the_longest_request() -> None:
+    engine = Engine(tiny(), EngineSettings(num_blocks=24, block_size=4, max_model_len=32))
+
+    def answer(id: str, prompt: list[int]) -> list[int]:
+        tokens: list[int] = []
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        engine.submit(GenerationRequest(id, tuple(prompt), params), lambda delta: tokens.extend(delta.tokens))
+        for _ in range(100):
+            engine.step()
+        return tokens
+
+    # One block of 24 is never given away, and the longest request needs 8.
+    for number in range(23 - 8):
+        answer(f"short {number}", [number] * 5)
+        engine.pins.pin(f"pin {number}", CacheRequest("pin", [number] * 5))
+    answer("one more", [100] * 5)
+    with pytest.raises(PinsFull):
+        engine.pins.pin("one more", CacheRequest("pin", [100] * 5))
+    assert len(answer("long", list(range(31)))) == 1

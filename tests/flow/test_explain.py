@@ -75,7 +75,10 @@ def test_after_a_semantic_hit_it_finds_the_neighbour(client: httpx.Client) -> No
     assert "semantic" in hit.headers["cache-status"]
     after = told(client, "chat", body("Can you tell me what a hash chain is?") | {"temperature": 0.0})
     assert after["layer"] == "semantic"
-    assert [each["prompt"] for each in after["semantic"]["neighbours"] if each["served"]] == ["What is a hash chain?"]
+    neighbours = after["semantic"]["neighbours"]
+    assert [each["prompt"] for each in neighbours if each["served"]] == ["What is a hash chain?"]
+    figures = [each[name] for each in neighbours for name in ("similarity", "score", "error") if each[name] is not None]
+    assert figures == [round(figure, 4) for figure in figures]
 
 
 def test_an_api_that_there_is_not_is_named(client: httpx.Client) -> None:

@@ -294,3 +294,12 @@ def test_metrics_and_health(demo: Demo) -> None:
     text = httpx.get(f"{demo[0]}/metrics").text
     assert 'kvproxy_requests_total{endpoint="chat",layer="exact",status="200"}' in text
     assert 'kvproxy_blocks{state="free"}' in text
+
+
+def test_scores_of_the_prompt_stand_beside_the_choices(client: openai.OpenAI) -> None:
+    answer = ask(client, "What is a hash?", temperature=0, max_tokens=2, extra_body={"prompt_logprobs": 1}).parse()
+    scores = answer.model_extra["prompt_logprobs"]
+    assert len(scores) == answer.usage.prompt_tokens
+    assert scores[0] is None
+    assert all(score for score in scores[1:])
+    assert "prompt_logprobs" not in ask(client, "What is a hash?", temperature=0, max_tokens=2).parse().model_extra

@@ -140,3 +140,9 @@ def test_the_packaged_embedder_knows_rewordings() -> None:
     assert one @ far < 0.3
     with pytest.raises(EmbedderError, match="no/such"):
         load_embedder("no/such-model")
+
+
+async def test_a_cosine_alone_looks_at_the_five_nearest(tmp_path: Path) -> None:
+    semantic = cache(tmp_path)
+    await semantic.insert_many([make_entry(f"what is block number {number} of the pool") for number in range(8)])
+    assert len((await semantic.lookup("n", "what is block number 9 of the pool")).candidates) == 5

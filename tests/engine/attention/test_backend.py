@@ -5,7 +5,9 @@ import torch
 
 from kvproxy.engine.attention import decode_kernel
 from kvproxy.engine.attention.backend import choose
+from kvproxy.engine.attention.interface import NEEDS_NOTHING
 from kvproxy.errors import SettingsError
+from tests.engine.tiered import tiny
 
 CPU = torch.device("cpu")
 
@@ -29,3 +31,8 @@ def test_triton_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match="decode_attention = triton cannot run on cpu: it needs a CUDA device"):
         choose(CPU, torch.float32, 64, decode="triton")
     assert choose(CPU, torch.float32, 64).decode.name == "sdpa"
+
+
+def test_a_model_needs_nothing_that_it_does_not_ask_for() -> None:
+    assert (NEEDS_NOTHING.windows, NEEDS_NOTHING.caps, NEEDS_NOTHING.sinks) == (False, False, False)
+    assert tiny("llama").needs == NEEDS_NOTHING

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from kvproxy.engine.sampler import Draws, sample, score
+from kvproxy.engine import sampler
+from kvproxy.engine.sampler import Draws, likeliest, sample, score
 from kvproxy.generation import SamplingParams
 
 DRAWS = 4000
@@ -126,7 +127,9 @@ class Waits(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_batch_waits_for_the_device_once_whatever_its_rows_ask_for() -> None:
+def test_a_batch_waits_for_the_device_once_whatever_its_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a GPU; on a CPU there is nothing to wait for.
+    monkeypatch.setattr(sampler, "likeliest", lambda logits: logits.argmax(dim=-1))
     kinds = [
         SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.0, logprobs=0),
@@ -162,3 +165,16 @@ def test_a_random_number_that_was_only_looked_at_comes_again() -> None:
     draws.use()
     assert draws.peek(3) == five[1:4]
     assert Draws(params, 0).peek(1) != Draws(params, 1).peek(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_likeliest_token_is_the_first_of_the_highest(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    # Few values, so that many are equal.
+    logits = torch.randint(-3, 4, (9, 500), generator=generator).to(dtype)
+    logits[1] = float("-inf")
+    logits[2, 7] = float("nan")
+    logits[3:5] = float("-inf")
+    logits[3, 499] = logits[4, 0] = -2.0
+    expected = [row.index(max(row)) if number != 2 else 7 for number, row in enumerate(logits.tolist())]
+    assert likeliest(logits).tolist() == expected == logits.argmax(dim=-1).tolist()

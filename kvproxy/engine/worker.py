@@ -1,6 +1,7 @@
 """The async face of an engine that runs on a thread of its own."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import cache
@@ -32,9 +33,11 @@ T = TypeVar("T")
 def default_threads() -> int:
     """Threads of a forward pass where no setting says: one for each core but one, which answers the requests meanwhile.
 
-    A step is as slow as its slowest thread, so one that must share its core with others makes all of them wait.
+    A step is as slow as its slowest thread, so one that must share its core with others makes all of them wait. Whoever sets
+    OMP_NUM_THREADS has said how many there are to be.
     """
-    return max(1, torch.get_num_threads() - 1)
+    threads = torch.get_num_threads()
+    return threads if "OMP_NUM_THREADS" in os.environ else max(1, threads - 1)
 
 
 class EngineWorker:

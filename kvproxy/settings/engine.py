@@ -44,7 +44,9 @@ class EngineSettings(BaseModel):
         description="Replay steps that compute no prompt as CUDA graphs, which are captured at the start; needs triton.",
     )
     threads: int | None = Field(
-        None, ge=1, description="CPU threads that the model uses; by default one for each core but one."
+        None,
+        ge=1,
+        description="CPU threads that the model uses; by default OMP_NUM_THREADS, or one for each core but one.",
     )
     speculate: int = Field(
         0,

@@ -13,6 +13,7 @@ from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.graphs import Step
 from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.packed import pack
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
@@ -32,7 +33,8 @@ def wide() -> LoadedModel:
     )
     model.generation_config.eos_token_id = None
     attention.register()
-    return prepare("wide", model.float().eval(), LetterTokenizer(), torch.device("cpu"))
+    pack(model.float().eval())
+    return prepare("wide", model, LetterTokenizer(), torch.device("cpu"))
 
 
 @cache

@@ -11,6 +11,7 @@ from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.graphs import Capture
 from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.packed import pack
 from kvproxy.engine.tiering import Tiering
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
@@ -83,7 +84,9 @@ class Driven:
 def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
     """A random model, loaded."""
     attention.register()
-    return prepare(architecture, random_model(architecture, seed), LetterTokenizer(), torch.device("cpu"))
+    model = random_model(architecture, seed)
+    pack(model)
+    return prepare(architecture, model, LetterTokenizer(), torch.device("cpu"))
 
 
 def prompts_of(name: str, count: int = 8) -> tuple[list[list[int]], list[list[int]]]:

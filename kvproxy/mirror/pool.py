@@ -147,7 +147,3 @@ class MirroredPool:
         """The block that holds these tokens after `parent`, whatever recipe named it."""
         digest = self._by_content.get((parent, tokens, extra))
         return None if digest is None else self.blocks[digest]
-
-    def is_leaf(self, digest: Hash) -> bool:
-        """Whether no cached block follows."""
-        return digest not in self._children

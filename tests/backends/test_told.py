@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -77,6 +77,7 @@ def test_every_engines_page(page: str, figures: EngineFigures | None) -> None:
 
 
 @given(st.text(alphabet='{}"=, \n01eNa#\\', max_size=40), st.sampled_from([VLLM, SGLANG, LLAMA]), st.integers(0, 400))
+@example("=, ", VLLM, 216)
 def test_a_page_that_is_none_is_refused_or_read(odd: str, page: str, cut: int) -> None:
     try:
         read_figures(page[:cut] + odd + page[cut:])

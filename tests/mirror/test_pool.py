@@ -138,7 +138,6 @@ def test_a_removed_block_is_followed_no_more() -> None:
     assert pool.follow(1, (2, 0), None) is pool.blocks[2]
     pool.remove(2)
     assert pool.follow(1, (2, 0), None) is None
-    assert pool.is_leaf(1)
     assert pool.children(1) == []
 
 

@@ -2,7 +2,7 @@
 
 from kvproxy.blocks.rows import Place
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.view import chains, hex_of, list_blocks, show_blocks, stats
+from kvproxy.mirror.view import chains, hex_of, list_blocks, shelves, show_blocks, stats
 from kvproxy.mirror.wire import Batch, Cleared, Event, Removed, Stored
 
 URL = "http://engine"
@@ -20,7 +20,7 @@ def test_names_in_hexadecimal() -> None:
 
 def test_blocks_and_chains_of_one_group() -> None:
     state = of(Stored([1, 2], None, (1, 2, 3, 4), 2), Stored([3], 1, (5, 6), 2), Stored([3], 1, (5, 6), 2), rank=1)
-    rows = list_blocks(state, URL)
+    rows = list_blocks(shelves(state, URL))
     assert [(row.hash, row.copies, row.num_tokens) for row in rows] == [
         (hex_of(1), 1, 2),
         (hex_of(2), 1, 2),
@@ -28,10 +28,10 @@ def test_blocks_and_chains_of_one_group() -> None:
     ]
     assert [row.parent for row in rows] == [None, hex_of(1), hex_of(1)]
     assert all(row.place == Place(URL, 1, "GPU") and row.id is None and row.requests is None for row in rows)
-    (shown,) = show_blocks(state, hex_of(3)[:16], URL)
+    (shown,) = show_blocks(shelves(state, URL), hex_of(3)[:16])
     assert (shown.block, shown.tokens, shown.text) == (rows[2], (5, 6), "")
-    assert show_blocks(state, "f", URL) == []
-    second, first = chains(state, URL)
+    assert show_blocks(shelves(state, URL), "f") == []
+    second, first = chains(shelves(state, URL))
     assert (first.leaf, second.leaf, second.num_blocks, second.num_tokens) == (hex_of(2), hex_of(3), 2, 4)
     assert first.complete
     assert first.first_tokens == (1, 2)
@@ -41,7 +41,7 @@ def test_blocks_and_chains_of_one_group() -> None:
 
 def test_a_chain_that_lost_its_beginning_says_so() -> None:
     state = of(Stored([1, 2], None, (1, 2, 3, 4), 2), Removed([1]))
-    (chain,) = chains(state, URL)
+    (chain,) = chains(shelves(state, URL))
     assert (chain.complete, chain.num_blocks, chain.first_tokens) == (False, 1, (3, 4))
     assert stats(state).evictions == 1
 
@@ -54,11 +54,11 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
         # Of three blocks the last is kept.
         Stored([3], None, (1, 2, 3, 4, 5, 6), 2, group=2, **window),
     )
-    rows = list_blocks(state, URL)
+    rows = list_blocks(shelves(state, URL))
     assert [(row.hash, row.copies) for row in rows] == [(hex_of(1), 1), (hex_of(2), 2), (hex_of(3), 3)]
     assert [row.place and row.place.groups for row in rows] == [(1,), (1, 0), (1, 0, 2)]
-    assert [content.tokens for content in show_blocks(state, "", URL)] == [(1, 2), (3, 4), (5, 6)]
-    (chain,) = chains(state, URL)
+    assert [content.tokens for content in show_blocks(shelves(state, URL), "")] == [(1, 2), (3, 4), (5, 6)]
+    (chain,) = chains(shelves(state, URL))
     assert (chain.num_blocks, chain.complete, chain.place) == (3, True, Place(URL, None, "GPU", (1,)))
     figures = stats(state)
     assert (figures.cached, figures.distinct) == (6, 3)
@@ -67,14 +67,14 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
 def test_ranks_and_media_lie_apart() -> None:
     state = of(Stored([1], None, (1, 2), 2), Stored([1], None, (1, 2), 2, medium="CPU"), rank=0)
     state.apply(Batch(2.0, [Stored([1], None, (1, 2), 2)], 1))
-    assert [row.place for row in list_blocks(state, URL)] == [
+    assert [row.place for row in list_blocks(shelves(state, URL))] == [
         Place(URL, 0, "GPU"),
         Place(URL, 0, "CPU"),
         Place(URL, 1, "GPU"),
     ]
-    assert len(chains(state, URL)) == stats(state).cached == 3
+    assert len(chains(shelves(state, URL))) == stats(state).cached == 3
     state.apply(Batch(3.0, [Cleared()], 0))
-    assert [row.place for row in list_blocks(state, URL)] == [Place(URL, 1, "GPU")]
+    assert [row.place for row in list_blocks(shelves(state, URL))] == [Place(URL, 1, "GPU")]
 
 
 def test_a_removal_is_of_its_own_group() -> None:
@@ -82,7 +82,7 @@ def test_a_removal_is_of_its_own_group() -> None:
     state = of(*stored, Removed([1], group=2))
     assert (stats(state).cached, state.unknown) == (2, 1)
     state.apply(Batch(2.0, [Removed([1], group=1)], None))
-    assert [row.place and row.place.groups for row in list_blocks(state, URL)] == [(0,)]
+    assert [row.place and row.place.groups for row in list_blocks(shelves(state, URL))] == [(0,)]
     # Older publishers do not name it.
     state.apply(Batch(3.0, [Removed([1])], None))
     assert (stats(state).cached, state.unknown) == (0, 1)

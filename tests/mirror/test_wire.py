@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.view import chains, list_blocks, show_blocks
+from kvproxy.mirror.view import chains, list_blocks, shelves, show_blocks
 from kvproxy.mirror.wire import Batch, Cleared, Removed, Stored, WireError, decode_batch
 
 scalars = st.one_of(
@@ -66,9 +66,9 @@ def take_over(payload: bytes) -> Batch:
     state = MirrorState()
     for _ in range(2):
         state.apply(batch)
-        list_blocks(state, "engine")
-        chains(state, "engine")
-        show_blocks(state, "0", "engine")
+        list_blocks(shelves(state, "engine"))
+        chains(shelves(state, "engine"))
+        show_blocks(shelves(state, "engine"), "0")
     return batch
 
 
@@ -156,7 +156,7 @@ def test_names_that_form_a_circle_end() -> None:
     state = MirrorState()
     circle = [Stored([1], 2, (), 4), Stored([2], 1, (), 4), Stored([3], 2, (), 4)]
     state.apply(Batch(1.0, list(circle), None))
-    (chain,) = chains(state, "engine")
+    (chain,) = chains(shelves(state, "engine"))
     assert not chain.complete
 
 

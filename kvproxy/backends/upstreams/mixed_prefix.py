@@ -1,5 +1,6 @@
 """The prefix caches of a fleet in which some engines publish events and others are llama.cpp."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -48,7 +49,7 @@ class MixedPrefix(NoPrefix):
         return await self._rows(lambda each: each.queue())
 
     async def map(self) -> PoolMap:
-        return map_rows(await self.blocks())
+        return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         return await self._mirrored.tree(parent, start, limit)

@@ -61,11 +61,15 @@ def read_figures(page: str) -> EngineFigures | None:
     lines = [line for line in page.splitlines() if line.startswith(_NAMES)]
     values: dict[str, list[float]] = defaultdict(list)
     about: dict[str, str] = {}
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            values[sample.name].append(float(sample.value))
-            if sample.name == _VLLM:
-                about = dict(sample.labels)
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                values[sample.name].append(float(sample.value))
+                if sample.name == _VLLM:
+                    about = dict(sample.labels)
+    except LookupError:
+        # The parser runs past the end of some lines that are none.
+        raise ValueError("the page is no Prometheus text") from None
     engines = {name.partition(":")[0] for name in values}
     if "vllm" in engines:
         return _vllm(values, about)

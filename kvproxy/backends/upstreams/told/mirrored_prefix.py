@@ -48,9 +48,7 @@ class MirroredPrefix(ToldPrefix):
         if request is not None:
             prompt = await self._fleet.tokenizer.prompt(request, self._fleet.upstreams(), _SECONDS)
             return self._pins.add(name, prompt.tokens, request.model, prompt.salt, ttl)
-        tokens = next(
-            (held for _, mirror in self._mirrors() if (held := view.chain_to(mirror.state(), leaf or ""))), None
-        )
+        tokens = await asyncio.to_thread(view.chain_to, self._shelves(), leaf or "")
         if tokens is None:
             raise NotFound(
                 f"no chain whose tokens are known ends in a block {(leaf or '')[:80]!r}: blocks chains lists them"
@@ -67,7 +65,11 @@ class MirroredPrefix(ToldPrefix):
         return self._pins.remove(name)
 
     async def blocks(self) -> list[BlockRow]:
-        return [row for engine, mirror in self._mirrors() for row in view.list_blocks(mirror.state(), engine.url)]
+        return await asyncio.to_thread(view.list_blocks, self._shelves())
+
+    def _shelves(self) -> list[view.Shelf]:
+        """What all engines hold now."""
+        return [shelf for engine, mirror in self._mirrors() for shelf in view.shelves(mirror.state(), engine.url)]
 
     async def queue(self) -> list[BlockRow]:
         raise NoPrefixCache(
@@ -75,27 +77,24 @@ class MirroredPrefix(ToldPrefix):
         )
 
     async def map(self) -> PoolMap:
-        return map_rows(await self.blocks())
+        return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        links = links_of_rows(await self.blocks())
-        found, total = await asyncio.to_thread(branches, links, parent, start, limit)
+        rows = await self.blocks()
+        found, total = await asyncio.to_thread(lambda: branches(links_of_rows(rows), parent, start, limit))
         contents = await asyncio.gather(*(self.show(branch.names[0]) for branch in found))
         texts = ["" if content is None else content.text for content in contents]
         return [replace(branch, text=text) for branch, text in zip(found, texts, strict=True)], total
 
     async def chains(self) -> list[ChainRow]:
-        found = [row for engine, mirror in self._mirrors() for row in view.chains(mirror.state(), engine.url)]
+        shelves = [view.shelves(mirror.state(), engine.url) for engine, mirror in self._mirrors()]
+        found = await asyncio.to_thread(lambda: [row for held in shelves for row in view.chains(held)])
         texts = await asyncio.gather(*(self._text(chain.first_tokens) for chain in found[:_SPELLED]))
         spelled = [replace(chain, begins=text) for chain, text in zip(found, texts, strict=False)]
         return spelled + found[_SPELLED:]
 
     async def show(self, name: str) -> BlockContent | None:
-        found = [
-            content
-            for engine, mirror in self._mirrors()
-            for content in view.show_blocks(mirror.state(), name, engine.url)
-        ]
+        found = await asyncio.to_thread(view.show_blocks, self._shelves(), name)
         if len({content.block.hash for content in found}) > 1:
             raise InvalidRequest(f"{len(found)} blocks' hashes begin with {name[:80]!r}: give more of the hash")
         return replace(found[0], text=await self._text(found[0].tokens)) if found else None

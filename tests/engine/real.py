@@ -2,8 +2,9 @@
 
     python -m tests.engine.real MODEL [--prompts 200] [--longest 3000] [--tokens 8] [--seed 0]
 
-MODEL is a folder or a Hugging Face id. transformers generates with a model of its own, as it comes. Prompts are pieces of Python's own documentation, from 20 tokens up; half of them
-begin like others. On a busy machine a prompt of 3,000 tokens takes minutes; not collected by pytest.
+MODEL is a folder or a Hugging Face id. transformers generates with a model of its own, as it comes. Prompts are pieces of
+Python's own documentation, from 20 tokens up; half of them begin like others. On a busy machine a prompt of 3,000 tokens
+takes minutes; not collected by pytest.
 """
 
 import argparse

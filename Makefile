@@ -38,7 +38,8 @@ test-engines: $(VENV)/.dev
 	KVPROXY_ENGINES="$(KVPROXY_ENGINES)" KVPROXY_CHATS=$(CHATS) $(BIN)/python -m pytest tests/engines -rs -k "$(TESTS)"
 
 # What stands beside the proxy, tried for real: Prometheus, PostgreSQL, nginx and systemd. On Debian they are in the packages
-# prometheus, postgresql, nginx and systemd.
+# prometheus, postgresql, nginx and systemd; podman (with runc) or docker builds the image, from a base that debootstrap makes
+# where no registry can be reached.
 test-deploy: $(VENV)/.dev $(VENV)/.deploy
 	PATH="$(CURDIR)/$(VENV)/deploy/bin:$$PATH" KVPROXY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
 

@@ -1,4 +1,4 @@
-"""The Dockerfile, by a linter and by what it promises; it is built only where a builder and a registry are at hand."""
+"""The Dockerfile, by a linter and by what it promises; test_container.py builds and runs it."""
 
 import re
 import shutil

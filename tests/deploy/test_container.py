@@ -1,0 +1,90 @@
+"""The image is built and run: it answers from a read-only system as a user without rights, and keeps what it stored."""
+
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.deploy.container import Containers
+from tests.plain_upstream import run_plain_upstream
+from tests.ports import free_port
+
+TAG = "kvproxy-under-test"
+
+
+@pytest.fixture(scope="module")
+def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    made = Containers(tmp_path_factory.mktemp("containers"))
+    try:
+        made.build(TAG)
+        yield made
+    finally:
+        made("kill", "first", "second", "closed", ok=False)
+        made("rm", "--force", "first", "second", "closed", ok=False)
+        made("volume", "rm", "--force", TAG, ok=False)
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    with run_plain_upstream() as url:
+        yield url
+
+
+def wait(containers: Containers, name: str, port: int) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+            return
+        except httpx.TransportError:
+            assert time.monotonic() < end, containers("logs", name)
+            time.sleep(0.1)
+
+
+def ask(port: int) -> str:
+    body = {"model": "plain", "messages": [{"role": "user", "content": "Does the image answer?"}]}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    answer = httpx.post(url, json=body, headers={"cache-control": "confirm"}, timeout=30).raise_for_status()
+    return str(answer.headers["cache-status"])
+
+
+def test_it_answers_and_keeps_what_it_stored(containers: Containers, upstream: str) -> None:
+    port = free_port()
+    arguments = ("--upstream", upstream, "--open", "--port", str(port))
+    containers.run(TAG, "first", *arguments, volume=TAG)
+    wait(containers, "first", port)
+    assert "stored" in ask(port)
+    assert "; hit" in ask(port)
+    assert containers("exec", "first", "id", "-u") == "8484"
+    # What is in the image cannot be changed from inside.
+    assert "Read-only file system" in containers("exec", "first", "sh", "-c", "echo > /opt/kvproxy/x", ok=False)
+    image = containers.inspect(TAG)
+    # Podman and docker keep it in different places.
+    check = (image.get("Healthcheck") or image["Config"]["Healthcheck"])["Test"]
+    assert check[0] == "CMD"
+    containers("exec", "first", *(word.replace("8484", str(port)) for word in check[1:]))
+    containers("stop", "--time", "30", "first")
+    assert containers.inspect("first")["State"]["ExitCode"] == 0
+
+    containers.run(TAG, "second", *arguments, volume=TAG)
+    wait(containers, "second", port)
+    assert "; hit" in ask(port)
+    assert "Does the image answer?" in containers("exec", "second", "kvproxy", "cache", "ls", "--data", "/data")
+    containers("kill", "second")
+
+
+def test_it_is_closed_to_others_unless_it_is_told(containers: Containers, upstream: str) -> None:
+    """Inside of a container it listens on every address."""
+    containers.run(TAG, "closed", "--upstream", upstream, "--port", str(free_port()), volume=TAG)
+    code = containers("wait", "closed")
+    assert code == "2", containers("logs", "closed")
+    assert "kvproxy keys add" in containers("logs", "closed")
+
+
+def test_what_it_promises_is_in_its_description(containers: Containers) -> None:
+    config = containers.inspect(TAG)["Config"]
+    assert (config["User"], list(config["ExposedPorts"]), list(config["Volumes"])) == ("8484", ["8484/tcp"], ["/data"])
+    assert config["Entrypoint"] == ["kvproxy", "serve", "--host", "0.0.0.0"]
+    assert config["StopSignal"] in ("SIGTERM", "15")

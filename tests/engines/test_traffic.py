@@ -29,12 +29,19 @@ _KINDS = {
 }
 
 
-@pytest.mark.parametrize(("model", "seed", "flags"), _KINDS.values(), ids=_KINDS)
+@pytest.mark.parametrize(("model", "number", "flags"), _KINDS.values(), ids=_KINDS)
 def test_predictions_for_other_kinds_of_requests(
-    model: Model, seed: int, flags: tuple[str, ...], engines: Path, chats: int, tmp_path: Path, table: Table
+    model: Model,
+    number: int,
+    flags: tuple[str, ...],
+    engines: Path,
+    chats: int,
+    seed: int,
+    tmp_path: Path,
+    table: Table,
 ) -> None:
     vllm = Vllm(engines, model, tmp_path / "vllm.log", *flags)
-    traffic, tally = Traffic(seed, 600 if model is PLAIN else 1800), Tally()
+    traffic, tally = Traffic(number + seed, 600 if model is PLAIN else 1800), Tally()
 
     def asked() -> tuple[str, dict[str, Any]]:
         api, body = traffic.next()
@@ -46,13 +53,13 @@ def test_predictions_for_other_kinds_of_requests(
         closing(Teller(url, model.name, vllm)) as teller,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
-        for number in range(chats // 5):
-            if number % 50 == 49:
+        for turn in range(chats // 5):
+            if turn % 50 == 49:
                 # Not through the proxy: it learns of it by the engine's events alone, which come with the next step.
                 httpx.post(f"{vllm.url}/reset_prefix_cache").raise_for_status()
                 step = {"model": model.name, "prompt": "x", "max_tokens": 1}
                 httpx.post(f"{vllm.url}/v1/completions", json=step, timeout=300).raise_for_status()
-            if number % 10 == 5:
+            if turn % 10 == 5:
                 # Together nobody can tell what each will find, but afterwards all must be known.
                 with ThreadPoolExecutor(3) as threads:
                     list(threads.map(lambda asked: send(client, *asked), [asked() for _ in range(3)]))

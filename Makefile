@@ -21,6 +21,7 @@ WORKERS ?= 4
 ENGINES ?= vllm gemma llama
 TESTS ?=
 CHATS ?= 1000
+SEED ?= 0
 KVPROXY_ENGINES ?= $(CURDIR)/.engines
 
 .PHONY: run test faults test-engines test-deploy lint types build lock sbom docs docs-serve mutants clean
@@ -35,7 +36,7 @@ test: $(VENV)/.dev lint types
 test-engines: $(VENV)/.dev
 	mkdir -p "$(KVPROXY_ENGINES)"
 	for engine in $(ENGINES); do PYTHON="$(BIN)/python" tests/engines/setup/$$engine "$(KVPROXY_ENGINES)" || exit 1; done
-	KVPROXY_ENGINES="$(KVPROXY_ENGINES)" KVPROXY_CHATS=$(CHATS) $(BIN)/python -m pytest tests/engines -rs -k "$(TESTS)"
+	KVPROXY_ENGINES="$(KVPROXY_ENGINES)" KVPROXY_CHATS=$(CHATS) KVPROXY_SEED=$(SEED) $(BIN)/python -m pytest tests/engines -rs -k "$(TESTS)"
 
 # What stands beside the proxy, tried for real: Prometheus, PostgreSQL, nginx and systemd. On Debian they are in the packages
 # prometheus, postgresql, nginx and systemd; podman (with runc) or docker builds the image, from a base that debootstrap makes

@@ -59,6 +59,7 @@ class KVCacheManager:
         residency: notes how long cached blocks stay.
         eagle: drop the last matched block, which EAGLE's draft heads need computed.
         context_parallel: ranks over which each block is spread; a block then holds that many times the tokens.
+        multiple: a hit is a multiple of so many tokens, and of the block sizes.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class KVCacheManager:
         residency: Residency | None = None,
         eagle: bool = False,
         context_parallel: int = 1,
+        multiple: int = 1,
     ) -> None:
         if not 0.0 <= watermark < 1.0:
             raise ValueError(f"a watermark of {watermark}: use a share of the pool, from 0 to below 1")
@@ -101,10 +103,11 @@ class KVCacheManager:
         self.lookups = LookupStats()
         self.requests: dict[str, CacheRequest] = {}
         self._watermark = int(watermark * num_blocks)
+        self._multiple = multiple
         self._copies = CopyOnWrite(self.pool)
 
-    def get_computed_blocks(self, request: CacheRequest, multiple: int = 1) -> ComputedBlocks:
-        """The longest cached prefix that a request can reuse, a multiple of `multiple` tokens; changes nothing.
+    def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
+        """The longest cached prefix that a request can reuse; changes nothing.
 
         One token at least is left to compute, because its logits are needed: a prompt that fills its blocks exactly
         recomputes the whole last one.
@@ -113,7 +116,7 @@ class KVCacheManager:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
         order, most = self._asked_first, request.num_tokens - 1
-        blocks, num_tokens = reusable([self.groups[number] for number in order], hashes, most, multiple)
+        blocks, num_tokens = reusable([self.groups[number] for number in order], hashes, most, self._multiple)
         found = dict(zip(order, blocks, strict=True))
         junction = 0
         if self._sparse:

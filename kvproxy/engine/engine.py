@@ -78,6 +78,7 @@ class Engine:
             priorities=True,
             residency=Residency(),
             record_events=settings.kv_events is not None,
+            multiple=pieces.multiple,
         )
         self.limits = Limits(
             loaded.model.get_input_embeddings().num_embeddings,

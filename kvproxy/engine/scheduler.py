@@ -122,7 +122,7 @@ class Scheduler:
         for sequence in self.waiting:
             if budget <= 0 or len(self.running) + len(self.loading) >= self._max_sequences:
                 return
-            computed = self._match(sequence)
+            computed = self.manager.get_computed_blocks(sequence.cache)
             if self._tiers and self._tiers.is_coming(sequence, computed.num_tokens):
                 continue
             # A prompt that fits in part would take blocks from the running ones to no end.
@@ -163,9 +163,6 @@ class Scheduler:
         cache.num_computed_tokens += 1
         self.waiting.charge(sequence, 1)
         return len(tokens)
-
-    def _match(self, sequence: RunningSequence) -> ComputedBlocks:
-        return self.manager.get_computed_blocks(sequence.cache, self._pieces.multiple if self._pieces.exact else 1)
 
     def _admit(self, sequence: RunningSequence, computed: ComputedBlocks, budget: int, plan: Plan) -> int:
         count = self._pieces.next(sequence, computed.num_tokens, budget)

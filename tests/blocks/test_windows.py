@@ -232,9 +232,9 @@ def test_blocks_that_nobody_is_to_find_go_first() -> None:
 
 def test_a_hit_that_must_be_a_multiple_has_its_window() -> None:
     """It is looked for, not cut off a longer one, which has no blocks before its own window."""
-    manager = hybrid("all")
+    manager = KVCacheManager(200, groups=[GroupSpec("sliding_window", 4, 9), GroupSpec("full", 4)], multiple=16)
     serve(manager, "a", range(64))
-    found = manager.get_computed_blocks(CacheRequest("b", [*range(30), 99]), 16)
+    found = manager.get_computed_blocks(CacheRequest("b", [*range(30), 99]))
     assert found.num_tokens == 16
     window, full = found.groups
     assert manager.pool.null_block not in [*window[2:], *full]

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.view import match
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.graphs import Step
@@ -91,6 +93,8 @@ def test_a_hit_that_is_cut_to_whole_pieces_is_bit_exact_with_windows() -> None:
     ask(driven, "first", first)
     driven.run()
     second = first[:50] + tokens(20)
+    # What explain tells is what is reused.
+    assert match(driven.engine.manager, CacheRequest("explained", second)).matched_tokens == 32
     values, _ = ask(driven, "second", second)
     driven.run()
     assert driven.engine.manager.stats().hits == 32

@@ -27,6 +27,12 @@ def chats() -> int:
     return int(os.environ.get("KVPROXY_CHATS", "1000"))
 
 
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Added to the seeds of random chats: another one makes other chats."""
+    return int(os.environ.get("KVPROXY_SEED", "0"))
+
+
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
     """Takes a figure for the table that is printed at the end."""

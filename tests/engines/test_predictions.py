@@ -27,9 +27,11 @@ def evictions(url: str) -> int:
 
 
 @pytest.mark.parametrize("model", [PLAIN, HYBRID], ids=lambda model: model.name)
-def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
+def test_predictions_equal_reports(
+    model: Model, engines: Path, chats: int, seed: int, tmp_path: Path, table: Table
+) -> None:
     vllm = Vllm(engines, model, tmp_path / "vllm.log")
-    source, tally, part = Chats(7, 1200 if model is PLAIN else 1000), Tally(), chats // 5
+    source, tally, part = Chats(7 + seed, 1200 if model is PLAIN else 1000), Tally(), chats // 5
     with running(vllm):
         with (
             run_proxy(settings(tmp_path / "first", vllm)) as (url, _),
@@ -67,9 +69,9 @@ def test_predictions_equal_reports(model: Model, engines: Path, chats: int, tmp_
     assert evicted > 0 or chats < 100
 
 
-def test_predictions_with_two_engines(engines: Path, chats: int, tmp_path: Path, table: Table) -> None:
+def test_predictions_with_two_engines(engines: Path, chats: int, seed: int, tmp_path: Path, table: Table) -> None:
     pair = [Vllm(engines, PLAIN, tmp_path / f"{number}.log") for number in range(2)]
-    source, tally = Chats(11, 1200), Tally()
+    source, tally = Chats(11 + seed, 1200), Tally()
     with (
         running(*pair),
         run_proxy(settings(tmp_path / "proxy", *pair)) as (url, _),

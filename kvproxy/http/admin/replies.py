@@ -2,8 +2,6 @@
 
 import json
 import math
-from dataclasses import fields
-from functools import cache
 
 import orjson
 from starlette.responses import Response
@@ -28,12 +26,7 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 def named(row: Row) -> dict[str, object]:
     """A row's fields by their names. What they hold is not copied: of tens of thousands of rows that would take a second."""
-    return {name: getattr(row, name) for name in _names(type(row))}
-
-
-@cache
-def _names(kind: type[Row]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def flat(row: BlockRow | ChainRow) -> dict[str, object]:

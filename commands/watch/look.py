@@ -12,6 +12,8 @@ from kvproxy.commands.watch.sample import Sample, take
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 
 MOST_RECORDS = 500
+_REST = 10.0
+"""Times as long as it took to find a part, until it is asked for again."""
 PATIENCE = 5.0
 """Seconds that one answer of the proxy may take."""
 
@@ -72,15 +74,21 @@ class Looker:
         self._called.set()
 
     def _run(self) -> None:
-        due = time.monotonic()
+        due = again = time.monotonic()
+        seen: Wanted | None = None
         while not self._stopped.is_set():
             # Rates are told between two looks: one that came too soon would be wild.
             if time.monotonic() >= due:
                 due = time.monotonic() + self._interval
                 self._tell(self._look())
-            part = self._part(self._wanted)
-            if part is not None:
-                self._tell(part)
+            wanted, began = self._wanted, time.monotonic()
+            if wanted != seen or began >= again:
+                part = self._part(wanted)
+                # What takes the proxy long, as the sums of a large store do, is asked for less often.
+                now = time.monotonic()
+                seen, again = wanted, now + _REST * (now - began)
+                if part is not None:
+                    self._tell(part)
             self._called.wait(max(0.0, due - time.monotonic()))
             self._called.clear()
 

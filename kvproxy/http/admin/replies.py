@@ -2,19 +2,15 @@
 
 import json
 import math
-from dataclasses import fields
-from functools import cache
-from typing import TYPE_CHECKING
 
 import orjson
 from starlette.responses import Response
 
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Place
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.record import Record
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
+Row = BlockRow | ChainRow | Place | Record
 _MOST = 2.0**31
 
 
@@ -28,14 +24,9 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
     return Response(written, media_type="application/json", headers=headers)
 
 
-def named(row: "DataclassInstance") -> dict[str, object]:
+def named(row: Row) -> dict[str, object]:
     """A row's fields by their names. What they hold is not copied: of tens of thousands of rows that would take a second."""
-    return {name: getattr(row, name) for name in _names(type(row))}
-
-
-@cache
-def _names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def flat(row: BlockRow | ChainRow) -> dict[str, object]:

@@ -59,6 +59,21 @@ def test_fields_that_shape_a_prompt_are_tokenised_with_it(tmp_path: Path) -> Non
         sockets.close()
 
 
+def test_nothing_is_predicted_of_what_cannot_be_told(tmp_path: Path) -> None:
+    """A mirror was blamed for the second answer, which finds what the first has computed."""
+    sockets = Sockets(Model())
+    try:
+        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, predicted_share=1.0) as running:
+            (engine,) = running.engines.values()
+            for options in ({"n": 2}, {"prompt_logprobs": 0}):
+                assert running.ask("hello", **options).status_code == 200
+            assert engine.tokenized == 0
+            assert running.ask("hello", n=1).status_code == 200
+            assert engine.tokenized == 1
+    finally:
+        sockets.close()
+
+
 @pytest.mark.parametrize("mood", ["old", "gone"])
 def test_explain_says_what_it_cannot_know(tmp_path: Path, mood: str) -> None:
     """It answered 500: `KeyError: 'tiers'`."""

@@ -226,8 +226,13 @@ class Fleet:
 
 
 def predictable(request: ApiRequest) -> bool:
-    """Whether an engine looks its prefix cache up for a request: log-probabilities of the prompt need all of it computed."""
-    return request.body.get("prompt_logprobs") is None and not request.body.get("echo")
+    """Whether what an engine reports of a request can be told before.
+
+    Log-probabilities of the prompt need all of it computed. Of several answers, each looks the prefix cache up, and a later one
+    finds what the first has computed; vLLM reports one of them.
+    """
+    body = request.body
+    return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
 
 
 def _repeatable(request: ApiRequest) -> bool:

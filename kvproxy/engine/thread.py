@@ -5,6 +5,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.engine import Engine
@@ -15,10 +17,30 @@ from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings
 
+T = TypeVar("T")
 Job = Callable[[], None]
 Send = Callable[[Delta | KvproxyError], None]
 _log = logging.getLogger(__name__)
 _LOOK = 0.1
+
+
+def on_a_thread_that_ends(work: Callable[[], T]) -> T:
+    """What some work gives that computes much and comes before the engine's thread.
+
+    OpenMP keeps helpers for every thread that ever computed, until that thread ends. Where helpers and threads are more than
+    the cores, GNU's lets none of them wait actively for its next piece of work, and the many small pieces of a step take half
+    as long again.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kvproxy-load", daemon=True).start()
+    return future.result()
 
 
 class EngineThread:

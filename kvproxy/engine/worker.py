@@ -1,10 +1,8 @@
 """The async face of an engine that runs on a thread of its own."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +16,7 @@ from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
-from kvproxy.engine.thread import EngineThread
+from kvproxy.engine.thread import EngineThread, on_a_thread_that_ends
 from kvproxy.engine.tiering import Models
 from kvproxy.errors import KvproxyError, ModelUnsupported, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
@@ -27,17 +25,6 @@ from kvproxy.tiers.figures import TierFigures
 from kvproxy.tiers.store import TierError
 
 T = TypeVar("T")
-
-
-@cache
-def default_threads() -> int:
-    """Threads of a forward pass where no setting says: one for each core but one, which answers the requests meanwhile.
-
-    A step is as slow as its slowest thread, so one that must share its core with others makes all of them wait. Whoever sets
-    OMP_NUM_THREADS has said how many there are to be.
-    """
-    threads = torch.get_num_threads()
-    return threads if "OMP_NUM_THREADS" in os.environ else max(1, threads - 1)
 
 
 class EngineWorker:
@@ -100,14 +87,17 @@ class EngineWorker:
         """
         if settings.lora and settings.weights == "int8":
             raise ModelUnsupported("LoRA adapters need plain weights: leave engine.weights = int8 out, or the adapters")
-        threads = settings.threads or default_threads()
-        settings = settings.model_copy(update={"threads": threads})
-        # What is fastest depends on them.
-        torch.set_num_threads(threads)
-        loaded = load_model(model, settings.device, settings.dtype, weights=settings.weights, remembered=data)
-        if settings.lora:
-            loaded = replace(loaded, adapters=Adapters(loaded.model, settings.lora))
-        return cls(loaded, settings, tiers, cipher)
+
+        def made() -> EngineWorker:
+            if settings.threads:
+                # What is fastest depends on them.
+                torch.set_num_threads(settings.threads)
+            loaded = load_model(model, settings.device, settings.dtype, weights=settings.weights, remembered=data)
+            if settings.lora:
+                loaded = replace(loaded, adapters=Adapters(loaded.model, settings.lora))
+            return cls(loaded, settings, tiers, cipher)
+
+        return on_a_thread_that_ends(made)
 
     async def start(self) -> None:
         """Start the thread."""

@@ -111,6 +111,10 @@ class Past:
         """Numbers of the last records in which prompts were asked, and of these prompts."""
         self._connection.executemany("update prompts set last = ? where number = ?", prompts)
 
+    def asked_again(self, prompts: Iterable[tuple[int, int]]) -> None:
+        """The same, where a later record may be known already."""
+        self._connection.executemany("update prompts set last = max(coalesce(last, 0), ?) where number = ?", prompts)
+
     def bury(self, gone: Gone) -> None:
         """An entry is no longer stored."""
         sql = "insert or replace into tombstones (key, why, time) values (?, ?, ?)"

@@ -61,7 +61,7 @@ class Writer:
         self._words = Words(connection)
         self._past = Past(connection, self._words)
         self._known: dict[str, Prompt] = {}
-        self._hits = HitRows(connection, self._words, self._prompt_of)
+        self._hits = HitRows(connection, self._words, self._past, self._prompt_of)
         self._totals = Totals()
         self._renewed: dict[str, _Renewed] = {}
 

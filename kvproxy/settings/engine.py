@@ -46,7 +46,7 @@ class EngineSettings(BaseModel):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads that the model uses; by default OMP_NUM_THREADS, or one for each core but one.",
+        description="CPU threads that the model uses; by default OMP_NUM_THREADS, or one for each core.",
     )
     speculate: int = Field(
         0,

@@ -1,11 +1,10 @@
-"""Linear layers with packed weights, and how many threads compute with them."""
+"""Linear layers with packed weights."""
 
 import pytest
 import torch
 
 from kvproxy.engine.models import load_model
 from kvproxy.engine.packed import PackedLinear, can_pack, pack
-from kvproxy.engine.worker import default_threads
 from tests.engine.models import random_model
 
 CPU = torch.device("cpu")
@@ -55,14 +54,3 @@ def test_packed_models_are_told_apart_by_their_weights() -> None:
 
     assert torch.equal(digest(1.0), digest(1.0))
     assert not torch.equal(digest(1.0), digest(1.001))
-
-
-@pytest.mark.parametrize(("given", "cores", "threads"), [(None, 8, 7), (None, 1, 1), ("8", 8, 8)])
-def test_one_core_is_kept_for_the_requests(
-    given: str | None, cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
-    assert default_threads.__wrapped__() == threads

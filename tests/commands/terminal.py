@@ -117,7 +117,7 @@ def terminal(command: Sequence[str], size: tuple[int, int], env: Mapping[str, st
 def top(url: str, columns: int, *, lines: int = 24, colours: bool = False) -> Iterator[Terminal]:
     """`kvproxy top` at a terminal, once it shows the first figures."""
     env = variables(url, {"TERM": "xterm-256color"})
-    for name in ("COLUMNS", *(("NO_COLOR",) if colours else ())):
+    for name in ("COLUMNS", "LINES", *(("NO_COLOR",) if colours else ())):
         env.pop(name, None)
     with terminal(command("top", "--interval", "0.2"), (columns, lines), env) as screen:
         screen.until("since the start")

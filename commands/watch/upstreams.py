@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvproxy.commands.blocks_slots import is_slot
+from kvproxy.commands.blocks_slots import slot_rows
 from kvproxy.commands.blocks_tiers import tier_line
 from kvproxy.commands.engines import engine_line
 from kvproxy.commands.safe import shown
@@ -94,18 +94,6 @@ def _slots(
     blocks: Sequence[Mapping[str, Any]], chains: Sequence[Mapping[str, Any]], width: int
 ) -> "list[RenderableType]":
     """A row for each slot of llama.cpp and each file; blocks of other engines are left out."""
-    begins = {chain["leaf"]: repr(chain["begins"]) for chain in chains}
-    rows = [
-        (
-            block["medium"],
-            block["state"],
-            block["num_tokens"],
-            block["hash"],
-            block["engine"],
-            begins.get(block["hash"]),
-        )
-        for block in blocks
-        if is_slot(block)
-    ]
+    rows = slot_rows(blocks, chains)
     columns = ("in", "state", "tokens#", digest("hash", 8), text("engine"), text("begins"))
     return ["", drawn(columns, rows, width, gap=1)] if rows else []

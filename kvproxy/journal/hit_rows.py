@@ -98,7 +98,7 @@ class HitRows:
         self._connection.execute(_RECORDS, [orjson.dumps(rows).decode()])
         for tally in done:
             _count(totals, tally)
-        self._past.asked_again((each.last, each.prompt.number) for each in done if each.prompt is not None)
+        self._past.asked((each.last, each.prompt.number) for each in done if each.prompt is not None)
 
     def forget(self) -> None:
         """Start anew: what was learned in a transaction that was undone is not there."""

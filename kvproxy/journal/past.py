@@ -108,11 +108,7 @@ class Past:
         self._connection.execute(sql, [blob_of(kept.id), kept.request, short_key(kept.key)])
 
     def asked(self, prompts: Iterable[tuple[int, int]]) -> None:
-        """Numbers of the last records in which prompts were asked, and of these prompts."""
-        self._connection.executemany("update prompts set last = ? where number = ?", prompts)
-
-    def asked_again(self, prompts: Iterable[tuple[int, int]]) -> None:
-        """The same, where a later record may be known already."""
+        """Numbers of records in which prompts were asked, and of these prompts; the last number of a prompt is kept."""
         self._connection.executemany("update prompts set last = max(coalesce(last, 0), ?) where number = ?", prompts)
 
     def bury(self, gone: Gone) -> None:

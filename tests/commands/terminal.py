@@ -60,9 +60,10 @@ class Terminal:
     def shows(self, *texts: str) -> str:
         """Wait until the screen shows all of some texts; what it shows then.
 
-        A screen arrives in parts: what is to be seen on it must be waited for, not only the first line of it.
+        A screen arrives in parts: what is to be seen on it must be waited for, not only the first line of it. Where
+        a line is broken depends on the numbers in it, so breaks count as blanks.
         """
-        return self.until(lambda screen: all(text in screen for text in texts))
+        return self.until(lambda screen: all(text in screen or text in " ".join(screen.split()) for text in texts))
 
     def until(self, holds: "Callable[[str], bool] | str") -> str:
         """Wait until the screen shows a text, or something holds of it; what it shows then."""

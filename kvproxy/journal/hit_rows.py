@@ -1,13 +1,11 @@
-"""Writes exact hits, a whole batch with one statement.
+"""Writes exact hits, hundreds with one statement.
 
-SQLite takes the hits as one JSON text and makes rows of it by itself, without Python's lock: the thread that answers goes on
-meanwhile. A statement for each hit would hand that lock over and back thousands of times a second.
+SQLite makes the rows of a statement by itself, without Python's lock: the thread that answers goes on meanwhile. A statement
+for each hit would hand that lock over and back thousands of times a second.
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
-
-import orjson
+from collections.abc import Callable, Iterator, Sequence
 
 from kvproxy.journal.finished import LONGEST_ID, client_of
 from kvproxy.journal.hits import Equal, Hit
@@ -26,14 +24,31 @@ _TABLE = (
     " tags integer, layer integer, reason integer, prompt integer, entry, prompt_tokens integer, completion_tokens integer)"
 )
 _EQUAL = f"insert into temp.equals values ({', '.join('?' * 12)})"
-_RECORDS = (
-    "insert into records (number, time, request, exact_us, first_us, total_us, tenant, client, model, api, tags, layer, reason,"
-    " prompt, entry, prompt_tokens, completion_tokens, status)"
-    f" select h.value ->> 0, h.value ->> 2, substr(h.value ->> 3, 1, {LONGEST_ID}), h.value ->> 4,"
-    " h.value ->> 5, h.value ->> 5, e.tenant, e.client, e.model, e.api, e.tags, e.layer,"
-    f" e.reason, e.prompt, e.entry, e.prompt_tokens, e.completion_tokens, {_STATUS}"
-    " from json_each(?) h join temp.equals e on e.number = h.value ->> 1"
-)
+_VALUES = 6
+"""Of a hit in a statement: number, number of what equal ones share, time, request id, microseconds until found and answered."""
+_SIZES = (256, 16, 1)
+"""Hits in one statement: few sizes, so that SQLite has each at hand."""
+
+
+def _statement(hits: int) -> str:
+    """Makes records of so many hits."""
+    values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * hits)
+    return (
+        "insert into records (number, time, request, exact_us, first_us, total_us, tenant, client, model, api, tags, layer,"
+        " reason, prompt, entry, prompt_tokens, completion_tokens, status)"
+        f" select h.column1, h.column3, substr(h.column4, 1, {LONGEST_ID}), h.column5, h.column6, h.column6, e.tenant,"
+        " e.client, e.model, e.api, e.tags, e.layer, e.reason, e.prompt, e.entry, e.prompt_tokens, e.completion_tokens,"
+        f" {_STATUS} from (values {values}) h join temp.equals e on e.number = h.column2"
+    )
+
+
+def _pieces(values: list[float | str]) -> Iterator[tuple[int, list[float | str]]]:
+    """Values of hits, one after another, in parts of some sizes: the hits in each, and its values."""
+    done, left = 0, len(values) // _VALUES
+    for size in _SIZES:
+        while left >= size:
+            yield size, values[done : done + size * _VALUES]
+            done, left = done + size * _VALUES, left - size
 
 
 class _Tally:
@@ -70,6 +85,7 @@ class HitRows:
         self._prompt_of = prompt_of
         self._numbers: dict[Equal, tuple[int, Prompt | None]] = {}
         self._last = 0
+        self._statements = {size: _statement(size) for size in _SIZES}
         connection.execute("pragma temp_store=memory")
         connection.execute(_TABLE)
 
@@ -81,7 +97,7 @@ class HitRows:
             self.forget()
         if not self._numbers:
             self._connection.execute("delete from temp.equals")
-        rows: list[tuple[int, int, float, str, int, int]] = []
+        values: list[float | str] = []
         tallies: dict[Equal, _Tally] = {}
         done: list[_Tally] = []
         for number, (equal, time, request_id, looked, seconds) in hits:
@@ -94,8 +110,9 @@ class HitRows:
             if tally.took > seconds:
                 tally.saved += tally.took - seconds
             tally.last = number
-            rows.append((number, tally.number, time, request_id, int(looked * 1e6), int(seconds * 1e6)))
-        self._connection.execute(_RECORDS, [orjson.dumps(rows).decode()])
+            values += number, tally.number, time, request_id, int(looked * 1e6), int(seconds * 1e6)
+        for size, part in _pieces(values):
+            self._connection.execute(self._statements[size], part)
         for tally in done:
             _count(totals, tally)
         self._past.asked((each.last, each.prompt.number) for each in done if each.prompt is not None)

@@ -1,10 +1,12 @@
 """The servers of the gateway benchmark beside kvproxy: nginx as upstream and gateway, sglang-router, a constant answer."""
 
 import contextlib
+import re
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -16,6 +18,8 @@ from starlette.routing import Route
 from tests.benchmarks.proxy_load import PATH
 from tests.benchmarks.proxy_servers import WHOLE, elsewhere, running
 from tests.ports import free_port
+
+_SCRIPT = Path(__file__).parent / "questions.lua"
 
 # The upstream answers anything alike. The second server passes on; the third keeps answers by their URL and body.
 _NGINX = """
@@ -34,6 +38,16 @@ http {{
     proxy_cache answers; proxy_cache_methods POST; proxy_cache_valid 200 1h; proxy_cache_key "$request_uri|$request_body"; }} }}
 }}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What wrk saw: requests in all and a second, and milliseconds until an answer."""
+
+    done: int
+    rate: float
+    p50: float
+    p99: float
 
 
 @contextlib.contextmanager
@@ -80,7 +94,10 @@ def constant() -> contextlib.AbstractContextManager[str]:
     return elsewhere(_constant)
 
 
-def wrk(url: str, connections: int, seconds: float, script: Path, *arguments: str) -> str:
-    """What wrk and its script print."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "30s", "-s", str(script), url + PATH]
-    return subprocess.run([*command, "--", *arguments], capture_output=True, text=True, check=True).stdout
+def wrk(url: str, connections: int, seconds: float, mode: str, seed: int) -> "Load":
+    """A load of chat requests from wrk; its modes are those of `questions.lua`."""
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "30s", "-s", str(_SCRIPT), url + PATH]
+    told = subprocess.run([*command, "--", mode, str(seed)], capture_output=True, text=True, check=True).stdout
+    done, micros, p50, p99, errors = map(int, re.findall(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", told)[0])
+    assert errors == 0, told
+    return Load(done, done / micros * 1e6, p50 / 1e3, p99 / 1e3)

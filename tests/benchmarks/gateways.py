@@ -26,7 +26,6 @@ from tests.benchmarks.gateway_servers import constant, nginx, sglang_router, wrk
 from tests.benchmarks.proxy_load import PATH
 from tests.benchmarks.proxy_servers import kvproxy
 
-_SCRIPT = Path(__file__).parent / "questions.lua"
 _MOST_REST = 30.0
 _EMBED = """
 import sys, time
@@ -84,20 +83,18 @@ def targets(router: Path | None, checkout: Path | None, modes: list[str]) -> Ite
             found["nginx, cached"] = Target(keeping, "hit")
             found["constant answer, same server"] = Target(stack.enter_context(constant()), "hit")
         for target in found.values():
-            wrk(target.url, 4, 1, _SCRIPT, target.mode, "1")
+            wrk(target.url, 4, 1, target.mode, 1)
         yield found
 
 
 def ask(target: Target, connections: int, seconds: float, seed: int) -> Seen:
     """One load."""
     before = _cpu(target), *_lookups(target)
-    told = wrk(target.url, connections, seconds, _SCRIPT, target.mode, str(seed))
-    done, micros, p50, p99, errors = map(int, re.findall(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", told)[0])
-    assert errors == 0, told
+    load = wrk(target.url, connections, seconds, target.mode, seed)
     after = _cpu(target), *_lookups(target)
     cpu, skipped, lookups = (late - early for late, early in zip(after, before, strict=True))
     _rest(target)
-    return Seen(done / micros * 1e6, p50 / 1e3, p99 / 1e3, cpu / done * 1e3, skipped / max(lookups, 1))
+    return Seen(load.rate, load.p50, load.p99, cpu / load.done * 1e3, skipped / max(lookups, 1))
 
 
 def _cpu(target: Target) -> float:

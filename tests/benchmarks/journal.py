@@ -1,4 +1,5 @@
-"""What the journal costs: exact hits with it and without it, interleaved; and the bytes of a record.
+"""What the journal costs: exact hits with it and without it, interleaved; and the bytes of a record. Load comes from wrk
+(`apt-get install wrk`).
 
 python -m tests.benchmarks.journal              # exact hits a second, on and off
 python -m tests.benchmarks.journal --bytes N    # bytes of N records (a million by default) of ordinary traffic
@@ -6,7 +7,6 @@ python -m tests.benchmarks.journal --seconds    # of a core for an exact hit: on
 """
 
 import contextlib
-import multiprocessing
 import random
 import statistics
 import sys
@@ -30,43 +30,45 @@ from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Writer
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
-from tests.benchmarks.exact_hit import SECONDS, body, load
+from tests.benchmarks.exact_hit import body
+from tests.benchmarks.gateway_servers import wrk
 from tests.index.entries import make_entry
 from tests.requests import api_request
 from tests.servers import run_proxy
 
-ROUNDS = 9
+ROUNDS = 40
 CONNECTIONS = 16
 _BATCH = 500
+_WRITTEN = 0.7
+"""Seconds after which all that was answered is written."""
 
 
 def rates() -> None:
-    """Exact hits a second: one proxy with a journal and one without, in turn."""
-    import httpx
-
-    context = multiprocessing.get_context("spawn")
+    """Exact hits a second: one proxy with a journal and one without, in turn, a second each."""
     with contextlib.ExitStack() as stack:
         urls = {}
         for name in ("off", "on"):
             data = stack.enter_context(tempfile.TemporaryDirectory())
             settings = load_settings(data=data, engine={"num_blocks": 256}, journal={"enabled": name == "on"})
-            urls[name] = stack.enter_context(run_proxy(settings))[0] + "/v1/chat/completions"
-            httpx.post(urls[name], content=body("What is a block?"), timeout=60)
-        pool = stack.enter_context(context.Pool(1))
+            urls[name] = stack.enter_context(run_proxy(settings))[0]
+            wrk(urls[name], 1, 1, "hit", 1)
         seen: dict[str, list[float]] = {"off": [], "on": []}
         spent: dict[str, list[float]] = {"off": [], "on": []}
         for round_ in range(ROUNDS):
             for name in ("off", "on") if round_ % 2 else ("on", "off"):
                 began = time.process_time()
-                seen[name].append(pool.apply(load, (urls[name], CONNECTIONS)))
+                load = wrk(urls[name], CONNECTIONS, 1, "hit", 1)
+                # What is still to be written belongs to this load.
+                time.sleep(_WRITTEN)
+                seen[name].append(load.rate)
                 # The load comes from another process: this is the proxy's own, its journal's thread included.
-                spent[name].append((time.process_time() - began) / (seen[name][-1] * SECONDS))
-    print(f"exact hits over {CONNECTIONS} connections, {ROUNDS} rounds; of ratios the median, least and most")
+                spent[name].append((time.process_time() - began) / load.done)
+    print(f"exact hits over {CONNECTIONS} connections, {ROUNDS} rounds; of ratios the median and the middle half")
     for title, values, scale, unit in (("rate", seen, 1, "a second"), ("processor", spent, 1e6, "µs each")):
         ratios = [on / off for on, off in zip(values["on"], values["off"], strict=True)]
         off, on = (statistics.median(values[name]) * scale for name in ("off", "on"))
-        ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        print(f"  {title:9}  off {off:8.1f}  on {on:8.1f} {unit:8}  ratio {ratio}")
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"  {title:9}  off {off:8.1f}  on {on:8.1f} {unit:8}  ratio {middle:.3f} ({low:.3f} to {high:.3f})")
 
 
 def size(count: int) -> None:

@@ -29,7 +29,7 @@ local function question()
 end
 
 function request()
-  return wrk.format("POST", nil, {["content-type"] = "application/json"}, '{"model":"m","messages":[{"role":"system","content":'
+  return wrk.format("POST", nil, {["content-type"] = "application/json"}, '{"model":"demo","messages":[{"role":"system","content":'
     .. '"You are a helpful assistant."},{"role":"user","content":"' .. question() .. '"}]}')
 end
 

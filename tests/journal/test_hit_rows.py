@@ -19,7 +19,7 @@ NOW = 1_795_000_000.0
 IDS = st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=200)
 HITS = st.lists(
     st.tuples(st.sampled_from(("a", "b", "c")), st.sampled_from(("", "x", "x, y")), st.floats(0, 200_000), IDS),
-    max_size=12,
+    max_size=40,
 )
 
 
@@ -60,3 +60,12 @@ def test_hits_in_batches_equal_hits_one_by_one(
         assert len(left) == len(right)
         for row, other in zip(left, right, strict=True):
             assert list(other) == pytest.approx(list(row))
+
+
+def test_a_large_batch_is_written_whole_and_in_order(tmp_path: Path) -> None:
+    batch = [hit("ab"[number % 2], "", float(number), f"request {number}") for number in range(700)]
+    records, last, totals = left_by(tmp_path / "journal.db", [batch], plain=True)
+    assert [row[2] for row in records[2:]] == [each.request_id for each in batch]
+    assert [row[1] for row in records[2:]] == pytest.approx([each.time for each in batch])
+    assert last == [(701,), (702,)]
+    assert sum(row[5] for row in totals if row[3] == "exact") == 700

@@ -5,10 +5,12 @@ for each hit would hand that lock over and back thousands of times a second.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 from kvproxy.journal.finished import LONGEST_ID, client_of
-from kvproxy.journal.hits import Equal, Hit
+from kvproxy.journal.hits import VALUES, Equal
 from kvproxy.journal.past import Past, Prompt
 from kvproxy.journal.rows import blob_of
 from kvproxy.journal.totals import ALL, Totals
@@ -24,46 +26,54 @@ _TABLE = (
     " tags integer, layer integer, reason integer, prompt integer, entry, prompt_tokens integer, completion_tokens integer)"
 )
 _EQUAL = f"insert into temp.equals values ({', '.join('?' * 12)})"
-_VALUES = 6
-"""Of a hit in a statement: number, number of what equal ones share, time, request id, microseconds until found and answered."""
-_SIZES = (256, 16, 1)
+_SIZES = (512, 64, 8, 1)
 """Hits in one statement: few sizes, so that SQLite has each at hand."""
 
 
 def _statement(hits: int) -> str:
-    """Makes records of so many hits."""
-    values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * hits)
+    """Makes records of so many hits, each given by its number, that of what equal ones share, its time and request id, and the
+    seconds until it was found and answered."""
+    values = ", ".join([f"({', '.join('?' * VALUES)})"] * hits)
+    looked, took = (f"cast(h.column{column} * 1000000 as integer)" for column in (5, 6))
     return (
         "insert into records (number, time, request, exact_us, first_us, total_us, tenant, client, model, api, tags, layer,"
         " reason, prompt, entry, prompt_tokens, completion_tokens, status)"
-        f" select h.column1, h.column3, substr(h.column4, 1, {LONGEST_ID}), h.column5, h.column6, h.column6, e.tenant,"
+        f" select h.column1, h.column3, substr(h.column4, 1, {LONGEST_ID}), {looked}, {took}, {took}, e.tenant,"
         " e.client, e.model, e.api, e.tags, e.layer, e.reason, e.prompt, e.entry, e.prompt_tokens, e.completion_tokens,"
         f" {_STATUS} from (values {values}) h join temp.equals e on e.number = h.column2"
     )
 
 
-def _pieces(values: list[float | str]) -> Iterator[tuple[int, list[float | str]]]:
-    """Values of hits, one after another, in parts of some sizes: the hits in each, and its values."""
-    done, left = 0, len(values) // _VALUES
+def _parts(values: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Values of hits in parts for one statement each: how many hits, and their values."""
+    done, left = 0, len(values) // VALUES
     for size in _SIZES:
         while left >= size:
-            yield size, values[done : done + size * _VALUES]
-            done, left = done + size * _VALUES, left - size
+            yield size, values[done : done + size * VALUES]
+            done, left = done + size * VALUES, left - size
 
 
+@dataclass(slots=True)
 class _Tally:
-    """Hits of equal requests on one day, in one batch: how many, their seconds, those that they saved, and the last one."""
+    """Hits of equal requests on one day, in one batch.
 
-    __slots__ = ("equal", "last", "number", "prompt", "requests", "saved", "seconds", "start", "took")
+    Attributes:
+        equal: what they share, and its number.
+        prompt: what they asked, where that is known.
+        last: number of the last of them.
+        seconds: until each was answered.
+    """
 
-    def __init__(self, equal: Equal, number: int, prompt: Prompt | None, start: float) -> None:
-        self.equal = equal
-        self.number = number
-        self.prompt = prompt
-        self.took = (prompt.seconds or 0.0) if prompt is not None else 0.0
-        self.start = start
-        self.requests = self.last = 0
-        self.seconds = self.saved = 0.0
+    equal: Equal
+    number: int
+    prompt: Prompt | None
+    last: int
+    seconds: list[float] = field(default_factory=list)
+
+    def saved(self) -> float:
+        """Seconds that the hits saved in sum."""
+        took = (self.prompt.seconds if self.prompt is not None else None) or 0.0
+        return sum([took - seconds for seconds in self.seconds if seconds < took])
 
 
 class HitRows:
@@ -89,33 +99,46 @@ class HitRows:
         connection.execute("pragma temp_store=memory")
         connection.execute(_TABLE)
 
-    def write(self, hits: Sequence[tuple[int, Hit]], totals: Totals) -> None:
-        """Write records of hits, each with its number, and count them."""
-        if not hits:
+    def write(self, values: list[Any], totals: Totals) -> None:
+        """Write records of hits, and count them.
+
+        Args:
+            values: of all hits, as `Hits` has them, with their numbers; they are other ones afterwards.
+            totals: what they are added to.
+        """
+        if not values:
             return
         if len(self._numbers) >= _MOST:
             self.forget()
         if not self._numbers:
             self._connection.execute("delete from temp.equals")
-        values: list[float | str] = []
-        tallies: dict[Equal, _Tally] = {}
-        done: list[_Tally] = []
-        for number, (equal, time, request_id, looked, seconds) in hits:
-            tally = tallies.get(equal)
-            if tally is None or not 0.0 <= time - tally.start < _DAY:
-                tally = tallies[equal] = _Tally(equal, *self._number(equal), time // _DAY * _DAY)
-                done.append(tally)
-            tally.requests += 1
-            tally.seconds += seconds
-            if tally.took > seconds:
-                tally.saved += tally.took - seconds
-            tally.last = number
-            values += number, tally.number, time, request_id, int(looked * 1e6), int(seconds * 1e6)
-        for size, part in _pieces(values):
+        times = values[2::VALUES]
+        day = times[0] // _DAY
+        if min(times) // _DAY == max(times) // _DAY:
+            self._write(day * _DAY, values, totals)
+            return
+        for here in (True, False):
+            some = [place for place, time in enumerate(times) if (time // _DAY == day) is here]
+            self.write([each for place in some for each in values[place * VALUES : (place + 1) * VALUES]], totals)
+
+    def _write(self, day: float, values: list[Any], totals: Totals) -> None:
+        """Write hits of one day, which is told by its first second."""
+        equals, seconds = values[1::VALUES], values[5::VALUES]
+        # Equal requests share one tuple, and its address is at hand sooner than its hash.
+        kinds = list(map(id, equals))
+        last = dict(zip(kinds, values[::VALUES], strict=True))
+        tallies = {
+            kind: _Tally(equal, *self._number(equal), last[kind])
+            for kind, equal in dict(zip(kinds, equals, strict=True)).items()
+        }
+        for kind, each in zip(kinds, seconds, strict=True):
+            tallies[kind].seconds.append(each)
+        values[1::VALUES] = [tallies[kind].number for kind in kinds]
+        for size, part in _parts(values):
             self._connection.execute(self._statements[size], part)
-        for tally in done:
-            _count(totals, tally)
-        self._past.asked((each.last, each.prompt.number) for each in done if each.prompt is not None)
+        for tally in tallies.values():
+            _count(totals, day, tally)
+        self._past.asked((each.last, each.prompt.number) for each in tallies.values() if each.prompt is not None)
 
     def forget(self) -> None:
         """Start anew: what was learned in a transaction that was undone is not there."""
@@ -138,14 +161,15 @@ class HitRows:
         return self._last, *map(self._words.number, words), at, blob_of(entry), prompt_tokens, completion_tokens
 
 
-def _count(totals: Totals, tally: _Tally) -> None:
+def _count(totals: Totals, day: float, tally: _Tally) -> None:
     """Add hits to the totals, under each of their tags too."""
     _, tenant, model, _, tags, _, prompt_tokens, completion_tokens = tally.equal
+    requests, seconds, saved = len(tally.seconds), sum(tally.seconds), tally.saved()
     for tag in (ALL, *tags):
-        total = totals.of(tally.start, tenant, model, "exact", tag)
-        total.requests += tally.requests
-        total.prompt_tokens += tally.requests * prompt_tokens
-        total.completion_tokens += tally.requests * completion_tokens
-        total.first_seconds += tally.seconds
-        total.seconds += tally.seconds
-        total.saved_seconds += tally.saved
+        total = totals.of(day, tenant, model, "exact", tag)
+        total.requests += requests
+        total.prompt_tokens += requests * prompt_tokens
+        total.completion_tokens += requests * completion_tokens
+        total.first_seconds += seconds
+        total.seconds += seconds
+        total.saved_seconds += saved

@@ -1,6 +1,10 @@
-"""Exact hits while they wait to be written, in plain values: thousands of them wait at a time, and objects would keep the
-garbage collector busy."""
+"""Exact hits while they wait to be written, in plain values.
 
+Thousands of them wait at a time: objects would keep the garbage collector busy, and the processor would have to fetch each from
+afar when it is written.
+"""
+
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from kvproxy.apis.request import ApiRequest
@@ -11,6 +15,33 @@ Equal: TypeAlias = tuple[str, str, str, str, tuple[str, ...], str, int, int]
 """What the hits of equal requests share: exact key, tenant, model, API, tags, entry, tokens of prompt and answer."""
 Hit: TypeAlias = tuple[Equal, float, str, float, float]
 """An exact hit: what it shares with others, its time and request id, and the seconds until it was found and answered."""
+
+
+VALUES = 6
+"""Of a hit among others: a place for its number, and what the hit is."""
+
+
+class Hits:
+    """Exact hits one after another.
+
+    Attributes:
+        values: of all of them, `VALUES` each; their numbers are 0 as yet.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: list[Equal | float | str] = []
+
+    def __len__(self) -> int:
+        return len(self.values) // VALUES
+
+    def __iter__(self) -> Iterator["Hits"]:
+        """Each of them alone."""
+        for start in range(0, len(self.values), VALUES):
+            alone = Hits()
+            alone.values = self.values[start : start + VALUES]
+            yield alone
 
 
 def equal_of(tenant: str, request: ApiRequest, key: str, entry: Entry) -> Equal:

@@ -1,11 +1,11 @@
 """The journal: takes what becomes of requests, and writes it down in a thread of its own."""
 
 import contextlib
+import itertools
 import logging
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,22 +15,20 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.redactor import Redactor
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import Hit, hit_of
+from kvproxy.journal.hits import Hit, Hits, hit_of
 from kvproxy.journal.past import Gone, Kept
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.trouble import Trouble
+from kvproxy.journal.waiting import Waiting, What, records_of
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
 _EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
-_AT_ONCE = 500
+_AT_ONCE = 2048
 """Records in one transaction: few enough that other threads need not wait long for their turn."""
-_MOST_WAITING = 20_000
-_MOST_BYTES = 64 * 2**20
-"""Bytes of requests that may wait to be written; of what comes then, no regions and no text are kept."""
 _PRUNE_EVERY = 10.0
 _log = logging.getLogger("kvproxy")
 
@@ -131,8 +129,7 @@ class FileJournal:
         self.lost = 0
         """Records that could not be written."""
         self._trouble = Trouble(path)
-        self._waiting: deque[Draft | Hit | Kept | Gone] = deque()
-        self._bytes = 0
+        self._waiting = Waiting()
         self._wake = threading.Event()
         self._writing = threading.Lock()
         self._closing = False
@@ -141,32 +138,27 @@ class FileJournal:
         self._thread.start()
 
     def add(self, draft: Draft) -> None:
-        if len(self._waiting) >= _MOST_WAITING:
+        if self._waiting.full:
             self.lost += 1
-            return
-        if self._writer.knows(draft.key) and (hit := hit_of(draft)) is not None:
-            self._waiting.append(hit)
-            return
-        if draft.hit is None and draft.request is not None:
-            self._bytes += len(draft.request.raw)
-            if self._bytes > _MOST_BYTES:
-                draft.parts = None
-        self._waiting.append(draft)
+        elif self._writer.knows(draft.key) and (hit := hit_of(draft)) is not None:
+            self._waiting.add_hit(hit)
+        else:
+            self._waiting.add(draft)
 
     def repeated(self, hit: Hit) -> bool:
-        if len(self._waiting) >= _MOST_WAITING:
+        if self._waiting.full:
             self.lost += 1
             return True
         if not self._writer.knows(hit[0][0]):
             return False
-        self._waiting.append(hit)
+        self._waiting.add_hit(hit)
         return True
 
     def kept(self, entry: Entry) -> None:
-        self._waiting.append(Kept(entry.key, entry.id, entry.expires, self._clock(), entry.request_id))
+        self._waiting.add_moved([Kept(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
 
     def gone(self, entries: Iterable[Gone]) -> None:
-        self._waiting.extend(entries)
+        self._waiting.add_moved(entries)
 
     def latest(self, limit: int) -> list[Record]:
         self.flush()
@@ -184,10 +176,13 @@ class FileJournal:
         return self._writer.asked.of(number)
 
     def flush(self) -> None:
-        """Write what has come until now."""
+        """Write what has come until now; what comes meanwhile waits, or a busy proxy would have it written one by one."""
         with self._writing:
-            while self._waiting:
-                self._write()
+            left = len(self._waiting)
+            while left > 0:
+                what = self._waiting.take(_AT_ONCE)
+                self._write(what)
+                left -= len(what)
 
     def _run(self) -> None:
         while not self._closing:
@@ -197,10 +192,7 @@ class FileJournal:
                 self._prune()
         self.flush()
 
-    def _write(self) -> None:
-        what = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
-        if not self._waiting:
-            self._bytes = 0
+    def _write(self, what: Sequence[What]) -> None:
         try:
             self._look()
             self._writer.write(what)
@@ -210,7 +202,7 @@ class FileJournal:
             self._trouble.failed(error, self._lost_of(what))
         except Exception:
             # One of them is of a kind that none of this foresaw; it goes alone.
-            for each in what:
+            for each in itertools.chain.from_iterable(each if isinstance(each, Hits) else (each,) for each in what):
                 try:
                     self._writer.write([each])
                 except Exception as error:
@@ -223,9 +215,9 @@ class FileJournal:
             self._files.leave()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
 
-    def _lost_of(self, what: Sequence[Draft | Hit | Kept | Gone]) -> int:
+    def _lost_of(self, what: Sequence[What]) -> int:
         """Count the records among what could not be written."""
-        records = sum(not isinstance(each, Kept | Gone) for each in what)
+        records = sum(map(records_of, what))
         self.lost += records
         return records
 

@@ -11,13 +11,14 @@ from kvproxy.journal.asked import Asked
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import finished
 from kvproxy.journal.hit_rows import HitRows
-from kvproxy.journal.hits import Hit
+from kvproxy.journal.hits import VALUES, Equal, Hits
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_without_past
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import regions_of, written
 from kvproxy.journal.rows import INSERT, row_of, short_key
 from kvproxy.journal.totals import ALL, Totals
+from kvproxy.journal.waiting import What
 from kvproxy.journal.words import Words
 from kvproxy.settings.journal import JournalSettings
 
@@ -65,7 +66,7 @@ class Writer:
         self._totals = Totals()
         self._renewed: dict[str, _Renewed] = {}
 
-    def write(self, what: Sequence[Draft | Hit | Kept | Gone]) -> None:
+    def write(self, what: Sequence[What]) -> None:
         """Keep what happened, in its order and in one transaction: requests that are over, and entries that came and went."""
         try:
             with self._connection:
@@ -100,22 +101,24 @@ class Writer:
             return renewed.went
         return self._past.why_gone(short_key(key), known, time)
 
-    def _write(self, what: Sequence[Draft | Hit | Kept | Gone], number: int) -> None:
-        hits: list[tuple[int, Hit]] = []
+    def _write(self, what: Sequence[What], number: int) -> None:
+        hits: list[Equal | float | str] = []
         others: list[tuple[object, ...]] = []
         last: dict[int, int] = {}
         for each in what:
-            if isinstance(each, tuple):
-                hits.append((number, each))
+            if isinstance(each, Hits):
+                values = each.values.copy()
+                values[::VALUES] = range(number, number + len(each))
+                hits += values
+                number += len(each)
             elif isinstance(each, Draft):
                 record = self._record(each, number)
                 others.append(row_of(record, self._words))
                 if record.prompt is not None:
                     last[record.prompt] = number
+                number += 1
             else:
                 self._move(each)
-                continue
-            number += 1
         self._connection.executemany(INSERT, others)
         self._past.asked((number, prompt) for prompt, number in last.items())
         self._hits.write(hits, self._totals)
@@ -221,13 +224,14 @@ class Writer:
     def prune(self) -> int:
         """Remove records beyond the bounds, some thousand at most; how many."""
         oldest = self._clock() - self._settings.days * 86_400
+        # Only the oldest are looked at: a look at a million would hold up the records that come meanwhile.
         sql = (
-            "delete from records where number in (select number from records where number <="
-            " (select max(number) from records) - ? or time < ? order by number limit ?) returning prompt"
+            "delete from records where number in (select number from (select number, time from records order by number"
+            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"
         )
         with self._connection:
             self._connection.execute("begin immediate")
-            rows = self._connection.execute(sql, [self._settings.rows, oldest, _PRUNED_AT_ONCE]).fetchall()
+            rows = self._connection.execute(sql, [_PRUNED_AT_ONCE, self._settings.rows, oldest]).fetchall()
             prompts = {prompt for (prompt,) in rows if prompt is not None}
             row = self._connection.execute("select min(number) from records").fetchone()
             unused = "delete from prompts where number = ? and last < ?"

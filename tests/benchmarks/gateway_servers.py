@@ -1,6 +1,7 @@
 """The servers of the gateway benchmark beside kvproxy: nginx as upstream and gateway, sglang-router, a constant answer."""
 
 import contextlib
+import os
 import re
 import subprocess
 import tempfile
@@ -101,3 +102,9 @@ def wrk(url: str, connections: int, seconds: float, mode: str, seed: int) -> "Lo
     done, micros, p50, p99, errors = map(int, re.findall(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", told)[0])
     assert errors == 0, told
     return Load(done, done / micros * 1e6, p50 / 1e3, p99 / 1e3)
+
+
+def processor_seconds(process: int) -> float:
+    """Seconds of a core that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

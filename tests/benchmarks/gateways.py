@@ -9,7 +9,6 @@ python -m tests.benchmarks.gateways --router VENV/bin/sglang-router
 import argparse
 import contextlib
 import itertools
-import os
 import re
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.benchmarks.gateway_servers import constant, nginx, sglang_router, wrk
+from tests.benchmarks.gateway_servers import constant, nginx, processor_seconds, sglang_router, wrk
 from tests.benchmarks.proxy_load import PATH
 from tests.benchmarks.proxy_servers import kvproxy
 
@@ -98,11 +97,7 @@ def ask(target: Target, connections: int, seconds: float, seed: int) -> Seen:
 
 
 def _cpu(target: Target) -> float:
-    """Seconds of a core that a process has used."""
-    if target.process is None:
-        return 0.0
-    fields = Path(f"/proc/{target.process}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0 if target.process is None else processor_seconds(target.process)
 
 
 def _rest(target: Target) -> None:

@@ -1,5 +1,5 @@
 """What the journal costs: exact hits with it and without it, interleaved; and the bytes of a record. Load comes from wrk
-(`apt-get install wrk`).
+(`apt-get install wrk nginx`).
 
 python -m tests.benchmarks.journal              # exact hits a second, on and off
 python -m tests.benchmarks.journal --bytes N    # bytes of N records (a million by default) of ordinary traffic
@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,21 +23,22 @@ from kvproxy.flow.outcome import Outcome
 from kvproxy.flow.recording import trail
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import Hit, equal_of
+from kvproxy.journal.hits import equal_of
 from kvproxy.journal.past import Kept
 from kvproxy.journal.schema import open_file
+from kvproxy.journal.waiting import Waiting
 from kvproxy.journal.writer import Writer
-from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from tests.benchmarks.exact_hit import body
-from tests.benchmarks.gateway_servers import wrk
+from tests.benchmarks.gateway_servers import nginx, processor_seconds, wrk
+from tests.benchmarks.proxy_servers import kvproxy
 from tests.index.entries import make_entry
 from tests.requests import api_request
-from tests.servers import run_proxy
 
-ROUNDS = 40
+ROUNDS = 60
 CONNECTIONS = 16
 _BATCH = 500
+_AT_ONCE = 2_048
 _WRITTEN = 0.7
 """Seconds after which all that was answered is written."""
 
@@ -46,23 +46,23 @@ _WRITTEN = 0.7
 def rates() -> None:
     """Exact hits a second: one proxy with a journal and one without, in turn, a second each."""
     with contextlib.ExitStack() as stack:
-        urls = {}
+        direct, _, _ = stack.enter_context(nginx())
+        urls, processes = {}, {}
         for name in ("off", "on"):
             data = stack.enter_context(tempfile.TemporaryDirectory())
-            settings = load_settings(data=data, engine={"num_blocks": 256}, journal={"enabled": name == "on"})
-            urls[name] = stack.enter_context(run_proxy(settings))[0]
+            started = kvproxy(direct, Path(data), semantic=True, KVPROXY_JOURNAL__ENABLED=str(name == "on"))
+            urls[name], processes[name] = stack.enter_context(started)
             wrk(urls[name], 1, 1, "hit", 1)
         seen: dict[str, list[float]] = {"off": [], "on": []}
         spent: dict[str, list[float]] = {"off": [], "on": []}
         for round_ in range(ROUNDS):
             for name in ("off", "on") if round_ % 2 else ("on", "off"):
-                began = time.process_time()
+                before = processor_seconds(processes[name])
                 load = wrk(urls[name], CONNECTIONS, 1, "hit", 1)
                 # What is still to be written belongs to this load.
                 time.sleep(_WRITTEN)
                 seen[name].append(load.rate)
-                # The load comes from another process: this is the proxy's own, its journal's thread included.
-                spent[name].append((time.process_time() - began) / load.done)
+                spent[name].append((processor_seconds(processes[name]) - before) / load.done)
     print(f"exact hits over {CONNECTIONS} connections, {ROUNDS} rounds; of ratios the median and the middle half")
     for title, values, scale, unit in (("rate", seen, 1, "a second"), ("processor", spent, 1e6, "µs each")):
         ratios = [on / off for on, off in zip(values["on"], values["off"], strict=True)]
@@ -105,16 +105,16 @@ def seconds(count: int = 20_000) -> None:
     with tempfile.TemporaryDirectory() as folder:
         writer = Writer(open_file(Path(folder) / "journal.db"), JournalSettings(), time.time)
         writer.write([_hit(request, key, entry)])
-        waiting: deque[Hit] = deque()
+        waiting = Waiting()
         equal = equal_of("public", request, key.exact, entry)
         began = time.thread_time()
         for number in range(count):
             seen = time.perf_counter()
-            waiting.append((equal, 1.0, f"{number:032x}", seen, time.perf_counter() - seen))
+            waiting.add_hit((equal, 1.0, f"{number:032x}", seen, time.perf_counter() - seen))
         answering = time.thread_time() - began
         began = time.thread_time()
         while waiting:
-            writer.write([waiting.popleft() for _ in range(_BATCH)])
+            writer.write(waiting.take(_AT_ONCE))
         writing = time.thread_time() - began
     answered, written = (spent / count * 1e6 for spent in (answering, writing))
     print(f"an exact hit costs {answered:.1f} µs where it is answered, and {written:.1f} µs where it is written")

@@ -85,13 +85,14 @@ def upstream() -> contextlib.AbstractContextManager[str]:
 
 @contextlib.contextmanager
 def kvproxy(
-    target: str, data: Path, checkout: Path | None = None, *, semantic: bool = False
+    target: str, data: Path, checkout: Path | None = None, *, semantic: bool = False, **variables: str
 ) -> Iterator[tuple[str, int]]:
     """kvproxy in front of a server: its URL and its process id.
 
     Args:
         checkout: another checkout, to run its code in place of ours.
         semantic: look for similar questions too, as it does by default.
+        variables: more of its environment.
     """
     port = free_port()
     module = "kvproxy.commands"
@@ -100,7 +101,7 @@ def kvproxy(
         module = "commands"
     command = [sys.executable, "-m", module, "serve", "--upstream", target, "--port", str(port)]
     arguments = [*command, *([] if semantic else ["--no-semantic"]), "--data", str(data)]
-    with running(arguments, f"http://127.0.0.1:{port}/health", **environment) as process:
+    with running(arguments, f"http://127.0.0.1:{port}/health", **environment, **variables) as process:
         yield f"http://127.0.0.1:{port}", process.pid
 
 

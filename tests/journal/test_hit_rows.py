@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.hits import hit_of
 from kvproxy.journal.schema import open_file
+from kvproxy.journal.waiting import Waiting
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import draft
@@ -38,7 +39,12 @@ def left_by(path: Path, batches: list[list[Draft]], *, plain: bool) -> list[Any]
         miss.ended = miss.began + 2.0
         writer.write([miss])
     for batch in batches:
-        writer.write([(hit_of(each) or each) if plain and writer.knows(each.key) else each for each in batch])
+        # What follows a hit goes with it, as long as it is one that can.
+        waiting = Waiting()
+        for each in batch:
+            known = plain and writer.knows(each.key) and hit_of(each)
+            waiting.add_hit(known) if known else waiting.add(each)
+        writer.write(waiting.take(10_000))
     found = [
         connection.execute("select * from requests order by number").fetchall(),
         connection.execute("select last from prompts order by number").fetchall(),

@@ -211,3 +211,32 @@ def test_two_proxies_may_share_a_file(tmp_path: Path) -> None:
     assert len({record.number for record in found}) == 40
     one.close()
     other.close()
+
+
+def test_what_comes_while_others_are_written_waits_for_the_next_time(
+    journal: FileJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, batches = journal._writer.write, 0
+
+    def busy(what: Any) -> None:
+        nonlocal batches
+        batches += 1
+        write(what)
+        if batches < 50:
+            journal.add(draft("again", f"{batches}"))
+
+    journal.add(draft("first", "0"))
+    with journal._writing:
+        monkeypatch.setattr(journal._writer, "write", busy)
+    journal.flush()
+    # The journal's own thread may have been writing too.
+    assert batches < 25
+
+
+def test_of_hits_that_wait_together_only_those_that_cannot_be_written_are_lost(journal: FileJournal) -> None:
+    journal.add(draft("a", "miss"))
+    journal.flush()
+    for id in ("one", "\ud800", "two"):
+        journal.add(draft("a", id, hit=True))
+    assert {record.request_id for record in journal.latest(10)} == {"miss", "one", "two"}
+    assert journal.lost == 1

@@ -1,9 +1,11 @@
 """What several rooms' tests need: a proxy with the demo model, and an isolated environment."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from kvproxy.http.services import Services
@@ -19,6 +21,22 @@ def pytest_configure() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     # Tiny models are computed ten times faster on one thread, in the processes that tests start too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # How long an example takes is the machine's affair, and how busy it is.
+    hypothesis.settings.register_profile(
+        "kvproxy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("kvproxy")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave out what is imported where garbage is looked for: that would take a tenth of the time of all tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _shared(factory: pytest.TempPathFactory) -> Path:

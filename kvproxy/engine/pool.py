@@ -1,8 +1,10 @@
 """The KV tensors behind the block pool."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvproxy.engine.transfer import Downloads, Uploads, upload
@@ -35,9 +37,7 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         try:
-            self.data = torch.zeros(
-                (shape.layers, 2, num_blocks, block_size, shape.kv_heads, shape.head_dim), dtype=dtype, device=device
-            )
+            self.data = _zeros((shape.layers, 2, num_blocks, block_size, shape.kv_heads, shape.head_dim), dtype, device)
         except (RuntimeError, MemoryError):
             size = num_blocks * shape.block_bytes(block_size, dtype) / 2**30
             raise SettingsError(
@@ -73,3 +73,14 @@ class KVPool:
         device = self.data.device
         moved = self._uploads.start(content, device)[:, :, first : first + len(blocks)]
         self.data.index_copy_(2, upload(blocks, device), moved)
+
+
+def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU the system gives their memory when it is first written to, so that a start need not wait for all of it."""
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    line = 64  # Bytes of a cache line, in which torch's own memory begins too.
+    wanted = math.prod(sizes) * dtype.itemsize
+    memory = np.zeros(wanted + line, np.uint8)
+    first = -memory.ctypes.data % line
+    return torch.from_numpy(memory[first : first + wanted]).view(dtype).view(sizes)

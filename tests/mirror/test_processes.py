@@ -1,4 +1,4 @@
-"""Two `kvproxy serve` processes, one in front of the other; the one behind is killed and started again."""
+"""Two `kvproxy serve` processes, one in front of the other; the one behind is killed and started again, and has a disk tier."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ import pytest
 
 from tests.commands.test_commands import kvproxy, result
 from tests.ports import free_port
-from tests.tiers.test_serve import SYSTEM, ask, cached, serving
+from tests.tiers.test_serve import SYSTEM, ask, cached, fill_the_disk, find_it_again, serving, tier_flags
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
@@ -22,14 +22,16 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_a_mirror_survives_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_engine_finds_its_prefixes_and_the_mirror_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     monkeypatch.setenv("KVPROXY_ENGINE__KV_EVENTS", events)
     monkeypatch.setenv("KVPROXY_ENGINE__KV_REPLAY", replay)
     monkeypatch.setenv("KVPROXY_FORWARD__TOKENIZER", "demo")
     monkeypatch.setenv("KVPROXY_ROUTING__HEALTH_INTERVAL", "0.3")
     port = free_port()
-    behind = ("--port", str(port), "--num-blocks", "256")
+    behind = ("--port", str(port), "--num-blocks", "256", "--no-semantic", *tier_flags(tmp_path))
     front = ("--upstream", f"http://127.0.0.1:{port}", "--kv-events", events, "--kv-replay", replay)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
         # Both start at once: a start is all that takes long here.
@@ -37,12 +39,13 @@ def test_a_mirror_survives_its_engine(tmp_path: Path, monkeypatch: pytest.Monkey
         with serving(tmp_path / "behind", *behind) as engine:
             url = url_of_front.result()
             until(lambda: upstream(url)["state"] == "up" and stats(url)["complete"])
-            ask(url, "What is a block?")
+            before = fill_the_disk(engine)
             until(lambda: hashes(url) == hashes(engine) != set())
             look_around(url, engine)
         until(lambda: upstream(url)["state"] == "ejected")
         assert "not connected" in kvproxy("upstreams", url=url).stdout
         with serving(tmp_path / "behind", *behind) as engine:
+            find_it_again(engine, before, tmp_path)
             until(lambda: upstream(url)["state"] == "up")
             ask(url, "What is a pool, a queue, a chain, a leaf, a prefix, a digest, a salt and a seed? " * 3)
             until(lambda: hashes(url) == hashes(engine) != set() and stats(url)["complete"])

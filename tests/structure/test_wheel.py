@@ -82,7 +82,7 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
     """The environment of a user whose own modules have the names that our source tree has at its top."""
     for name in ("index", "commands", "tests"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('the module of a user')")
-    kept = ("PATH", "HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE")
+    kept = ("PATH", "HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONPATH": str(tmp_path)}
 
 

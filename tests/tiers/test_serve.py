@@ -1,4 +1,7 @@
-"""`kvproxy serve` with a disk tier, killed and started again: prompts find their prefix, and every surface says so."""
+"""`kvproxy serve` with a disk tier: prompts find their prefix after a restart, and every surface says so.
+
+The restart itself is `tests/mirror/test_processes.py`'s, since the start of an engine is what takes long.
+"""
 
 import contextlib
 import os
@@ -77,49 +80,56 @@ def wait_for_chunks(url: str, more_than: int = 0) -> int:
     raise AssertionError("no chunk was written")
 
 
-def test_a_restart_finds_its_prefixes_and_shows_them(tmp_path: Path) -> None:
-    flags = ["--tier-disk", str(tmp_path / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK)]
-    prompts = tmp_path / "prompts.txt"
+def tier_flags(folder: Path) -> tuple[str, ...]:
+    """Flags of tiers of which one outlives the process."""
+    return ("--tier-disk", str(folder / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK))
+
+
+def fill_the_disk(url: str) -> dict[str, str]:
+    """Ask until a chunk is on the disk, at an engine that is fresh; what it said."""
+    assert "tiers=" not in ask(url, "What is a block?").headers["cache-status"]
+    said: dict[str, str] = ask(url, "What is a block?").json()["choices"][0]["message"]
+    wait_for_chunks(url)
+    assert [row["name"] for row in result("blocks", "tiers", url=url)] == ["host", "disk"]
+    return said
+
+
+def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
+    """What an engine that was started again finds on the disk, and every surface that shows it."""
+    prompts = folder / "prompts.txt"
     prompts.write_text("What is a block?\n")
-    with serving(tmp_path, *flags) as url:
-        assert "tiers=" not in ask(url, "What is a block?").headers["cache-status"]
-        before = ask(url, "What is a block?").json()["choices"][0]["message"]
-        wait_for_chunks(url)
-        assert [row["name"] for row in result("blocks", "tiers", url=url)] == ["host", "disk"]
-    with serving(tmp_path, *flags) as url:
-        explained = result("explain", "What is a block?", "--system", SYSTEM, url=url)
-        assert explained["prefix"]["matched_tokens"] == 0
-        assert explained["prefix"]["tiers"]["disk"] >= CHUNK
-        assert explained["layer"] == "prefix"
-        again = ask(url, "What is a block?")
-        assert again.json()["choices"][0]["message"] == before
-        tier_tokens = int(re.search(r"tiers=(\d+)", again.headers["cache-status"])[1])  # type: ignore[index]
-        assert cached(again) == tier_tokens == explained["prefix"]["tiers"]["disk"]
-        rows = {row["name"]: row for row in result("blocks", "tiers", url=url)}
-        assert rows["disk"]["hits"] == -(-tier_tokens // CHUNK)
-        assert "disk" in kvproxy("blocks", "tiers", url=url).stdout
-        assert result("cache", "stats", url=url)["entries"] == 0
-        assert "beyond the pool, disk:" in kvproxy("blocks", url=url).stdout
-        metrics = httpx.get(f"{url}/metrics").text
-        assert f'kvproxy_tokens_total{{kind="tier"}} {tier_tokens}.0' in metrics
-        assert 'kvproxy_tier{of="hits",tier="disk"}' in metrics
-        for name in ("queue", "ttft", "tpot"):
-            assert f"kvproxy_{name}_seconds_count 1.0" in metrics
-        warmed = result("warm", prompts, "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
-        assert (warmed["requests"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
-        chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
-        assert 'kvproxy_tier{of="dropped",tier="disk"} 0.0' in metrics
-        assert "tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
-        cleared = result("blocks", "clear-tier", "disk", url=url)
-        assert cleared == {"tier": "disk", "models": "own", "cleared": chunks}
-        assert (
-            "0 chunks dropped from disk" in kvproxy("blocks", "clear-tier", "disk", "--models", "all", url=url).stdout
-        )
-        assert not list((tmp_path / "chunks").rglob("*.chunk"))
-        assert result("blocks", "tiers", url=url)[0]["chunks"] == chunks
-        unknown = kvproxy("blocks", "clear-tier", "redis", url=url)
-        assert (unknown.returncode, "this proxy has host, disk" in unknown.stderr) == (3, True)
-        assert kvproxy("blocks", "clear-tier", "disk", "--models", "mine", url=url).returncode == 2
+    entries = result("cache", "stats", url=url)["entries"]
+    explained = result("explain", "What is a block?", "--system", SYSTEM, url=url)
+    assert explained["prefix"]["matched_tokens"] == 0
+    assert explained["prefix"]["tiers"]["disk"] >= CHUNK
+    assert explained["layer"] == "prefix"
+    again = ask(url, "What is a block?")
+    assert again.json()["choices"][0]["message"] == before
+    tier_tokens = int(re.search(r"tiers=(\d+)", again.headers["cache-status"])[1])  # type: ignore[index]
+    assert cached(again) == tier_tokens == explained["prefix"]["tiers"]["disk"]
+    rows = {row["name"]: row for row in result("blocks", "tiers", url=url)}
+    assert rows["disk"]["hits"] == -(-tier_tokens // CHUNK)
+    assert "disk" in kvproxy("blocks", "tiers", url=url).stdout
+    assert result("cache", "stats", url=url)["entries"] == entries
+    assert "beyond the pool, disk:" in kvproxy("blocks", url=url).stdout
+    metrics = httpx.get(f"{url}/metrics").text
+    assert f'kvproxy_tokens_total{{kind="tier"}} {tier_tokens}.0' in metrics
+    assert 'kvproxy_tier{of="hits",tier="disk"}' in metrics
+    for name in ("queue", "ttft", "tpot"):
+        assert f"kvproxy_{name}_seconds_count 1.0" in metrics
+    warmed = result("warm", prompts, "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
+    assert (warmed["requests"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
+    chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
+    assert 'kvproxy_tier{of="dropped",tier="disk"} 0.0' in metrics
+    assert "tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
+    cleared = result("blocks", "clear-tier", "disk", url=url)
+    assert cleared == {"tier": "disk", "models": "own", "cleared": chunks}
+    assert "0 chunks dropped from disk" in kvproxy("blocks", "clear-tier", "disk", "--models", "all", url=url).stdout
+    assert not list((folder / "chunks").rglob("*.chunk"))
+    assert result("blocks", "tiers", url=url)[0]["chunks"] == chunks
+    unknown = kvproxy("blocks", "clear-tier", "redis", url=url)
+    assert (unknown.returncode, "this proxy has host, disk" in unknown.stderr) == (3, True)
+    assert kvproxy("blocks", "clear-tier", "disk", "--models", "mine", url=url).returncode == 2
 
 
 def test_tiers_with_an_upstream_are_refused(tmp_path: Path) -> None:

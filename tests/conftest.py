@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 
@@ -26,6 +27,9 @@ def pytest_configure() -> None:
         "kvproxy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("kvproxy")
+    # The same holds for the answers that tests wait for: five seconds are little where others compute too.
+    waits = httpx._config.DEFAULT_TIMEOUT_CONFIG
+    waits.connect = waits.read = waits.write = waits.pool = 60.0
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,7 +37,7 @@ def run_server(server: uvicorn.Server) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(timeout=20)
+            thread.join(timeout=60)
 
 
 @contextlib.contextmanager

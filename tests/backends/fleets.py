@@ -105,7 +105,7 @@ class Fleet:
 
     def ask(self, question: str, **options: Any) -> httpx.Response:
         body = {"model": "m", "messages": [{"role": "user", "content": question}]} | options
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=20)
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
 
     def taker(self, question: str) -> str:
         """URL of the engine that gets a question."""
@@ -136,7 +136,7 @@ def fleet(data: Path, count: int = 3, servers: Any = dict, **routing: Any) -> It
         yield Fleet(url, services, engines)
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"

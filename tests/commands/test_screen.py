@@ -123,7 +123,8 @@ def layers(text: str) -> list[str]:
 def test_nothing_is_cut_off_at_80_columns(demo: Demo) -> None:
     """With a pool, a policy that learns, and all that the page has."""
     ask_demo(demo[0], "Is anything cut off?").raise_for_status()
-    with top(demo[0], 80, colours=True) as screen:
+    # Lines enough for all that a proxy may tell whom other tests asked before.
+    with top(demo[0], 80, lines=50, colours=True) as screen:
         text = screen.shows("evictions", "first byte, ms", "in all", "stored", "prompt tokens)", "pool  ")
         assert "…" not in text
         for key, word in (("3", "evictions"), ("4", "the embedded engine answers here"), ("5", "at least")):

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +10,6 @@ from starlette.requests import ClientDisconnect, Request
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.connections.relay import unless_gone
-
-
-@pytest.fixture(scope="module", autouse=True)
-def only_what_is_new() -> Iterator[None]:
-    """Garbage is looked for among what these tests make: looking through all that is imported takes most of a second."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("steps", range(8))

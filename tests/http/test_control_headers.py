@@ -1,5 +1,6 @@
 """Our own request headers: how long an answer is kept, and that they end here."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,9 +77,9 @@ def test_an_answer_is_gone_after_its_own_time(upstream: tuple[str, Seen], tmp_pa
         ask(url, "long")
         time.sleep(0.4)
         assert "fwd=uri-miss" in ask(url, "short").headers["cache-status"]
-        assert 'hit; ttl=999; detail="exact"' in ask(url, "long").headers["cache-status"]
+        assert re.search(r'hit; ttl=9\d\d; detail="exact"', ask(url, "long").headers["cache-status"])
         # The new answer was asked for without a lifetime of its own.
-        assert "hit; ttl=999" in ask(url, "short").headers["cache-status"]
+        assert re.search(r"hit; ttl=9\d\d\b", ask(url, "short").headers["cache-status"])
 
 
 def test_a_lifetime_of_nothing_keeps_nothing(upstream: tuple[str, Seen], tmp_path: Path) -> None:

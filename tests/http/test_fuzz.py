@@ -68,7 +68,7 @@ class Bench:
         return int(self.services.answerer.store.stats()["entries"])
 
     def nothing_is_left(self) -> None:
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             left = (
                 len(self.services.answerer.flights),
@@ -284,6 +284,6 @@ def test_a_body_that_is_no_http_ends_the_answer_and_does_not_hang_it(bench: Benc
     number = bench.add(Script((head, b"5\r\nhello\r\n", b"zz\r\n"), pause=0.1, malformed=True))
     for name in ("chat", "other"):
         body = request_of(name, False, number)
-        seen = asyncio.run(observe(bench.proxy, PATHS[name], body, number, patience=5.0))
+        seen = asyncio.run(observe(bench.proxy, PATHS[name], body, number, patience=60.0))
         assert (seen.status, seen.body, seen.complete) == (200, b"hello", False)
     bench.nothing_is_left()

@@ -92,7 +92,7 @@ def test_a_key_that_was_taken_back_is_noticed(tmp_path: Path, seen: tuple[str, l
         assert post(url, x_api_key=one).status_code == 200
         two = add_client(found, "two")
         remove_client(found, "one")
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while post(url, x_api_key=one).status_code == 200 and time.monotonic() < end:
             time.sleep(0.05)
         assert post(url, x_api_key=one).status_code == 401

@@ -51,7 +51,7 @@ def test_a_client_that_hangs_up_is_gone_and_no_error(url: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "slow"}]}
     with contextlib.suppress(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/chat/completions", json=body, timeout=0.3)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while ("gone", "499") not in counted(url) and time.monotonic() < end:
         time.sleep(0.02)
     assert counted(url)["gone", "499"] == 1

@@ -102,7 +102,8 @@ def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
     asyncio.run(leave())
     until(lambda: server.most > 0)
     server.open()
-    assert asyncio.run(_once(url)).status_code == 200
+    # That they left may be noticed a moment later.
+    until(lambda: asyncio.run(_once(url)).status_code == 200)
 
 
 def test_the_engine_takes_no_more_than_it_has_a_line_for(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_body_that_trickles_in_is_given_up(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
         writer.write(head + b'{"model"')
-        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 20)
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
         writer.close()
         return answer
 

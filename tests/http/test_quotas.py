@@ -72,7 +72,7 @@ def ask(
     url: str, key: str, question: str = "Hi", path: str = "/v1/chat/completions", **fields: object
 ) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": question}], **fields}
-    return httpx.post(url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=20)
+    return httpx.post(url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
 
 def remaining(answer: httpx.Response) -> int:
@@ -171,7 +171,7 @@ def test_requests_at_once(tmp_path: Path, upstream: tuple[str, Upstream]) -> Non
 
     async def all_of_them(url: str) -> list[int]:
         headers = {"authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
             bodies = [{"model": "m", "messages": [{"role": "user", "content": f"wait {n}"}]} for n in range(4)]
             asked = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for body in bodies]
             waiting = set(asked)

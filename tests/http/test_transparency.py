@@ -116,7 +116,7 @@ async def test_an_upload_is_answered_while_it_goes_on(tmp_path: Path) -> None:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for word in (b"one", b"two", b"three"):
                 writer.write(b"%x\r\n%s\r\n" % (len(word), word))
                 # The next part is sent only after this one has come back.

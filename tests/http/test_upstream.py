@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class Fake:
 
     def __init__(self) -> None:
         self.seen: list[tuple[dict[str, str], bytes]] = []
+        self.go = threading.Event()
+        """Lets slow answers go."""
 
     async def chat(self, request: Request) -> Response:
         raw = await request.body()
@@ -48,7 +51,8 @@ class Fake:
         if body["model"] == "garbage":
             return Response(b"<html>oops", media_type="text/html")
         if body["model"] == "slow":
-            await asyncio.sleep(0.5)
+            while not self.go.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         if body.get("stream"):
             return StreamingResponse(self.events(body["model"]), media_type="text/event-stream")
         return JSONResponse(WHOLE)
@@ -155,15 +159,23 @@ def test_streams_without_their_end_are_never_stored(upstream: tuple[str, Service
 
 
 async def test_one_client_leaving_does_not_harm_the_other(upstream: tuple[str, Services, Fake]) -> None:
-    url, _, fake = upstream
+    url, services, fake = upstream
     count = len(fake.seen)
     body = {"model": "slow", "messages": [{"role": "user", "content": "both"}]}
+
+    async def until_aboard(passengers: int) -> None:
+        async with asyncio.timeout(60):
+            while [flight.passengers for flight in services.answerer.flights._flying] != [passengers]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async with httpx.AsyncClient(base_url=url) as client:
         first = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        await asyncio.sleep(0.1)
+        await until_aboard(1)
         second = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        await asyncio.sleep(0.1)
+        await until_aboard(2)
         first.cancel()
+        await until_aboard(1)
+        fake.go.set()
         answer = await second
     assert answer.json() == WHOLE
     assert "collapsed" in answer.headers["cache-status"]

@@ -78,28 +78,28 @@ async def test_a_cancelled_batch_leaves_nobody_waiting() -> None:
 
     def work(items: Sequence[int]) -> list[int]:
         began.set()
-        end.wait(10)
+        end.wait(60)
         return list(items)
 
     before = asyncio.all_tasks()
     batcher = Batcher(work, 2)
     futures = [batcher.submit(number) for number in range(5)]
-    await asyncio.to_thread(began.wait, 10)
+    await asyncio.to_thread(began.wait, 60)
     for task in asyncio.all_tasks() - before:
         task.cancel()
-    done, waiting = await asyncio.wait(futures, timeout=5)
+    done, waiting = await asyncio.wait(futures, timeout=60)
     end.set()
     assert not waiting
     assert all(isinstance(future.exception(), RuntimeError) for future in done)
     # What comes later is worked on as ever.
-    assert await asyncio.wait_for(batcher.submit(7), 5) == 7
+    assert await asyncio.wait_for(batcher.submit(7), 60) == 7
 
 
 @pytest.mark.parametrize("results", [[], [1, 2, 3]])
 async def test_a_wrong_number_of_results_fails_the_callers(results: list[int]) -> None:
     batcher: Batcher[int, int] = Batcher(lambda items: results, 8)
     found = await asyncio.wait_for(
-        asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True), timeout=5
+        asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True), timeout=60
     )
     assert all(isinstance(error, RuntimeError) for error in found)
 
@@ -110,7 +110,7 @@ async def test_an_embedder_that_cannot_even_be_asked_fails_its_callers() -> None
     asyncio.get_running_loop().run_in_executor = _refuse  # type: ignore[method-assign, assignment]
     for _ in range(2):
         with pytest.raises(RuntimeError, match="shutdown"):
-            await asyncio.wait_for(batcher.embed("a question"), timeout=5)
+            await asyncio.wait_for(batcher.embed("a question"), timeout=60)
 
 
 def _refuse(*_: object) -> None:

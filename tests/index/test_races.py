@@ -92,11 +92,13 @@ def test_lookups_are_let_in_during_a_merge(monkeypatch: pytest.MonkeyPatch) -> N
     index.rebuild(lambda after: (np.arange(after + 1, 201), vectors[after:200]))
     index.add(np.arange(201, 6001), vectors[200:])
     assert index.graph is not None
-    add = index.graph.add
+    add, added = index.graph.add, 0
 
     def slowly(numbers: np.ndarray, vectors: np.ndarray) -> None:
+        nonlocal added
         time.sleep(0.002)
         add(numbers, vectors)
+        added += 1
 
     monkeypatch.setattr(index.graph, "add", slowly)
     stop = threading.Event()
@@ -105,13 +107,14 @@ def test_lookups_are_let_in_during_a_merge(monkeypatch: pytest.MonkeyPatch) -> N
     waits = []
     for query in unit(150, 1):
         time.sleep(0.0005)
-        began = time.perf_counter()
+        before = added
         index.search(query, 5)
-        waits.append(time.perf_counter() - began)
+        waits.append(added - before)
     stop.set()
     work.join()
     # Half of the time the graph is free; a thread that asks for the lock again at once would have it nearly always.
-    assert np.median(waits) < 0.002
+    assert sum(waits) < len(waits)
+    assert max(waits) < 20
 
 
 def test_a_cloud_of_deleted_neighbours_costs_no_search_of_everything() -> None:

@@ -133,6 +133,6 @@ async def test_a_slow_redactor_does_not_stop_the_others(tmp_path: Path) -> None:
     async with ResponseCache(ResponseStore(tmp_path / "r.db"), None, redact=slow) as cache:
         kept = asyncio.create_task(cache.keep("q", "a"))
         # This would hang if the function ran on the loop.
-        await asyncio.wait_for(began.wait(), 10)
+        await asyncio.wait_for(began.wait(), 60)
         go_on.set()
         assert await kept

@@ -27,7 +27,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
 
 def last(services: Services, request_id: str) -> Record:
     """The only record of a request, which may take a moment where a client has left."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not (found := [each for each in records(services) if each.request_id == request_id]):
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -37,7 +37,7 @@ def last(services: Services, request_id: str) -> Record:
 
 def post(url: str, id: str, body: dict[str, Any] | bytes, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(url + CHAT, content=content, headers={"x-request-id": id, **headers}, timeout=20)
+    return httpx.post(url + CHAT, content=content, headers={"x-request-id": id, **headers}, timeout=60)
 
 
 def leave(url: str, id: str, body: dict[str, Any]) -> None:

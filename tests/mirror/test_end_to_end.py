@@ -45,7 +45,7 @@ def get(url: str, path: str) -> Any:
     return httpx.get(url + path).raise_for_status().json()
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"

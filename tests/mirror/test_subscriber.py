@@ -26,7 +26,7 @@ def held(subscriber: Subscriber) -> Counter[Any]:
     return Counter({digest: block.copies for pool in pools for digest, block in pool.blocks.items()})
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"

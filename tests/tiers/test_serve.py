@@ -72,7 +72,8 @@ def cached(response: httpx.Response) -> int:
 
 
 def wait_for_chunks(url: str, more_than: int = 0) -> int:
-    for _ in range(200):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
         chunks: int = httpx.get(f"{url}/admin/blocks/tiers").json()[1]["chunks"]
         if chunks > more_than:
             return chunks

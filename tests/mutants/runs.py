@@ -112,9 +112,16 @@ def _run_tests(folder: Path, tests: list[str], plugin: object, scratch: Path, *,
 
 def _do_not_shrink() -> None:
     """Have hypothesis stop at the first example that fails: the smallest one takes minutes, and nobody reads it."""
-    from hypothesis import Phase, settings
+    from hypothesis import HealthCheck, Phase, settings
 
-    settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), database=None, derandomize=True)
+    settings.register_profile(
+        "mutants",
+        phases=(Phase.explicit, Phase.generate),
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("mutants")
 
 

@@ -263,3 +263,29 @@ def test_context_parallel_blocks_hold_more_tokens() -> None:
     request = CacheRequest("a", range(17))
     manager.allocate_slots(request, 17, manager.get_computed_blocks(request))
     assert len(manager.block_ids("a")) == 3
+
+
+@pytest.mark.parametrize("step", [1, 3, 8])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GroupSpec("full", 4),
+        *(GroupSpec("sliding_window", 4, reach) for reach in (1, 6, 13)),
+        GroupSpec("chunked_local", 4, 12),
+    ],
+)
+def test_a_request_holds_as_many_blocks_as_is_said_and_no_more(spec: GroupSpec, step: int) -> None:
+    told, held = KVCacheManager(200, groups=[spec]).most_held(60, step), 0
+    # Where a step begins in a block depends on where the first one ended.
+    for first in range(1, step + 1):
+        manager = KVCacheManager(200, groups=[spec])
+        request = CacheRequest("r", list(range(60)))
+        count = first
+        while request.num_computed_tokens < 60:
+            assert manager.allocate_slots(request, count) is not None
+            table = manager.groups[0].tables["r"]
+            held = max(held, sum(block is not manager.pool.null_block for block in table))
+            request.num_computed_tokens += count
+            count = min(step, 60 - request.num_computed_tokens)
+    # The bound is one for all places where a chunk may begin.
+    assert told - 2 <= held <= told

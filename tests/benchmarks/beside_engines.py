@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.beside_engines FOLDER [--model demo|gemma] [--rounds 3] [--seconds 10] [--connections 1 8 32]
 
-FOLDER is that of `make test-engines`. All servers run all the time, and are asked in turn, each when the processor is idle: vLLM waits
-actively for a second after its last request, which would slow down whoever comes next.
+FOLDER is that of `make test-engines`. All servers run all the time, and are asked in turn, each when the processor is idle:
+vLLM waits actively for a second after its last request, which would slow down whoever comes next.
 A request is a new prompt of some 16 words with 32 new tokens. The time to first token is that of a long prompt that is
 new, and of one with the same beginning and a new question.
 """

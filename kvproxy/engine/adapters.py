@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.packed import PackedLinear
+from kvproxy.engine.fused import GatedMLP
+from kvproxy.engine.packed import Packed
 from kvproxy.errors import ModelUnsupported
 
 _REFUSED = {
@@ -59,6 +60,9 @@ class Adapters:
                     digest.update(part.float().contiguous().cpu().numpy().data)
             self.by_name[name] = Adapter(number, digest.hexdigest())
         for layer, pairs in layers.items():
+            parent = model.get_submodule(layer.rpartition(".")[0])
+            if isinstance(parent, GatedMLP):
+                parent.is_split = True
             model.get_submodule(layer).register_forward_hook(self._hook(pairs))
 
     def use(self, numbers: Sequence[int]) -> None:
@@ -113,7 +117,7 @@ def _pair(
         module = model.get_submodule(layer)
     except AttributeError:
         module = None
-    if not isinstance(module, torch.nn.Linear | PackedLinear):
+    if not isinstance(module, torch.nn.Linear | Packed):
         raise ModelUnsupported(f"adapter {name!r} does not fit this model, which has no linear layer {layer}")
     if module is model.get_output_embeddings():
         raise ModelUnsupported(

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from kvproxy.engine.failure import is_device_error
 from kvproxy.engine.grammars import allowed
 from kvproxy.engine.runner import Output
 from kvproxy.engine.sampler import Sample, sample
 from kvproxy.engine.scheduler import Scheduler
 from kvproxy.engine.sequence import RunningSequence
+from kvproxy.engine.transfer import stacked
 
 
 class Answers:
@@ -121,7 +120,7 @@ def _samples(ready: Sequence[tuple[RunningSequence, Output]]) -> list[Sample]:
     counts = [1 + output.span.drafts for _, output in ready]
     rows = [sequence for (sequence, _), count in zip(ready, counts, strict=True) for _ in range(count)]
     matchers = [sequence.matcher for sequence in rows]
-    logits = torch.cat([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)])
+    logits = stacked([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)])
     return sample(
         logits,
         [sequence.sampling for sequence in rows],

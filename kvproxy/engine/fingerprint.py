@@ -10,6 +10,8 @@ from kvproxy.blocks.digest import BlockHasher
 from kvproxy.engine.models import LoadedModel
 from kvproxy.settings import EngineSettings
 
+_ARITHMETIC = 2
+"""Counts the changes of this engine that may alter the last bits of what it computes."""
 _UNRELATED = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 
 
@@ -36,7 +38,7 @@ def fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHash
             else [torch.backends.cpu.get_cpu_capability(), settings.threads or torch.get_num_threads()]
         )
         kernels = [settings.prefill_attention, settings.decode_attention, settings.cuda_graphs]
-        facts["strict"] = [settings.max_batch_tokens, torch.__version__, processor, kernels]
+        facts["strict"] = [settings.max_batch_tokens, torch.__version__, processor, kernels, _ARITHMETIC]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
 
 

@@ -13,10 +13,10 @@ from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.attention.interface import Needs
 from kvproxy.engine.attention.tuning import tune_by_position
 from kvproxy.engine.fastest import fastest_dtype
+from kvproxy.engine.fused import fuse, fuse_norms
 from kvproxy.engine.int8 import quantise
 from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
 from kvproxy.engine.limits import check_sampling
-from kvproxy.engine.packed import pack
 from kvproxy.engine.pool import KVShape
 from kvproxy.engine.tokenizer import ChatTokenizer
 from kvproxy.errors import InvalidRequest, ModelUnsupported
@@ -91,8 +91,9 @@ def load_model(
         model = model.to(fastest_dtype(model, measured))
     if weights == "int8":
         quantise(model.to(place))
+        fuse_norms(model)
     elif place.type == "cpu":
-        pack(model)
+        fuse(model)
     return prepare(name, model, tokenizer, place)
 
 

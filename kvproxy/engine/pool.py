@@ -43,12 +43,14 @@ class KVPool:
             raise SettingsError(
                 f"a pool of {num_blocks} blocks takes {size:.1f} GiB, which {device} does not have: lower num_blocks"
             ) from None
+        # Asked for in every layer of every step.
+        self._layers = [(layer[0], layer[1]) for layer in self.data]
         self._downloads = Downloads(device)
         self._uploads = Uploads()
 
     def layer(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the layers in a slot, each `[blocks, block_size, kv_heads, head_dim]`."""
-        return self.data[slot, 0], self.data[slot, 1]
+        return self._layers[slot]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Carry out pending copies, (source, destination) block ids."""

@@ -86,8 +86,14 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
     # On a CPU torch compares one number after the other; numpy takes many at once, and is five to fifty times as fast.
-    parts = (logits,) if logits.dtype == torch.float32 else torch.split(logits, 1)
-    return torch.from_numpy(np.concatenate([part.float().numpy().argmax(axis=-1) for part in parts]))
+    if logits.dtype not in (torch.bfloat16, torch.float16):
+        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+    # Numbers above 0 are in the order of their bits, so that they need not be converted.
+    bits = logits.view(torch.int16).numpy()
+    found = bits.argmax(axis=-1)
+    for row in np.flatnonzero(np.take_along_axis(bits, found[:, None], axis=-1) <= 0):
+        found[row] = logits[row].float().numpy().argmax()
+    return torch.from_numpy(found)
 
 
 def _with_logprobs(logits: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int | None]) -> list[Sample]:

@@ -21,6 +21,20 @@ def upload(values: Numbers, device: torch.device, dtype: type = np.int64) -> tor
     return on_host(values, device, dtype).to(device, non_blocking=True)
 
 
+def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Matrices one below the other; without a copy where they lie so in one piece of memory, as the rows of a step do."""
+    first, place = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != place or not part.is_contiguous() or not _share_memory(part, first):
+            return torch.cat(list(parts))
+        place += part.nbytes
+    return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
 class Downloads:
     """Copies to the host that run beside the steps of a CUDA device, on a stream of their own.
 

@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.beside_engines FOLDER [--model demo|gemma] [--rounds 3] [--seconds 10] [--connections 1 8 32]
 
-FOLDER is that of `make test-engines`. All servers run all the time, and are asked in turn, so each has the processor for itself.
+FOLDER is that of `make test-engines`. All servers run all the time, and are asked in turn, each when the processor is idle:
+vLLM waits actively for a second after its last request, which would slow down whoever comes next.
 A request is a new prompt of some 16 words with 32 new tokens. The time to first token is that of a long prompt that is
 new, and of one with the same beginning and a new question.
 """
@@ -32,6 +33,25 @@ _WORDS = "cache block prefix engine token queue chain evict hash pool model prom
 _NEW_TOKENS = 32
 _SLOTS = 32
 _NUMBERS = itertools.count()
+_RESTING = 0.9
+"""Share of the cores that is idle when nobody computes."""
+
+
+def rest() -> None:
+    """Wait until nobody uses the processor; ten seconds at the most."""
+    end = time.perf_counter() + 10.0
+    busy = True
+    while busy and time.perf_counter() < end:
+        before = _idle()
+        time.sleep(0.2)
+        idle, total = (now - then for now, then in zip(_idle(), before, strict=True))
+        busy = idle < _RESTING * total
+
+
+def _idle() -> tuple[int, int]:
+    """Time since the machine's start: in which its cores were idle, and all of it."""
+    times = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return times[3] + times[4], sum(times)
 
 
 def text(words: int) -> str:
@@ -51,17 +71,17 @@ class Server:
 
     def rate(self, connections: int, seconds: float) -> float:
         """Requests a second, of those that end within the time and a little after."""
+        rest()
         done: list[float] = []
-        end = time.perf_counter() + seconds
+        began = time.perf_counter()
 
         def ask() -> None:
             with httpx.Client(base_url=self.url, timeout=600) as client:
-                while time.perf_counter() < end:
+                while time.perf_counter() < began + seconds:
                     given = body(self.model, text(16), max_tokens=_NEW_TOKENS)
                     client.post("/v1/completions", json=given).raise_for_status()
                     done.append(time.perf_counter())
 
-        began = time.perf_counter()
         threads = [threading.Thread(target=ask) for _ in range(connections)]
         for thread in threads:
             thread.start()
@@ -71,6 +91,7 @@ class Server:
 
     def first_token(self, prompt: str) -> float:
         """Seconds to the first piece of an answer."""
+        rest()
         began = time.perf_counter()
         given = body(self.model, prompt, max_tokens=2, stream=True)
         with httpx.stream("POST", f"{self.url}/v1/completions", json=given, timeout=600) as answer:

@@ -15,13 +15,19 @@ from safetensors.torch import save_file
 from kvproxy.engine import attention
 from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.engine import Engine
+from kvproxy.engine.fused import fuse
 from kvproxy.engine.models import prepare
 from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model, reference
 
-LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj", "model.layers.1.mlp.down_proj")
+LAYERS = (
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.0.mlp.gate_proj",
+    "model.layers.1.self_attn.k_proj",
+    "model.layers.1.mlp.down_proj",
+)
 CONFIG = {"peft_type": "LORA", "bias": "none", "lora_alpha": 24, "r": 4}
 
 
@@ -41,7 +47,8 @@ def make_adapter(folder: Path, model: Any, seed: int, config: dict[str, Any] = C
     return merged
 
 
-def test_each_request_gets_its_adapters_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> None:
     model = random_model("llama")
     models = {
         None: model,
@@ -54,6 +61,8 @@ def test_each_request_gets_its_adapters_answer(tmp_path: Path) -> None:
     expected = {name: [reference(each, prompt, 6) for prompt in prompts] for name, each in models.items()}
     assert expected[None] != expected["one"] != expected["two"]
     attention.register()
+    if fused:
+        fuse(model)
     loaded = prepare("llama", model, LetterTokenizer(), torch.device("cpu"))
     adapters = Adapters(model, {name: tmp_path / name for name in ("one", "two")})
     engine = Engine(

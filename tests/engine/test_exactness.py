@@ -10,8 +10,8 @@ from kvproxy.blocks.groups import Kept
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
+from kvproxy.engine.fused import fuse
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.packed import pack
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import ARCHITECTURES, HYBRIDS, VOCABULARY, LetterTokenizer, random_model, reference
@@ -29,7 +29,7 @@ def load(architecture: str) -> tuple[LoadedModel, list[list[int]], list[list[int
     ]
     expected = [reference(model, prompt, ANSWER) for prompt in prompts]
     attention.register()
-    pack(model)
+    fuse(model)
     return prepare(architecture, model, LetterTokenizer(), torch.device("cpu")), prompts, expected
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvproxy.engine.models import load_model
-from kvproxy.engine.packed import PackedLinear, can_pack, pack
+from kvproxy.engine.packed import Packed, PackedLinear, can_pack, pack
 from tests.engine.models import random_model
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_packed_models_are_told_apart_by_their_weights() -> None:
         with torch.no_grad():
             next(each for each in model.modules() if isinstance(each, torch.nn.Linear)).weight.mul_(scale)
         pack(model)
-        return torch.cat([each.digest for each in model.modules() if isinstance(each, PackedLinear)])
+        return torch.cat([each.digest for each in model.modules() if isinstance(each, Packed)])
 
     assert torch.equal(digest(1.0), digest(1.0))
     assert not torch.equal(digest(1.0), digest(1.001))

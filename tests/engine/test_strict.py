@@ -13,9 +13,9 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.view import match
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
+from kvproxy.engine.fused import fuse
 from kvproxy.engine.graphs import Step
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.packed import pack
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
@@ -35,7 +35,7 @@ def wide() -> LoadedModel:
     )
     model.generation_config.eos_token_id = None
     attention.register()
-    pack(model.float().eval())
+    fuse(model.float().eval())
     return prepare("wide", model, LetterTokenizer(), torch.device("cpu"))
 
 

@@ -9,9 +9,9 @@ import torch
 
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
+from kvproxy.engine.fused import fuse
 from kvproxy.engine.graphs import Capture
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.packed import pack
 from kvproxy.engine.tiering import Tiering
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
@@ -85,7 +85,7 @@ def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
     """A random model, loaded."""
     attention.register()
     model = random_model(architecture, seed)
-    pack(model)
+    fuse(model)
     return prepare(architecture, model, LetterTokenizer(), torch.device("cpu"))
 
 

@@ -57,12 +57,16 @@ def paged_attention(
     group, cached = step.layer(module.layer_idx)  # type: ignore[arg-type]
     scores = Scores(scaling, softcap, s_aux)
     for pool, new in zip(cached, (key, value), strict=True):
-        pool.view(-1, *pool.shape[2:])[group.slots] = new
-    parts = []
-    if group.prefill is not None:
-        rows = slice(step.decode_start)
-        parts.append(group.prefill(query[rows], (key[rows], value[rows]), cached, scores))
-    if group.decode is not None:
-        rows = slice(step.decode_start, None)
-        parts.append(group.decode(query[rows], (key[rows], value[rows]), cached, scores))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+        pool.flatten(0, 1)[group.slots] = new
+    if group.prefill is None or group.decode is None:
+        attend = group.decode if group.prefill is None else group.prefill
+        assert attend is not None, "a step without a token"
+        return attend(query, (key, value), cached, scores)[None], None
+    parts = [
+        attend(query[rows], (key[rows], value[rows]), cached, scores)
+        for attend, rows in (
+            (group.prefill, slice(step.decode_start)),
+            (group.decode, slice(step.decode_start, None)),
+        )
+    ]
+    return torch.cat(parts)[None], None

@@ -12,12 +12,16 @@ import torch.nn.functional as F
 from kvproxy.engine.attention.interface import KV, Attend, Scores
 from kvproxy.engine.attention.plain import attend_rows, weigh
 from kvproxy.engine.layers import FULL, LayerGroup
+from kvproxy.engine.packed import can_pack
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import upload
 
 _LONGEST_RUN = 256
 """Most rows that are computed together where attention is limited: each run reads its rows' keys and no others."""
+_MANY_SCORES = 4096
+"""So many scores of a run on are computed as products of matrices on a CPU that multiplies bfloat16: torch's own attention
+does not use that, and takes three times as long."""
 
 
 class SdpaPrefill:
@@ -31,7 +35,8 @@ class SdpaPrefill:
         for span in spans:
             runs += _runs(span, begin, pool, group)
             begin += len(span.tokens)
-        return _PrefillRuns(tuple(runs))
+        kind = pool.data.dtype
+        return _PrefillRuns(tuple(runs), kind == torch.bfloat16 and can_pack(pool.data.device, kind))
 
 
 class SdpaDecode:
@@ -44,7 +49,8 @@ class SdpaDecode:
         size = pool.block_size
         places = torch.arange(table.shape[1] * size, device=table.device)[None]
         seen = places < lengths[:, None]
-        if group.kind != "full":
+        # Where no row has a token beyond the window, there is nothing to leave out.
+        if group.kind != "full" and table.shape[1] * size > group.reach:
             first = group.first_seen(lengths - 1)
             # Each row's table begins with the first block that it sees.
             width = min(table.shape[1], -(-group.reach // size) + 1)
@@ -94,15 +100,20 @@ def _runs(span: Span, begin: int, pool: KVPool, group: LayerGroup) -> list[_Run]
 
 @dataclass(frozen=True, slots=True)
 class _PrefillRuns:
+    """`has_products`: products of matrices are faster than SDPA."""
+
     runs: tuple[_Run, ...]
+    has_products: bool
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
         output = torch.empty_like(query)
         for run in self.runs:
             parts = new if run.blocks is None else _gather(cached, run.blocks)
             key, value = (part[run.keys] for part in parts)
-            attend = _attend if scores.is_plain else attend_rows
-            output[run.rows] = attend(query[run.rows], key, value, run.mask, scores)
+            rows = query[run.rows]
+            is_large = self.has_products and len(rows) * len(key) >= _MANY_SCORES
+            attend = _attend if scores.is_plain and not is_large else attend_rows
+            output[run.rows] = attend(rows, key, value, run.mask, scores)
         return output
 
 
@@ -152,7 +163,7 @@ class _DecodeRows:
         if scores.is_plain:
             output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)
         else:
-            output = weigh(grouped[:, :, :, None], key[:, :, None], value[:, :, None], self.mask[:, :, None], scores)
+            output = weigh(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)
         return output.reshape(rows, heads, head_dim)
 
 

@@ -11,6 +11,7 @@ from kvproxy.engine.attention.interface import PLAIN, Scores
 from kvproxy.engine.attention.sdpa import SdpaPrefill
 from kvproxy.engine.attention.varlen import Packing, VarlenPrefill, why_not, with_sinks
 from kvproxy.engine.layers import FULL, LayerGroup
+from kvproxy.engine.packed import can_pack
 from kvproxy.engine.span import Span
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 
@@ -48,16 +49,23 @@ def packed_attention(
     return torch.cat(parts)
 
 
-def check(shape: list[tuple[int, int]], block_size: int, shared: int, scores: Scores, group: LayerGroup = FULL) -> None:
+def check(
+    shape: list[tuple[int, int]],
+    block_size: int,
+    shared: int,
+    scores: Scores,
+    group: LayerGroup = FULL,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Both backends for prompts of (past, new) tokens."""
     heads = Heads(4, 2, 8)
     lengths = [past + count for past, count in shape]
     blocks = sum(-(-length // block_size) for length in lengths) + 2
     tables = random_tables(lengths, block_size, blocks, shared)
-    pool = poisoned_pool(heads, blocks, block_size, torch.float32, CPU)
+    pool = poisoned_pool(heads, blocks, block_size, dtype, CPU)
     fill(pool, tables, lengths)
     spans = [Span([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
-    query = torch.randn(sum(count for _, count in shape), heads.heads, heads.head_dim)
+    query = torch.randn(sum(count for _, count in shape), heads.heads, heads.head_dim, dtype=dtype)
     slots = torch.tensor([slot for span in spans for slot in span.slots(block_size)])
     new = tuple(part.flatten(0, 1)[slots] for part in pool.layer(0))
     exact = expected_rows(query, pool, spans, scores, group)
@@ -65,10 +73,14 @@ def check(shape: list[tuple[int, int]], block_size: int, shared: int, scores: Sc
         # The engine has block 0 where no row reaches.
         out_of_reach = group.first_seen(span.start) // block_size
         table[:out_of_reach] = [0] * out_of_reach
-    backends = [SdpaPrefill()] if scores.cap is not None else [VarlenPrefill(packed_attention), SdpaPrefill()]
+    backends = (
+        [SdpaPrefill()]
+        if scores.cap is not None or dtype != torch.float32
+        else [VarlenPrefill(packed_attention), SdpaPrefill()]
+    )
     for backend in backends:
         output = backend.prepare(spans, pool, group)(query, new, pool.layer(0), scores)  # type: ignore[attr-defined]
-        assert error(output, exact) < TOLERANCE[torch.float32]
+        assert error(output, exact) < TOLERANCE[dtype]
 
 
 @settings(deadline=None)
@@ -104,6 +116,18 @@ def test_limited_attention_capped_scores_and_sinks(
 @pytest.mark.parametrize("scores", [PLAIN, Scores(None, 20.0, torch.zeros(4))], ids=["plain", "capped"])
 def test_long_prompts_are_computed_in_runs(group: LayerGroup, scores: Scores) -> None:
     check([(0, 700), (333, 290)], 16, 0, scores, group)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [FULL, LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)],
+    ids=["full", "window", "chunks"],
+)
+def test_prompts_in_bfloat16(group: LayerGroup) -> None:
+    """Those with many scores are computed as products of matrices."""
+    if not can_pack(CPU, torch.bfloat16):
+        pytest.skip("this processor does not multiply bfloat16")
+    check([(0, 40), (0, 300), (333, 290), (700, 20), (5, 3)], 16, 0, PLAIN, group, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("device", "reason"), [("cpu", "needs a CUDA device"), ("meta", "needs a CUDA device")])

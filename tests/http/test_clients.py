@@ -1,5 +1,6 @@
 """The clients that people use, unchanged, against the embedded engine and against a proxy in front of another server."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,22 @@ def url(request: pytest.FixtureRequest, demo: tuple[str, Services], front: str) 
     return demo[0] if request.param == "engine" else front
 
 
+@pytest.fixture
+def clients() -> Iterator[contextlib.ExitStack]:
+    """Clients that are closed in the end; one that is not is found as garbage, and blamed on another test."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 def last_status(response: Any) -> str:
     """What the proxy that was asked says; one behind it comes before."""
     return str(response.headers["cache-status"]).rsplit(", ", 1)[-1]
 
 
-def test_anthropic_messages(url: str) -> None:
+def test_anthropic_messages(url: str, clients: contextlib.ExitStack) -> None:
     import anthropic
 
-    client = anthropic.Anthropic(base_url=url, api_key="a", max_retries=0)
+    client = clients.enter_context(anthropic.Anthropic(base_url=url, api_key="a", max_retries=0))
 
     def ask(question: str) -> Any:
         return client.messages.with_raw_response.create(
@@ -64,10 +72,10 @@ def test_anthropic_messages(url: str) -> None:
     assert similar.parse().content == message.content
 
 
-def test_anthropic_streams_live_and_replayed(url: str) -> None:
+def test_anthropic_streams_live_and_replayed(url: str, clients: contextlib.ExitStack) -> None:
     import anthropic
 
-    client = anthropic.Anthropic(base_url=url, api_key="s", max_retries=0)
+    client = clients.enter_context(anthropic.Anthropic(base_url=url, api_key="s", max_retries=0))
 
     def stream() -> tuple[str, Any]:
         with client.messages.stream(
@@ -87,10 +95,10 @@ def test_anthropic_streams_live_and_replayed(url: str) -> None:
     assert got.content[0].text == live
 
 
-def test_anthropic_conversations_tools_and_errors(url: str) -> None:
+def test_anthropic_conversations_tools_and_errors(url: str, clients: contextlib.ExitStack) -> None:
     import anthropic
 
-    client = anthropic.Anthropic(base_url=url, api_key="t", max_retries=0)
+    client = clients.enter_context(anthropic.Anthropic(base_url=url, api_key="t", max_retries=0))
     turns: list[Any] = [
         {"role": "user", "content": [{"type": "text", "text": "Look it up."}]},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "u", "name": "look", "input": {"a": 1}}]},
@@ -115,10 +123,10 @@ def test_anthropic_conversations_tools_and_errors(url: str) -> None:
         client.messages.create(model="demo", max_tokens=2, messages=[{"role": "user", "content": [image]}])
 
 
-def test_openai_responses(url: str) -> None:
+def test_openai_responses(url: str, clients: contextlib.ExitStack) -> None:
     import openai
 
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="r", max_retries=0)
+    client = clients.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="r", max_retries=0))
 
     def ask(question: Any) -> Any:
         return client.responses.with_raw_response.create(
@@ -138,10 +146,10 @@ def test_openai_responses(url: str) -> None:
         client.responses.create(model="demo", input="x", previous_response_id="resp_1")
 
 
-def test_openai_responses_stream_live_and_replayed(url: str) -> None:
+def test_openai_responses_stream_live_and_replayed(url: str, clients: contextlib.ExitStack) -> None:
     import openai
 
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="rs", max_retries=0)
+    client = clients.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="rs", max_retries=0))
 
     def stream() -> tuple[str, list[str], Any]:
         with client.responses.stream(model="demo", input=QUESTION, temperature=0) as events:
@@ -158,10 +166,10 @@ def test_openai_responses_stream_live_and_replayed(url: str) -> None:
     assert whole == same
 
 
-def test_openai_chat_and_completions_stream(url: str) -> None:
+def test_openai_chat_and_completions_stream(url: str, clients: contextlib.ExitStack) -> None:
     import openai
 
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="o", max_retries=0)
+    client = clients.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="o", max_retries=0))
     texts = []
     for _ in range(2):
         with client.chat.completions.stream(

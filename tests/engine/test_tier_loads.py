@@ -56,7 +56,7 @@ def test_a_load_does_not_hold_up_the_others_and_is_shared() -> None:
     get = store.get
 
     def slow(key: str) -> Data | None:
-        assert gate.wait(20)
+        assert gate.wait(120)
         return get(key)
 
     store.get = slow  # type: ignore[method-assign]
@@ -88,10 +88,10 @@ def test_what_hangs_is_computed_after_the_timeout_and_later_requests_do_not_wait
     answers(driven, prompts, "cold")
     driven.settle()
     driven.forget_pool()
-    store.get = lambda key: gate.wait(20) and None  # type: ignore[method-assign,assignment,return-value]
+    store.get = lambda key: gate.wait(120) and None  # type: ignore[method-assign,assignment,return-value]
     began = time.monotonic()
     assert answers(driven, prompts, "hung") == expected
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert all(usage.tier_tokens == 0 for id, usage in driven.usage.items() if id.startswith("hung"))
     driven.forget_pool()
     # Both readers still hang: nobody waits for a third.
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     assert tiers.chain.flush(20)
     await worker.inspect(lambda manager: manager.reset_prefix_cache())
     get = store.get
-    store.get = lambda key: get(key) if gate.wait(20) else None  # type: ignore[method-assign]
+    store.get = lambda key: get(key) if gate.wait(120) else None  # type: ignore[method-assign]
     steps = 0
     step = worker._engine.step
 

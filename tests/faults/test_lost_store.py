@@ -50,7 +50,12 @@ def test_nothing_is_called_stored_in_a_deleted_file(
         assert httpx.get(f"{url}/metrics").status_code == 200
         with pytest.raises(CacheStoreError):
             services.answerer.cache.maintain()
-    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    # What was learned of the first answers may be too late for the file, and says so by itself.
+    lines = [
+        record
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and "an observation was not stored" not in record.message
+    ]
     # One for what cannot be found, one for what cannot be stored.
     assert len(lines) == 2, caplog.text
     assert not list(tmp_path.glob("responses.db*"))

@@ -72,12 +72,14 @@ def cached(response: httpx.Response) -> int:
 
 
 def wait_for_chunks(url: str, more_than: int = 0) -> int:
-    end = time.monotonic() + 60
+    """The chunks on the disk, once there are more, and no further one comes."""
+    end, seen = time.monotonic() + 60, -1
     while time.monotonic() < end:
         chunks: int = httpx.get(f"{url}/admin/blocks/tiers").json()[1]["chunks"]
-        if chunks > more_than:
+        if chunks == seen > more_than:
             return chunks
-        time.sleep(0.02)
+        seen = chunks
+        time.sleep(0.5 if chunks > more_than else 0.02)
     raise AssertionError("no chunk was written")
 
 

@@ -103,7 +103,7 @@ class HitRows:
         """Write records of hits, and count them.
 
         Args:
-            values: of all hits, as `Hits` has them, with their numbers; they are other ones afterwards.
+            values: of all hits, as `Hits` has them, with their numbers; the list is changed.
             totals: what they are added to.
         """
         if not values:

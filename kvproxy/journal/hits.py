@@ -18,7 +18,7 @@ Hit: TypeAlias = tuple[Equal, float, str, float, float]
 
 
 VALUES = 6
-"""Of a hit among others: a place for its number, and what the hit is."""
+"""How many values a hit has in such a list: its number, and those of `Hit`."""
 
 
 class Hits:

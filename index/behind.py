@@ -1,7 +1,8 @@
-"""What was stored without a vector gets one in the background, while no lookup waits."""
+"""What was stored without a vector gets one in the background, while no lookup waits; a little of it even then."""
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from kvproxy.index.lookup import Lookup
 _MOST = 64  # Entries that are held here, with their answers; what is beyond waits in the store.
 _AT_ONCE = 4  # So that no lookup waits long for them.
 _LOOK_SECONDS = 0.01
+_MOST_SECONDS = 0.5  # After so long some of them are embedded all the same, whoever waits.
 _log = logging.getLogger("kvproxy")
 
 Told = Callable[[Lookup], None]
@@ -77,10 +79,13 @@ class Behind:
 
     async def _work(self) -> None:
         try:
+            due = time.monotonic() + _MOST_SECONDS
             while (self._waiting or self._left) and not self._closed:
-                if self._busy():
+                if self._busy() and time.monotonic() < due:
                     await asyncio.sleep(_LOOK_SECONDS)
-                elif self._waiting:
+                    continue
+                due = time.monotonic() + _MOST_SECONDS
+                if self._waiting:
                     batch = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
                     for tell in await asyncio.to_thread(self._give, batch):
                         tell()

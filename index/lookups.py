@@ -1,7 +1,8 @@
 """Lookups of many callers, done together on one thread: each is answered within its time, or not at all.
 
 One job embeds the questions of all who wait, searches and decides. Whoever would wait too long behind the others is told so
-at once, and is not worked on.
+at once, and is not worked on. How many may wait is found by trying: one more where all are decided in time, half as many after
+one that was not.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from kvproxy.index.policies.policy import Limits, PolicyName
 
 _MOST = 32
 _RECENT = 0.2  # How much the last batch counts in what a lookup is expected to take.
+_OVERLOADED = 0.05  # Seconds after a lookup was skipped in which what is not urgent stays out of the way.
 _SHARE = 0.5  # Of the time that a caller has, what a batch may take: a caller that comes just too late waits for two.
 
 
@@ -46,12 +48,14 @@ class Lookups:
     def __init__(self, work: Callable[[Sequence[Ask]], Sequence[Lookup]]) -> None:
         self._work = work
         self._seconds = 0.0
+        self._room = float(_MOST)
+        self._skipped = float("-inf")
         self._batches: Batcher[Ask, Lookup] = Batcher(self._timed, _MOST)
 
     @property
     def busy(self) -> bool:
-        """Whether callers wait."""
-        return len(self._batches) > 0
+        """Whether callers wait, or were sent away a moment ago."""
+        return len(self._batches) > 0 or time.monotonic() - self._skipped < _OVERLOADED
 
     def _timed(self, asks: Sequence[Ask]) -> Sequence[Lookup]:
         began = time.perf_counter()
@@ -71,14 +75,23 @@ class Lookups:
             return await asyncio.shield(self._batches.submit(ask))
         ahead = len(self._batches)
         # Where nobody waits it is tried, so that what was slow once does not stay so.
-        if ahead and (ahead + 1) * self._seconds > seconds:
-            return ask.skipped()
+        if ahead and (ahead >= self._room or (ahead + 1) * self._seconds > seconds):
+            return self._skip(ask)
         self._batches.most = max(1, min(_MOST, int(_SHARE * seconds / max(self._seconds, 1e-6))))
         future = self._batches.submit(ask)
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.shield(future)
+                found = await asyncio.shield(future)
         except TimeoutError:
             # What has not begun by now need not begin any more.
             future.cancel()
-            return ask.skipped()
+            # A busy event loop delays what the job itself does not know of.
+            self._room = max(1.0, self._room / 2)
+            return self._skip(ask)
+        if ahead + 1 >= self._room:
+            self._room += 1
+        return found
+
+    def _skip(self, ask: Ask) -> Lookup:
+        self._skipped = time.monotonic()
+        return ask.skipped()

@@ -86,8 +86,9 @@ class ResponseCache:
             namespace: where to look. Put everything into it that changes the answer: the model, the system prompt, the user.
         """
         space = _digest(namespace)
-        entry = await self.find(_digest(namespace, question))
-        similarity = None
+        entry, similarity = await self.find(_digest(namespace, question)), None
+        if entry is not None and entry.expires <= self._clock():
+            entry = None
         if entry is None and self.semantic is not None and await self.compares(question):
             lookup = await self.semantic.lookup(space, question)
             entry, similarity = lookup.entry, lookup.similarity
@@ -136,21 +137,19 @@ class ResponseCache:
         return self._redact is None or await self.shown(question) == question
 
     async def find(self, key: str) -> Entry | None:
-        """The unexpired entry with an exact key: the stored one, or a newer one that is being stored."""
+        """The entry with an exact key that is within its time, or within one of its stale times.
+
+        It is the stored one, or a newer one that is being stored.
+        """
         coming = self._coming.get(key)
         if coming is not None:
-            return coming if coming.expires > self._clock() else None
+            return coming if coming.freshness(self._clock()) != "over" else None
         # A file answers faster than a thread starts; a server may take its time.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
     def storing(self, key: str) -> bool:
         """Whether an entry with an exact key is being stored right now."""
         return key in self._coming
-
-    async def find_stale(self, key: str) -> Entry | None:
-        """The entry with an exact key that is past its time, but within one of its stale times."""
-        find = self.store.find_stale
-        return await asyncio.to_thread(find, key) if self.store.remote else find(key)
 
     async def insert(self, entry: Entry) -> bool:
         """Keep an entry; durable and findable when this returns.

@@ -124,10 +124,7 @@ class Store(Protocol):
         """Another number after each change of what is stored, whoever made it; None where that cannot be told at once."""
 
     def find(self, key: str) -> Entry | None:
-        """The unexpired entry with an exact key."""
-
-    def find_stale(self, key: str) -> Entry | None:
-        """The entry with an exact key that is past its time, but within one of its stale times."""
+        """The entry with an exact key that is within its time, or within one of its stale times."""
 
     def get(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""

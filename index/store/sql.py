@@ -11,7 +11,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.freshness import FRESHNESS, KEPT_UNTIL, LIVE, SKEW, STALE
+from kvproxy.index.freshness import FRESHNESS, KEPT, KEPT_UNTIL, SKEW
 from kvproxy.index.store.eviction import PINNED
 from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
 from kvproxy.index.store.protocol import Head
@@ -57,14 +57,9 @@ class SqlStore(SqlWriter):
         return None
 
     def find(self, key: str) -> Entry | None:
-        sql = f"select {COLUMNS} from responses where key = :key and {LIVE}"
+        sql = f"select {COLUMNS} from responses where key = :key and {KEPT}"
         entry = self._one(self._query(sql, {"key": key} | self._now()))
         # A damaged index can lead to another entry.
-        return entry if entry is None or entry.key == key else None
-
-    def find_stale(self, key: str) -> Entry | None:
-        sql = f"select {COLUMNS} from responses where key = :key and {STALE}"
-        entry = self._one(self._query(sql, {"key": key} | self._now()))
         return entry if entry is None or entry.key == key else None
 
     def _now(self) -> dict[str, float]:

@@ -119,12 +119,14 @@ class Answerer:
         if not cacheable or request.control.no_cache:
             draft.passed = "asked-fresh" if cacheable else "uncacheable"
             return await watched(self._recorded(draft, self._beyond(asked)))
-        hit = await self._recall.equal(asked)
+        hit, spare = await self._recall.equal(asked)
         if hit is not None:
             if request.account is not None:
                 return await self._recorded(draft, self._paid(asked, hit))
             self.journal.add(draft)
             return hit
+        if spare is not None:
+            asked = replace(asked, spare=spare)
         return await watched(self._recorded(draft, self._beyond(asked)))
 
     async def _recorded(self, draft: Draft, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -144,7 +146,6 @@ class Answerer:
         """The answer to a request that no equal one is stored for."""
         control = asked.request.control
         if asked.draft.passed is None:
-            asked = replace(asked, spare=await self._recall.spare(asked))
             hit, near = await self._recall.once_more(asked), None
             if hit is None:
                 hit, near = await self._recall.similar(asked)

@@ -89,9 +89,8 @@ class Explanation:
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> Explanation:
     """What would happen to a request; raises what reading it raises."""
     key = await answerer.key(request)
-    exact = None if request.control.no_cache else await answerer.cache.find(key.exact)
     # What is past its time answers while it is computed anew, or where that fails.
-    kept = exact or (None if request.control.no_cache else await answerer.cache.find_stale(key.exact))
+    kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
     found = ExactReport(False, None)
     if kept is not None:
         freshness = answerer.freshness(kept)

@@ -70,8 +70,6 @@ def test_lifecycle_is_that_of_a_dictionary(
             case "find", key:
                 found = store.find(key)
                 assert (found and found.id) == ((wanted := model.find(key)) and wanted.id)
-                stale = store.find_stale(key)
-                assert (stale and stale.id) == ((wanted := model.find_stale(key)) and wanted.id)
                 if key in model.kept:
                     entry = model.kept[key].entry
                     assert store.heads([entry.id])[entry.id].freshness == entry.freshness(model.now)

@@ -99,6 +99,45 @@ async def test_who_would_wait_too_long_is_told_at_once(cache: Cache) -> None:
     assert (await first).entry is not None
 
 
+async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_again_later(cache: Cache) -> None:
+    """Who would only wait for nothing is told at once, although the job itself is fast: a busy event loop is slow too."""
+    await cache.semantic.insert(make_entry("what is a block"))
+    cache.embedder.go.clear()
+    late = [cache.semantic.lookup("n", f"what is number {n}", seconds=0.05) for n in range(12)]
+    assert all(found.skipped for found in await asyncio.gather(*late))
+    # The first of them is still being embedded.
+    assert (await cache.semantic.lookup("n", "what is a queue", seconds=600)).skipped
+    cache.embedder.go.set()
+    await until(lambda: len(cache.semantic._lookups._batches) == 0)
+    sent_away = []
+    for again in range(5):
+        five = [cache.semantic.lookup("n", f"what is chain {n} of {again}", seconds=600) for n in range(5)]
+        sent_away.append(sum(found.skipped for found in await asyncio.gather(*five)))
+    assert sent_away == [4, 3, 2, 1, 0]
+
+
+async def test_what_waits_behind_makes_way_while_lookups_are_skipped_but_gets_its_turn(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.lookups._OVERLOADED", 1e9)
+    monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 600.0)
+    await cache.semantic.insert(make_entry("what is a block"))
+    assert not cache.semantic.busy
+    cache.embedder.go.clear()
+    assert (await cache.semantic.lookup("n", "what is a queue", seconds=0.01)).skipped
+    cache.embedder.go.set()
+    await until(lambda: len(cache.semantic._lookups._batches) == 0)
+    assert cache.semantic.busy
+    await cache.semantic.insert_soon(make_entry("what is a queue"), None)
+    await asyncio.sleep(0.03)
+    assert len(cache.semantic.behind) == 1
+    await cache.semantic.behind.stop()
+    monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 0.02)
+    cache.semantic.behind._closed = False
+    await cache.semantic.insert_soon(make_entry("what is a chain"), None)
+    await until(lambda: cache.store.missing_vectors(HashEmbedder.name, 10) == [])
+
+
 async def test_a_lookup_that_fails_fails_alone(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.broken = True
@@ -145,7 +184,8 @@ async def test_what_is_beyond_the_bound_waits_in_the_store(cache: Cache, monkeyp
         assert (await cache.semantic.lookup("n", f"what is number {number}")).candidates[0].similarity > 0.999
 
 
-async def test_lookups_come_first(cache: Cache) -> None:
+async def test_lookups_come_first(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 600.0)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please"))

@@ -54,11 +54,7 @@ class NaiveStore:
 
     def find(self, key: str) -> Entry | None:
         kept = self.kept.get(key)
-        return kept.entry if kept is not None and kept.entry.expires > self.now else None
-
-    def find_stale(self, key: str) -> Entry | None:
-        kept = self.kept.get(key)
-        return kept.entry if kept is not None and kept.entry.expires <= self.now < self._until(kept.entry) else None
+        return kept.entry if kept is not None and self.now < self._until(kept.entry) else None
 
     def _until(self, entry: Entry) -> float:
         return entry.expires + max(entry.stale_while_revalidate, entry.stale_if_error)

@@ -92,7 +92,7 @@ class Repeater:
                 return False
             if version != again.version:
                 entry = self._store.find(key)
-                if entry is None or entry.id != again.entry.id:
+                if entry is None or entry.id != again.entry.id or entry.expires <= self._clock():
                     return False
                 again.update(entry, version)
         except CacheStoreError:

@@ -48,13 +48,15 @@ class Recall:
         self.stale: Counter[str] = Counter()
         """Answers that were given past their time."""
 
-    async def equal(self, asked: Asked) -> Answer | None:
-        """The stored answer of an equal request."""
+    async def equal(self, asked: Asked) -> tuple[Answer | None, Entry | None]:
+        """The stored answer of an equal request; or, where that is past its time, what is stored."""
         try:
             entry = await self._cache.find(asked.key.exact)
             asked.draft.looked = time.perf_counter()
+            if entry is not None and entry.expires <= self._clock():
+                return None, entry
             if entry is not None and self._young(entry, asked.request):
-                return await self._hit(asked, entry, None)
+                return await self._hit(asked, entry, None), None
             asked.draft.late = entry is not None
         except CacheStoreError:
             # Without its cache a proxy is slower, not broken. The store has said so, once for all requests.
@@ -63,16 +65,7 @@ class Recall:
             # An imported answer that is none.
             _log.exception("lookup failed, the request is forwarded")
             asked.draft.lost = True
-        return None
-
-    async def spare(self, asked: Asked) -> Entry | None:
-        """The stored answer of an equal request that is past its time, but within one of its stale times."""
-        if asked.draft.lost or asked.draft.late:
-            return None
-        try:
-            return await self._cache.find_stale(asked.key.exact)
-        except CacheStoreError:
-            return None
+        return None, None
 
     async def once_more(self, asked: Asked) -> Answer | None:
         """The answer of an equal request that may be given while it is computed anew."""

@@ -1,6 +1,5 @@
 """What every response carries, whoever made it: Cache-Status, X-Request-Id and Date; and the record of what no route read."""
 
-import os
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis import APIS
 from kvproxy.flow.keys import tenant_of
+from kvproxy.ids import Ids
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings.clients import ClientSettings
@@ -39,12 +39,13 @@ class Labels:
         self._app = app
         self._journal = journal
         self._tenants = tenants
+        self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = id_of(scope)
+        request_id = self._ids.of(scope)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode("latin-1")
         status, began, arrived = 0, time.perf_counter(), time.time()
@@ -85,10 +86,16 @@ class Labels:
         )
 
 
-def id_of(scope: Scope) -> bytes:
-    """The id of a request: the client's, or a new one."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return given or os.urandom(16).hex().encode()
+class RequestIds:
+    """Names requests."""
+
+    def __init__(self) -> None:
+        self._ids = Ids()
+
+    def of(self, scope: Scope) -> bytes:
+        """The id of a request: the client's, or a new one."""
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        return given or self._ids.new().encode()
 
 
 @lru_cache(maxsize=1)

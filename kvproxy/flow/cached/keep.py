@@ -14,7 +14,8 @@ from kvproxy.flow.flight.source import Source
 from kvproxy.flow.keys import CacheKey
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import PrefixUse
-from kvproxy.index.entry import Entry, new_id
+from kvproxy.ids import Ids
+from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
@@ -73,6 +74,7 @@ class Shelf:
         self._clock = clock
         self._observer = observer
         self._journal = journal
+        self._ids = Ids()
         self._under_way: set[asyncio.Task[str | None]] = set()
 
     def lifetime(self, request: ApiRequest, said: Directives = Directives()) -> float:
@@ -128,7 +130,7 @@ class Shelf:
             return None
         prompt_tokens, completion_tokens = request.api.usage(whole)
         entry = Entry(
-            id=new_id(),
+            id=self._ids.new(),
             key=key.exact,
             namespace=key.namespace,
             tenant=request.tenant,

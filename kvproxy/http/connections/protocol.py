@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
+from kvproxy.http.connections.joined import JoinedWrites
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
 
@@ -62,13 +63,13 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport))
         self._head_since = self.loop.time()
         if len(self.connections) > self._limits.connections:
             self._limited("connections")
             self.app = self._full
             if len(self.connections) > self._limits.connections + _SPARE:
-                transport.abort()
+                self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         steps = self._steps

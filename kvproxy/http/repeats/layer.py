@@ -14,7 +14,7 @@ from kvproxy.http.access.clients import Clients
 from kvproxy.http.bodies import READ_SINCE
 from kvproxy.http.connections.protocol import WHOLE
 from kvproxy.http.connections.relay import encode
-from kvproxy.http.labels import date, id_of
+from kvproxy.http.labels import RequestIds, date
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.repeats.memory import Memory, Remembered, sent_bytes
 from kvproxy.rules import Rules
@@ -49,6 +49,7 @@ class Repeats:
         self._metrics = metrics
         self._seconds = seconds
         self._memory = Memory()
+        self._ids = RequestIds()
         self._ruled = rules.generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +97,7 @@ class Repeats:
         return parts or [{"type": "http.request", "body": b"", "more_body": True}]
 
     async def _again(self, known: Remembered, scope: Scope, send: Send, began: float) -> bool:
-        request_id = id_of(scope)
+        request_id = self._ids.of(scope)
         if not self._repeater.give(known.again, request_id.decode("latin-1")):
             return False
         now = time.time()

@@ -1,0 +1,66 @@
+"""A connection's writes, joined: what is written in one turn of the event loop goes to the system by one call.
+
+uvicorn writes the head of an answer and its body one after the other, and each call to the system takes as long as reading the
+request does.
+"""
+
+import asyncio
+from typing import Any
+
+_MOST = 32 * 1024
+"""Bytes that wait for the end of the turn; with more they go at once, so that a client who reads nothing is noticed."""
+
+
+class JoinedWrites(asyncio.Transport):
+    """A transport that holds what is written until the turn of the event loop ends.
+
+    Args:
+        transport: what it is written to.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > _MOST:
+            self._flush()
+
+    def _flush(self) -> None:
+        parts, self._parts, self._size = self._parts, [], 0
+        if not parts or self._transport.is_closing():
+            return
+        if len(parts) == 1:
+            self._transport.write(parts[0])
+        else:
+            self._transport.writelines(parts)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._parts.clear()
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self._size + self._transport.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()

@@ -39,7 +39,7 @@ VARIABLE = [
     (re.compile(r"ttl=\d+"), "ttl=<s>"),
     (re.compile(r"verifier=0\.\d+"), "verifier=<p>"),
     (re.compile(r"\b0\.\d{3}\b"), "<number>"),
-    (re.compile(r"(?<=[ >])\d+ s(?= )"), "<age>"),
+    (re.compile(r"(?<=[ >])\d+ (s|min)(?= )"), "<age>"),
     (re.compile(r" +"), " "),
 ]
 

@@ -21,6 +21,7 @@ from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.index.store.condition import Kind
+from kvproxy.index.store.many_rows import execute_many
 from kvproxy.index.store.protocol import Capacity
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Cipher, Row, Texts
@@ -61,6 +62,7 @@ class ResponseStore(SqlStore):
         self._readers: deque[sqlite3.Connection] = deque()
         self._watcher: sqlite3.Connection | None = None
         self._looked = 0.0
+        self._lasting = True  # As `connect` makes it.
         self._closed = False
         try:
             make_private(path)
@@ -96,7 +98,9 @@ class ResponseStore(SqlStore):
     def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
         with self._write_lock, self._told("write"), self._writer:
             # Without a wait for the disk the commit survives a killed process, but perhaps not a power cut.
-            self._writer.execute(f"pragma synchronous={'full' if lasting else 'normal'}")
+            if lasting != self._lasting:
+                self._writer.execute(f"pragma synchronous={'full' if lasting else 'normal'}")
+                self._lasting = lasting
             self._writer.execute("begin immediate")
             yield _SqliteRun(self._writer)
 
@@ -259,7 +263,7 @@ class _SqliteRun:
         return _rows(self._connection.execute(sql, values))
 
     def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
-        self._connection.executemany(sql, values)
+        execute_many(self._connection, sql, values)
 
 
 def _rows(cursor: sqlite3.Cursor) -> list[Row]:

@@ -23,6 +23,8 @@ from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
+_FEW = 4
+"""Answers that may be on their way to the store where one more is waited for: under load, waiting would take most of its time."""
 _MOST_BEHIND = 256
 """Answers that may be on their way to the store behind their clients' backs; further ones are waited for."""
 _log = logging.getLogger("kvproxy")
@@ -102,8 +104,10 @@ class Shelf:
         task = asyncio.create_task(self._put(asked, whole, said))
         self._under_way.add(task)
         task.add_done_callback(self._landed)
-        patient = asked.request.control.confirm or len(self._under_way) > _MOST_BEHIND
-        await asyncio.wait([task], timeout=None if patient else self.settings.budget)
+        before = len(self._under_way)
+        patient = asked.request.control.confirm or before > _MOST_BEHIND
+        if patient or before <= _FEW:
+            await asyncio.wait([task], timeout=None if patient else self.settings.budget)
         return task.result() if task.done() and task.exception() is None else None
 
     def _landed(self, task: "asyncio.Task[str | None]") -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from kvproxy.engine.drawing import draw
 from kvproxy.engine.failure import is_device_error
-from kvproxy.engine.grammars import allowed
 from kvproxy.engine.runner import Output
-from kvproxy.engine.sampler import Sample, sample
+from kvproxy.engine.sampler import Sample
 from kvproxy.engine.scheduler import Scheduler
 from kvproxy.engine.sequence import RunningSequence
 from kvproxy.engine.transfer import stacked
@@ -121,7 +121,7 @@ def _samples(ready: Sequence[tuple[RunningSequence, Output]]) -> list[Sample]:
     rows = [sequence for (sequence, _), count in zip(ready, counts, strict=True) for _ in range(count)]
     matchers = [sequence.matcher for sequence in rows]
     logits = stacked([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)])
-    return sample(
+    return draw(
         logits,
         [sequence.sampling for sequence in rows],
         [
@@ -129,5 +129,5 @@ def _samples(ready: Sequence[tuple[RunningSequence, Output]]) -> list[Sample]:
             for (sequence, _), count in zip(ready, counts, strict=True)
             for point in ([0.0] * count if sequence.sampling.is_greedy else sequence.draws.peek(count))
         ],
-        allowed(matchers, logits.shape[-1]) if any(matchers) else None,
+        matchers,
     )

@@ -1,5 +1,6 @@
 """Answers that follow a grammar: which tokens may come next, by llguidance."""
 
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
@@ -26,6 +27,7 @@ class Matcher:
 
     def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
+        self._forced: deque[int] = deque()
 
     @property
     def is_over(self) -> bool:
@@ -41,10 +43,23 @@ class Matcher:
         # An end token is refused where it was not expected, which only a request that ignores it can bring about.
         if not self._matcher.consume_token(token):
             raise RuntimeError(f"the grammar cannot be followed: {self._matcher.get_error()}")
+        if self._forced and self._forced.popleft() != token:
+            self._forced.clear()
 
     def fork(self) -> "Matcher":
         """Another answer that has come as far."""
         return Matcher(self._matcher.deep_copy())
+
+    def forced(self) -> int | None:
+        """The only token that may come next; None where there are several."""
+        if not self._forced:
+            # Several at a time, such as a property's name: their number in the vocabulary is looked up once.
+            self._forced.extend(self._matcher.compute_ff_tokens())
+        return self._forced[0] if self._forced else None
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come next where none is forced; a fraction of the work of `fill`."""
+        return self._matcher.validate_tokens([token]) == 1
 
     def fill(self, row: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
         """Write the tokens that may come next, a bit each."""

@@ -1,6 +1,5 @@
 """How many blocks fit the memory of a device, next to what a step computes with."""
 
-import os
 from typing import Protocol
 
 import torch
@@ -15,6 +14,7 @@ from kvproxy.engine.span import Span
 from kvproxy.errors import SettingsError
 from kvproxy.generation import SamplingParams
 from kvproxy.settings import EngineSettings
+from kvproxy.tiers.free_memory import free_memory
 
 _MARGIN = 1.1
 _OTHERS = 768 << 20
@@ -53,9 +53,11 @@ def count_blocks(loaded: LoadedModel, backends: Backends, settings: EngineSettin
     Raises:
         SettingsError: too little memory is allowed or free.
     """
+    block = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
+    if loaded.device.type == "cpu":
+        _check_host(block, settings)
     if settings.num_blocks is not None:
         return settings.num_blocks
-    block = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
     allowed = _allowed(loaded, backends, settings)
     blocks = int(allowed // block)
     if blocks < 2:
@@ -66,6 +68,26 @@ def count_blocks(loaded: LoadedModel, backends: Backends, settings: EngineSettin
     return blocks
 
 
+def _check_host(block: int, settings: EngineSettings) -> None:
+    """Refuse a pool that the host has no memory for: the system gives it bit by bit, and would end the process in the middle.
+
+    Raises:
+        SettingsError: it does not fit.
+    """
+    if settings.num_blocks is not None:
+        wanted, name = settings.num_blocks * block, "num_blocks"
+    elif settings.kv_memory > 1:
+        wanted, name = int(settings.kv_memory), "kv_memory"
+    else:
+        return
+    free = free_memory()
+    if wanted > free:
+        raise SettingsError(
+            f"engine.{name} asks for {wanted / 2**30:.1f} GiB for keys and values, and {free / 2**30:.1f} GiB of memory are"
+            f" free: lower engine.{name}"
+        )
+
+
 def _allowed(loaded: LoadedModel, backends: Backends, settings: EngineSettings) -> float:
     """Bytes for the pool."""
     share, device = settings.kv_memory, loaded.device
@@ -73,7 +95,7 @@ def _allowed(loaded: LoadedModel, backends: Backends, settings: EngineSettings) 
         return share
     if device.type != "cuda":
         # On a CPU the memory is shared with everything else, so the share is taken of little: 4 GiB at the most.
-        return share * min(_free_on_host(), 4 * 2**30)
+        return share * min(free_memory(), 4 * 2**30)
     step = peak_of_step(loaded, backends, settings, CudaMeter(device))
     # What torch keeps from loading the model and from that step counts as free, so it is given back first.
     torch.cuda.empty_cache()
@@ -114,7 +136,3 @@ def peak_of_step(loaded: LoadedModel, backends: Backends, settings: EngineSettin
     meter.start()
     runner.replay([Span([0], 0, tables)] * most, [1] * most)
     return prompt + meter.peak()
-
-
-def _free_on_host() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

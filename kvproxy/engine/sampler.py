@@ -1,7 +1,7 @@
 """Choosing the next token of each sequence from its logits."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -57,6 +57,7 @@ def sample(
     params: Sequence[SamplingParams],
     points: Sequence[float],
     allowed: torch.Tensor | None = None,
+    fixed: Mapping[int, int] | None = None,
 ) -> list[Sample]:
     """One token for each row. The device is waited for once, whatever the rows ask for.
 
@@ -65,20 +66,28 @@ def sample(
         params: settings of each row.
         points: each row's random number, from 0 to below 1, so that a draw never depends on what else is in the batch.
         allowed: on the host, `[rows, vocabulary]`, the tokens to choose among; None for all. Log-probabilities do not heed it.
+        fixed: the tokens of rows where there is nothing to choose.
     """
     plain = logits
     if allowed is not None:
         logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
     tokens = likeliest(logits)
-    drawing = [row for row, settings in enumerate(params) if not settings.is_greedy]
-    vocabulary = logits.shape[-1]
+    fixed = fixed or {}
+    if fixed:
+        tokens[upload(list(fixed), logits.device)] = upload(list(fixed.values()), logits.device)
+    drawing = [row for row, settings in enumerate(params) if not settings.is_greedy and row not in fixed]
     # In two parts, because a filtered row is drawn from in another order.
-    filtered = {row for row in drawing if params[row].top_p < 1.0 or 0 < params[row].top_k < vocabulary}
+    filtered = {row for row in drawing if is_filtered(params[row], logits.shape[-1])}
     for rows in (sorted(filtered), [row for row in drawing if row not in filtered]):
         if rows:
             at = upload(rows, logits.device)
             tokens[at] = _draw(logits[at].float(), [params[row] for row in rows], [points[row] for row in rows])
     return _with_logprobs(plain, tokens, [each.logprobs for each in params])
+
+
+def is_filtered(params: SamplingParams, vocabulary: int) -> bool:
+    """Whether only some of the likeliest tokens are drawn from."""
+    return params.top_p < 1.0 or 0 < params.top_k < vocabulary
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
@@ -122,7 +131,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], points: Sequen
     """A token for each row, where the device is, from one random number each; all rows are filtered, or none."""
     logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
     order = None
-    if params[0].top_p < 1.0 or 0 < params[0].top_k < logits.shape[-1]:
+    if is_filtered(params[0], logits.shape[-1]):
         logits, order = logits.sort(dim=-1, descending=True, stable=True)
         probabilities = _filter(logits, params)
     else:

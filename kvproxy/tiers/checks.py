@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import TierSettings
+from kvproxy.tiers.free_memory import free_memory
 from kvproxy.tiers.redis import RedisStore
 from kvproxy.tiers.store import TierError
 
@@ -30,7 +31,7 @@ def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, out
 
 def check_host(limit: int) -> str:
     """Whether the machine has the memory."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = free_memory()
     if limit > free:
         raise KvproxyError(
             f"{limit / _GIB:.1f} GiB are asked for and {free / _GIB:.1f} GiB of memory are free: lower --tier-host"

@@ -1,6 +1,6 @@
 """What token masks cost of a decode step: the demonstration model with and without a schema, in turn.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.masks [MODEL] [--rows 8] [--rounds 5]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.masks [MODEL] [--rows 8] [--rounds 5] [--top-p 1]
 
 Both sides decode as many rows for as many steps. Two whole steps differ by more than masks cost, so what is compared is the part
 of a step that they change: making the mask, drawing, and following the grammar. Times are seconds of the processor.
@@ -20,10 +20,21 @@ from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
 from kvproxy.settings import EngineSettings
 
 STEPS = 48
-TEXTS = {"type": "string", "minLength": 400}
-ITEM = {"type": "object", "properties": {"name": TEXTS}, "required": ["name"]}
-LIST = {"type": "array", "items": ITEM, "minItems": 40}
-SCHEMA = {"type": "object", "properties": {"list": LIST}, "required": ["list"]}
+
+
+def listed(**fields: dict[str, Any]) -> str:
+    """A schema of a long list of objects with these fields."""
+    item = {"type": "object", "properties": fields, "required": list(fields)}
+    items = {"type": "array", "items": item, "minItems": 40}
+    return json.dumps({"type": "object", "properties": {"list": items}, "required": ["list"]})
+
+
+SCHEMAS = {
+    "long texts": listed(name={"type": "string", "minLength": 400}),
+    "short fields": listed(
+        name={"type": "string", "maxLength": 12}, colour={"enum": ["red", "green"]}, count={"type": "integer"}
+    ),
+}
 
 
 class Clock:
@@ -43,10 +54,12 @@ class Clock:
         return timed
 
 
-def measure(engine: Engine, clock: Clock, rows: int, grammar: Grammar | None, round: str) -> tuple[float, float]:
+def measure(
+    engine: Engine, clock: Clock, rows: int, grammar: Grammar | None, round: str, top_p: float
+) -> tuple[float, float]:
     """Time of a decode step, and of the part of it that masks change."""
     prompt = tuple(engine.tokenizer.encode("What is a block?"))
-    params = SamplingParams(max_tokens=STEPS, temperature=1.0, seed=1, ignore_eos=grammar is None)
+    params = SamplingParams(max_tokens=STEPS, temperature=1.0, top_p=top_p, seed=1, ignore_eos=grammar is None)
     for row in range(rows):
         engine.submit(GenerationRequest(f"{round} {row}", prompt, params, grammar=grammar), lambda piece: None)
     for _ in range(2):
@@ -63,22 +76,27 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--top-p", type=float, default=1.0)
     given = parser.parse_args()
     clock = Clock()
-    answers.sample, answers.allowed = clock(answers.sample), clock(answers.allowed)  # type: ignore[assignment]
+    answers.draw = clock(answers.draw)  # type: ignore[assignment]
     grammars.Matcher.accept = clock(grammars.Matcher.accept)  # type: ignore[method-assign]
     engine = Engine(load_model(given.model, "cpu"), EngineSettings(num_blocks=1000))
-    grammar = Grammar("json_schema", json.dumps(SCHEMA))
-    measure(engine, clock, given.rows, grammar, "warm up")
-    shares = []
-    for round in range(given.rounds):
-        step, plain = measure(engine, clock, given.rows, None, f"plain {round}")
-        _, masked = measure(engine, clock, given.rows, grammar, f"masked {round}")
-        shares.append((masked - plain) / step)
+    for name, schema in SCHEMAS.items():
+        grammar = Grammar("json_schema", schema)
+        measure(engine, clock, given.rows, grammar, f"{name}, warm up", given.top_p)
+        shares = []
+        for round in range(given.rounds):
+            step, plain = measure(engine, clock, given.rows, None, f"plain {name} {round}", given.top_p)
+            _, masked = measure(engine, clock, given.rows, grammar, f"{name} {round}", given.top_p)
+            shares.append((masked - plain) / step)
+            print(
+                f"{name}: a step {step * 1e3:.2f} ms, drawing {plain * 1e6:.0f} us, with masks {masked * 1e6:.0f} us:"
+                f" {shares[-1]:.3f}"
+            )
         print(
-            f"a step {step * 1e3:.2f} ms, drawing {plain * 1e6:.0f} us, with masks {masked * 1e6:.0f} us: {shares[-1]:.3f}"
+            f"{given.rows} rows, {name}: masks cost {statistics.median(shares):.3f} of a step, median of {given.rounds} rounds"
         )
-    print(f"{given.rows} rows: masks cost {statistics.median(shares):.3f} of a step, median of {given.rounds} rounds")
 
 
 if __name__ == "__main__":

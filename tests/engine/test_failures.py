@@ -80,11 +80,11 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
     emit = None
     if what == "sampler":
         # As a value would that only the sampler stumbles over.
-        sample = answers.sample
+        draw = answers.draw
         monkeypatch.setattr(
-            "kvproxy.engine.answers.sample",
+            "kvproxy.engine.answers.draw",
             lambda logits, params, *more: (
-                raising()() if any(each.top_k == 7 for each in params) else sample(logits, params, *more)
+                raising()() if any(each.top_k == 7 for each in params) else draw(logits, params, *more)
             ),
         )
         more = {"top_k": 7, "temperature": 1.0}
@@ -116,14 +116,14 @@ def test_seeded_answers_do_not_change_when_a_neighbour_fails(monkeypatch: pytest
         desk.submit("seeded", PROMPTS["good"], temperature=1.0, seed=11)
         if neighbour:
             desk.submit("bad", PROMPTS["bad"], temperature=1.0, top_k=7)
-            sample = answers.sample
+            draw = answers.draw
 
-            def harmed(logits: Any, params: Any, *more: Any, sample: Any = sample) -> Any:
+            def harmed(logits: Any, params: Any, *more: Any, draw: Any = draw) -> Any:
                 # Only after the draw, which must not be lost for the others.
-                drawn = sample(logits, params, *more)
+                drawn = draw(logits, params, *more)
                 return raising()() if any(each.top_k == 7 for each in params) else drawn
 
-            monkeypatch.setattr("kvproxy.engine.answers.sample", harmed)
+            monkeypatch.setattr("kvproxy.engine.answers.draw", harmed)
         desk.run()
         drawn_before.append(desk.tokens["seeded"])
     assert drawn_before[0] == drawn_before[1]
@@ -273,7 +273,7 @@ async def test_a_dead_device_is_known_and_refuses_at_once(
         await ask(worker, "good", "later")
 
 
-@pytest.mark.parametrize("where", ["kvproxy.engine.answers.sample", "kvproxy.engine.sequence.score"])
+@pytest.mark.parametrize("where", ["kvproxy.engine.answers.draw", "kvproxy.engine.sequence.score"])
 async def test_a_device_that_dies_while_tokens_are_drawn_is_dead_too(
     where: str, worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

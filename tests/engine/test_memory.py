@@ -92,3 +92,12 @@ def test_blocks_follow_the_memory_allowed() -> None:
     assert count_blocks(loaded, SDPA, EngineSettings(num_blocks=7)) == 7
     with pytest.raises(SettingsError, match="raise kv_memory"):
         count_blocks(loaded, SDPA, EngineSettings(kv_memory=1.5 * block))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [({"num_blocks": 2**40}, "num_blocks"), ({"kv_memory": 2.0**60}, "kv_memory")]
+)
+def test_a_pool_that_the_host_has_no_memory_for_is_refused_at_the_start(given: dict[str, Any], name: str) -> None:
+    """The system gives a pool its memory when it is written to, so it ended the process in the middle of an answer."""
+    with pytest.raises(SettingsError, match=f"of memory are free: lower engine.{name}"):
+        count_blocks(tiny(), SDPA, EngineSettings(**given))

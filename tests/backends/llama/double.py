@@ -51,6 +51,7 @@ class Llama:
         lies: restores say ok and bring nothing back.
         clears: idle slots are emptied when another one begins.
         held: answers wait until it is False again.
+        stalls: files are written when it is False again.
         computed: prompt tokens that were computed.
         bodies: what was asked, as it came.
     """
@@ -61,7 +62,7 @@ class Llama:
         self.told, self.saves, self.context = told, saves, context
         self.lies = self.clears = False
         self.adapters: list[str] = []
-        self.held = False
+        self.held = self.stalls = False
         self.computed = 0
         self.bodies: list[bytes] = []
         self.actions: list[str] = []
@@ -127,6 +128,8 @@ class Llama:
             return JSONResponse({"id_slot": slot.id, "n_erased": erased})
         name = (await request.json())["filename"]
         if action == "save":
+            while self.stalls:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
             self.files[name] = File(list(slot.tokens), slot.model)
             size = 52 + BYTES_PER_TOKEN * len(slot.tokens)
             return JSONResponse({"filename": name, "n_saved": len(slot.tokens), "n_written": size})

@@ -236,6 +236,32 @@ def test_files_stay_within_their_size_and_pins_stay(tmp_path: Path) -> None:
         assert server.wrong == []
 
 
+def test_pins_and_resets_wait_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
+    """Both were refused, and told of a request where there was none."""
+    with llama(tmp_path, save_after=0.0) as (server, running), concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+        def meanwhile(path: str, body: object = None, **params: str) -> httpx.Response:
+            """What a POST brings that comes while a slot is being saved."""
+            done = len(server.actions)
+            server.stalls = True
+            try:
+                running.ask(chat).raise_for_status()
+                until(lambda: len(server.actions) > done)
+                pending = pool.submit(running.post, path, body, **params)
+                assert not concurrent.futures.wait([pending], 0.2).done
+            finally:
+                server.stalls = False
+            return pending.result()
+
+        chat = [*conversation("one"), {"role": "user", "content": "hello"}]
+        pinned = meanwhile("/blocks/pins", {"model": "m", "messages": chat}, name="first", api="chat")
+        assert pinned.json()["tokens"] > 100
+        assert len(server.actions) == 1
+        chat.append({"role": "user", "content": "more of it, " * 20})
+        assert meanwhile("/blocks/reset").json()["reset"]
+        assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
+
+
 def test_a_stream_that_is_left_leaves_its_slot_known(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
         chat = [*conversation("one"), {"role": "user", "content": "hello"}]

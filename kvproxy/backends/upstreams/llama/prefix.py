@@ -154,6 +154,8 @@ class SlotPrefix(ToldPrefix):
 
     async def _reset(self, server: LlamaServer) -> EngineReset:
         views = list(server.slots.views.values())
+        for view in views:
+            await server.slots.settled(view)
         if not all(view.free for view in views):
             return EngineReset(server.url, False, "requests use its slots, try again")
         if server.keeper is not None:
@@ -186,20 +188,21 @@ class SlotPrefix(ToldPrefix):
         tokens, best = max(found, key=lambda each: (each[0], each[1].slot is None), default=(0, None))
         if best is None or best.server.keeper is None or tokens < best.server.settings.least_tokens:
             raise NotFound("nothing of this prompt is in a slot or on disk: send it once, then pin it")
-        keeper = best.server.keeper
-        file = next(
-            (each for each in keeper.shelf.of(keeper.identity) if (each.tokens or b"").startswith(best.tokens)), None
-        )
-        saved = file.name if file else await self._saved(best)
+        saved = await self._saved(best)
         if saved is None:
             raise NoPrefixCache("the slot could not be saved: see the log, or try again when its request is over")
-        keeper.shelf.pin(name, saved, None if ttl is None else time.time() + ttl)
+        best.server.keeper.shelf.pin(name, saved, None if ttl is None else time.time() + ttl)
         return tokens
 
     async def _saved(self, prefix: _Prefix) -> str | None:
+        """The file that holds a prefix, written now where there is none."""
         server, view = prefix.server, prefix.server.slots.views.get(-1 if prefix.slot is None else prefix.slot)
-        if view is None or not view.free or server.keeper is None:
-            return None
+        if view is not None:
+            await server.slots.settled(view)
+        files = server.keeper.shelf.of(server.keeper.identity) if server.keeper else []
+        name = next((file.name for file in files if (file.tokens or b"").startswith(prefix.tokens)), None)
+        if name is not None or view is None or not view.free or server.keeper is None:
+            return name
         return await server.save(view, server.keeper)
 
     async def unpin(self, name: str) -> bool:

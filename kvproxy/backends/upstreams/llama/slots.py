@@ -74,6 +74,15 @@ class Slots:
         view.taken = view.saving = False
         view.used = time.monotonic()
         view.version += 1
+        self._wake()
+
+    async def settled(self, view: View) -> None:
+        """Wait until a slot is not being saved."""
+        while view.saving:
+            await self._wait(_LOOK)
+        self._wake()
+
+    def _wake(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -153,8 +153,8 @@ class Keeper:
         try:
             await self._routes.erase(view.slot)
             for file in unused:
-                if self.shelf.size > self._most:
-                    self.shelf.drop(file.name, (await self._routes.save(view.slot, file.name)).size)
+                if self.shelf.size > self._most and self.shelf.claim(file.name):
+                    await self._empty(view, file)
             if name in dict(self.saved()):
                 back = await self._routes.restore(view.slot, name)
         except UpstreamError as error:
@@ -162,3 +162,11 @@ class Keeper:
         finally:
             if back is None:
                 view.held, view.tokens = b"", 0
+
+    async def _empty(self, view: View, file: Saved) -> None:
+        """Write an empty slot over a file."""
+        size = None
+        try:
+            size = (await self._routes.save(view.slot, file.name)).size
+        finally:
+            self.shelf.drop(file.name, size)

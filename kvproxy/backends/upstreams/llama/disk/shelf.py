@@ -124,6 +124,13 @@ class Shelf:
         self._begun.add(unused.name)
         return unused.name
 
+    def claim(self, name: str) -> bool:
+        """Begin to write to a file that is of no more use; False where somebody else does, or did meanwhile."""
+        unused = any(file.name == name for file in self.unused())
+        if unused:
+            self._begun.add(name)
+        return unused
+
     def end(self, name: str, identity: str, tokens: Tokens, held: int, size: int) -> None:
         """Tell that a file was written. Files that hold no more than the beginning of it are of no more use."""
         for file in self.of(identity):

@@ -206,7 +206,7 @@ class Answerer:
         flight, collapsed = self._boarding.board(asked)
         try:
             source = await flight.head()
-            whole = not source.streams and await flight.settle(HOLD_SECONDS)
+            whole = not source.streams and await flight.settle(None if asked.request.control.confirm else HOLD_SECONDS)
             if flight.error is not None and not isinstance(flight.error, UpstreamBroken):
                 raise flight.error
             failed = source.status >= 500 or flight.error is not None

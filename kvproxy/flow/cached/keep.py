@@ -101,12 +101,12 @@ class Shelf:
         Returns:
             The entry's id; None where it is not kept, or not yet.
         """
+        ahead = len(self._under_way)
         task = asyncio.create_task(self._put(asked, whole, said))
         self._under_way.add(task)
         task.add_done_callback(self._landed)
-        before = len(self._under_way)
-        patient = asked.request.control.confirm or before > _MOST_BEHIND
-        if patient or before <= _FEW:
+        patient = asked.request.control.confirm or ahead >= _MOST_BEHIND
+        if patient or ahead <= _FEW:
             await asyncio.wait([task], timeout=None if patient else self.settings.budget)
         return task.result() if task.done() and task.exception() is None else None
 

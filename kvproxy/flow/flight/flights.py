@@ -143,7 +143,7 @@ class Flight:
             raise self.error
         return self.source
 
-    async def settle(self, seconds: float) -> bool:
+    async def settle(self, seconds: float | None) -> bool:
         """Wait until the answer is whole, or has been under way too long or grown too large to be held back.
 
         Args:

@@ -16,57 +16,45 @@ from kvproxy.journal.rows import blob_of
 from kvproxy.journal.totals import ALL, Totals
 from kvproxy.journal.words import Words
 
-_MOST = 20_000
-"""Kinds of equal requests that are held in memory."""
 _STATUS = 200
 _DAY = 86_400.0
 
-_TABLE = (
-    "create temp table equals (number integer primary key, tenant integer, client integer, model integer, api integer,"
-    " tags integer, layer integer, reason integer, prompt integer, entry, prompt_tokens integer, completion_tokens integer)"
+_EQUALS = (
+    "insert into equals (number, last, tenant, client, model, api, tags, layer, reason, status, prompt, entry, prompt_tokens,"
+    f" completion_tokens) values ({', '.join('?' * 14)})"
 )
-_EQUAL = f"insert into temp.equals values ({', '.join('?' * 12)})"
-_SIZES = (512, 64, 8, 1)
-"""Hits in one statement: few sizes, so that SQLite has each at hand."""
+_COLUMNS = "number, equal, time, request, exact_us, total_us"
+_VALUES = "(?, ?, ?, ?, cast(? * 1000000 as integer), cast(? * 1000000 as integer))"
+_WIDTH = _VALUES.count("?")
+_STATEMENTS = {
+    hits: f"insert into records ({_COLUMNS}) values {', '.join([_VALUES] * hits)}" for hits in (512, 64, 8, 1)
+}
+"""By how many hits each writes: few sizes, so that SQLite has each at hand."""
 
 
-def _statement(hits: int) -> str:
-    """Makes records of so many hits, each given by its number, that of what equal ones share, its time and request id, and the
-    seconds until it was found and answered."""
-    values = ", ".join([f"({', '.join('?' * VALUES)})"] * hits)
-    looked, took = (f"cast(h.column{column} * 1000000 as integer)" for column in (5, 6))
-    return (
-        "insert into records (number, time, request, exact_us, first_us, total_us, tenant, client, model, api, tags, layer,"
-        " reason, prompt, entry, prompt_tokens, completion_tokens, status)"
-        f" select h.column1, h.column3, substr(h.column4, 1, {LONGEST_ID}), {looked}, {took}, {took}, e.tenant,"
-        " e.client, e.model, e.api, e.tags, e.layer, e.reason, e.prompt, e.entry, e.prompt_tokens, e.completion_tokens,"
-        f" {_STATUS} from (values {values}) h join temp.equals e on e.number = h.column2"
-    )
-
-
-def _parts(values: list[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """Values of hits in parts for one statement each: how many hits, and their values."""
-    done, left = 0, len(values) // VALUES
-    for size in _SIZES:
+def _parts(rows: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Rows in parts for one statement each: the statement, and its values."""
+    done, left = 0, len(rows) // _WIDTH
+    for size, statement in _STATEMENTS.items():
         while left >= size:
-            yield size, values[done : done + size * VALUES]
-            done, left = done + size * VALUES, left - size
+            yield statement, rows[done : done + size * _WIDTH]
+            done, left = done + size * _WIDTH, left - size
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Hits of equal requests on one day, in one batch.
+    """Hits of equal requests on one day, in one transaction.
 
     Attributes:
-        equal: what they share, and its number.
+        equal: what they share.
         prompt: what they asked, where that is known.
-        last: number of the last of them.
+        first, last: numbers of the first and the last of them.
         seconds: until each was answered.
     """
 
     equal: Equal
-    number: int
     prompt: Prompt | None
+    first: int
     last: int
     seconds: list[float] = field(default_factory=list)
 
@@ -93,72 +81,67 @@ class HitRows:
         self._words = words
         self._past = past
         self._prompt_of = prompt_of
-        self._numbers: dict[Equal, tuple[int, Prompt | None]] = {}
-        self._last = 0
-        self._statements = {size: _statement(size) for size in _SIZES}
-        connection.execute("pragma temp_store=memory")
-        connection.execute(_TABLE)
 
-    def write(self, values: list[Any], totals: Totals) -> None:
-        """Write records of hits, and count them.
+    def write(self, numbers: list[int], values: list[Any], totals: Totals) -> None:
+        """Write records of hits in the transaction under way, and count them.
 
         Args:
-            values: of all hits, as `Hits` has them, with their numbers; the list is changed.
+            numbers: of the records.
+            values: of all hits, as `Hits` has them.
             totals: what they are added to.
         """
-        if not values:
+        if not numbers:
             return
-        if len(self._numbers) >= _MOST:
-            self.forget()
-        if not self._numbers:
-            self._connection.execute("delete from temp.equals")
-        times = values[2::VALUES]
+        times = values[1::VALUES]
         day = times[0] // _DAY
         if min(times) // _DAY == max(times) // _DAY:
-            self._write(day * _DAY, values, totals)
+            self._write(day * _DAY, numbers, values, totals)
             return
         for here in (True, False):
             some = [place for place, time in enumerate(times) if (time // _DAY == day) is here]
-            self.write([each for place in some for each in values[place * VALUES : (place + 1) * VALUES]], totals)
+            parts = [each for place in some for each in values[place * VALUES : (place + 1) * VALUES]]
+            self.write([numbers[place] for place in some], parts, totals)
 
-    def _write(self, day: float, values: list[Any], totals: Totals) -> None:
+    def _write(self, day: float, numbers: list[int], values: list[Any], totals: Totals) -> None:
         """Write hits of one day, which is told by its first second."""
-        equals, seconds = values[1::VALUES], values[5::VALUES]
-        # Equal requests share one tuple, and its address is at hand sooner than its hash.
-        kinds = list(map(id, equals))
-        last = dict(zip(kinds, values[::VALUES], strict=True))
-        tallies = {
-            kind: _Tally(equal, *self._number(equal), last[kind])
-            for kind, equal in dict(zip(kinds, equals, strict=True)).items()
-        }
-        for kind, each in zip(kinds, seconds, strict=True):
-            tallies[kind].seconds.append(each)
-        values[1::VALUES] = [tallies[kind].number for kind in kinds]
-        for size, part in _parts(values):
-            self._connection.execute(self._statements[size], part)
+        kinds, tallies = self._tallies(numbers, values)
+        rows: list[Any] = [None] * (len(numbers) * _WIDTH)
+        rows[::_WIDTH] = numbers
+        rows[1::_WIDTH] = [tallies[kind].first for kind in kinds]
+        for column in range(1, VALUES):
+            rows[column + 1 :: _WIDTH] = values[column::VALUES]
+        rows[3::_WIDTH] = [request[:LONGEST_ID] for request in values[2::VALUES]]
+        for statement, part in _parts(rows):
+            self._connection.execute(statement, part)
+        self._connection.executemany(_EQUALS, map(self._row, tallies.values()))
         for tally in tallies.values():
             _count(totals, day, tally)
         self._past.asked((each.last, each.prompt.number) for each in tallies.values() if each.prompt is not None)
 
-    def forget(self) -> None:
-        """Start anew: what was learned in a transaction that was undone is not there."""
-        self._numbers.clear()
+    def _tallies(self, numbers: list[int], values: list[Any]) -> tuple[list[int], dict[int, _Tally]]:
+        """The kind of each hit, and what the hits of each kind come to."""
+        equals = values[::VALUES]
+        # Equal requests mostly share one tuple, and its address is at hand sooner than its hash.
+        places = list(map(id, equals))
+        same: dict[Equal, int] = {}
+        kind_of = {
+            place: same.setdefault(equal, place) for place, equal in dict(zip(places, equals, strict=True)).items()
+        }
+        kinds = [kind_of[place] for place in places]
+        first, last = dict(zip(kinds[::-1], numbers[::-1], strict=True)), dict(zip(kinds, numbers, strict=True))
+        tallies = {
+            kind: _Tally(equal, self._prompt_of(equal[0]), first[kind], last[kind]) for equal, kind in same.items()
+        }
+        for kind, seconds in zip(kinds, values[4::VALUES], strict=True):
+            tallies[kind].seconds.append(seconds)
+        return kinds, tallies
 
-    def _number(self, equal: Equal) -> tuple[int, Prompt | None]:
-        """The number of a kind of equal requests, as long as what is known of their prompt is the same; and their prompt."""
-        prompt = self._prompt_of(equal[0])
-        known = self._numbers.get(equal)
-        if known is None or known[1] != prompt:
-            self._last += 1
-            self._connection.execute(_EQUAL, self._row(equal, prompt))
-            known = self._numbers[equal] = self._last, prompt
-        return known
-
-    def _row(self, equal: Equal, prompt: Prompt | None) -> tuple[object, ...]:
-        _, tenant, model, api, tags, entry, prompt_tokens, completion_tokens = equal
+    def _row(self, tally: _Tally) -> tuple[object, ...]:
+        _, tenant, model, api, tags, entry, prompt_tokens, completion_tokens = tally.equal
         words = (tenant, client_of(tenant), model, api, ",".join(tags) or None, "exact", "hit-exact")
-        at = None if prompt is None else prompt.number
-        return self._last, *map(self._words.number, words), at, blob_of(entry), prompt_tokens, completion_tokens
+        prompt = None if tally.prompt is None else tally.prompt.number
+        numbers = (tally.first, tally.last, *map(self._words.number, words), _STATUS, prompt)
+        return *numbers, blob_of(entry), prompt_tokens, completion_tokens
 
 
 def _count(totals: Totals, day: float, tally: _Tally) -> None:

@@ -15,17 +15,15 @@ Equal: TypeAlias = tuple[str, str, str, str, tuple[str, ...], str, int, int]
 """What the hits of equal requests share: exact key, tenant, model, API, tags, entry, tokens of prompt and answer."""
 Hit: TypeAlias = tuple[Equal, float, str, float, float]
 """An exact hit: what it shares with others, its time and request id, and the seconds until it was found and answered."""
-
-
-VALUES = 6
-"""How many values a hit has in such a list: its number, and those of `Hit`."""
+VALUES = 5
+"""How many values a hit has."""
 
 
 class Hits:
     """Exact hits one after another.
 
     Attributes:
-        values: of all of them, `VALUES` each; their numbers are 0 as yet.
+        values: of all of them, `VALUES` each.
     """
 
     __slots__ = ("values",)

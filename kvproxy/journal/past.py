@@ -102,7 +102,7 @@ class Past:
     def name_entry(self, kept: Kept) -> None:
         """Tell the record of the request that made an entry of it, where that was over before the entry was stored."""
         sql = (
-            "update records set entry = ? where entry is null and request = ?"
+            "update records set entry = ? where entry is null and equal is null and request = ?"
             " and number = (select last from prompts where key = ?)"
         )
         self._connection.execute(sql, [blob_of(kept.id), kept.request, short_key(kept.key)])

@@ -231,7 +231,7 @@ class Reader:
     def before(self, number: int, limit: int) -> list[tuple[int, int]]:
         """The prompts of the records before one, the newest first: numbers of records and of prompts."""
         sql = (
-            "select max(number), prompt from (select number, prompt from records where number < ? and prompt is not null"
+            "select max(number), prompt from (select number, prompt from requests where number < ? and prompt is not null"
             " order by number desc limit ?) group by prompt order by 1 desc"
         )
         return [(int(row[0]), int(row[1])) for row in self._rows(sql, [number, limit])]

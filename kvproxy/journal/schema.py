@@ -37,35 +37,77 @@ _TABLES = (
     " first_seconds float not null, seconds float not null,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
 )
+# A file's second form: hits on the same answer are told once for each transaction, and their records are short. A record of any
+# other request has it all itself. SQLite writes columns in their order, so those that each record has come first.
+_EQUALS = (
+    "create table equals (number integer primary key, last integer not null, tenant integer not null, client integer,"
+    " api integer not null, model integer not null, status integer not null, layer integer not null, reason integer not null,"
+    " prompt integer, entry, prompt_tokens integer, completion_tokens integer, tags integer)"
+)
+_RECORDS = (
+    "create table records (number integer primary key, time float not null, request text not null, equal integer,"
+    " exact_us integer, total_us integer, first_us integer, semantic_us integer, backend_us integer, tenant integer,"
+    " client integer, api integer, model integer, upstream integer, status integer, layer integer, reason integer,"
+    " changed integer, gone float, against integer, prompt integer, entry, near, similarity float, score float, error float,"
+    " guard integer, prompt_tokens integer, predicted_tokens integer, reused_tokens integer, completion_tokens integer,"
+    " tags integer)"
+)
+_EARLIER = (
+    "number, time, request, exact_us, total_us, first_us, semantic_us, backend_us, tenant, client, api, model, upstream,"
+    " status, layer, reason, changed, gone, against, prompt, entry, near, similarity, score, error, guard, prompt_tokens,"
+    " predicted_tokens, reused_tokens, completion_tokens, tags"
+)
+_SHARED = (
+    *("tenant", "client", "api", "model", "status", "layer", "reason"),
+    *("prompt", "entry", "prompt_tokens", "completion_tokens", "tags"),
+)
+"""What a hit's record leaves to its row in `equals`."""
 _WORDS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")
-_DIGESTS = {"entry": "r.entry", "near": "r.near", "key": "p.key"}
-_TIMES = ("exact", "semantic", "backend", "first", "total")
-_OTHERS = {"request_id": "r.request", "text": "p.text"}
+_DIGESTS = ("entry", "near", "key")
+_OTHERS = {"request_id": "r.request", "text": "p.text", "key": "p.key", "first_us": "coalesce(r.first_us, r.total_us)"}
 
 
 def _column(name: str) -> str:
     """A field of a record, out of the tables."""
     if name in _WORDS:
-        return f"(select name from names where number = r.{name}) as {name}"
+        return f"(select name from names where number = {_source(name)}) as {name}"
     if name in _DIGESTS:
         # An id that somebody imported may be any text.
-        digest = _DIGESTS[name]
+        digest = _source(name)
         return f"case typeof({digest}) when 'blob' then lower(hex({digest})) else {digest} end as {name}"
-    if name.removesuffix("_ms") in _TIMES:
-        return f"r.{name.removesuffix('_ms')}_us / 1000.0 as {name}"
-    return f"{_OTHERS.get(name, 'r.' + name)} as {name}"
+    if name.endswith("_ms"):
+        return f"{_source(name.removesuffix('_ms') + '_us')} / 1000.0 as {name}"
+    return f"{_source(name)} as {name}"
+
+
+def _source(column: str) -> str:
+    """Where the tables have it."""
+    return f"coalesce(r.{column}, e.{column})" if column in _SHARED else _OTHERS.get(column, f"r.{column}")
 
 
 COLUMNS = tuple(field.name for field in fields(Record))
 _VIEW = (
     f"create view requests as select {', '.join(map(_column, COLUMNS))}"
-    " from records r left join prompts p on p.number = r.prompt"
+    f" from records r left join equals e on e.number = r.equal left join prompts p on p.number = {_source('prompt')}"
 )
 
 
 def m001_journal(db: "Database") -> None:
-    for sql in (*_TABLES, _VIEW):
+    for sql in _TABLES:
         db.execute(sql)
+
+
+def m002_equals(db: "Database") -> None:
+    db.execute("drop view if exists requests")
+    db.execute("alter table records rename to earlier")
+    for sql in (
+        _EQUALS,
+        _RECORDS,
+        f"insert into records ({_EARLIER}) select {_EARLIER} from earlier",
+        "drop table earlier",
+    ):
+        db.execute(sql)
+    db.execute(_VIEW)
 
 
 def open_file(path: Path) -> sqlite3.Connection:
@@ -79,7 +121,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     connection = connect(path)
     # What a killed process has committed is there; only a machine that loses its power may lose the last commits.
     connection.execute("pragma synchronous=normal")
-    apply_steps(connection, NAME, [m001_journal])
+    apply_steps(connection, NAME, [m001_journal, m002_equals])
     return connection
 
 

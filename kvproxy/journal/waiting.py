@@ -51,7 +51,7 @@ class Waiting:
                 hits = Hits()
                 self._put(hits)
                 self._hits = hits
-            hits.values += (0, *hit)
+            hits.values += hit
             self._records += 1
 
     def add_moved(self, moved: Iterable[Kept | Gone]) -> None:

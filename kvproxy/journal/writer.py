@@ -11,7 +11,7 @@ from kvproxy.journal.asked import Asked
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import finished
 from kvproxy.journal.hit_rows import HitRows
-from kvproxy.journal.hits import VALUES, Equal, Hits
+from kvproxy.journal.hits import Equal, Hits
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_without_past
 from kvproxy.journal.record import Record
@@ -78,7 +78,6 @@ class Writer:
             self._words.forget()
             self._known.clear()
             self._totals = Totals()
-            self._hits.forget()
             raise
 
     def _move(self, moved: Kept | Gone) -> None:
@@ -103,13 +102,13 @@ class Writer:
 
     def _write(self, what: Sequence[What], number: int) -> None:
         hits: list[Equal | float | str] = []
+        numbers: list[int] = []
         others: list[tuple[object, ...]] = []
         last: dict[int, int] = {}
         for each in what:
             if isinstance(each, Hits):
-                values = each.values.copy()
-                values[::VALUES] = range(number, number + len(each))
-                hits += values
+                hits += each.values
+                numbers += range(number, number + len(each))
                 number += len(each)
             elif isinstance(each, Draft):
                 record = self._record(each, number)
@@ -121,7 +120,7 @@ class Writer:
                 self._move(each)
         self._connection.executemany(INSERT, others)
         self._past.asked((number, prompt) for prompt, number in last.items())
-        self._hits.write(hits, self._totals)
+        self._hits.write(numbers, hits, self._totals)
         for each in what:
             if isinstance(each, Kept):
                 self._past.name_entry(each)
@@ -227,15 +226,17 @@ class Writer:
         # Only the oldest are looked at: a look at a million would hold up the records that come meanwhile.
         sql = (
             "delete from records where number in (select number from (select number, time from records order by number"
-            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"
+            " limit ?) where number <= (select max(number) from records) - ? or time < ?)"
+            " returning coalesce(prompt, (select prompt from equals where equals.number = equal))"
         )
         with self._connection:
             self._connection.execute("begin immediate")
             rows = self._connection.execute(sql, [_PRUNED_AT_ONCE, self._settings.rows, oldest]).fetchall()
             prompts = {prompt for (prompt,) in rows if prompt is not None}
-            row = self._connection.execute("select min(number) from records").fetchone()
+            (least,) = self._connection.execute("select coalesce(min(number), ?) from records", [_BEYOND]).fetchone()
             unused = "delete from prompts where number = ? and last < ?"
-            self._connection.executemany(unused, [(each, row[0] or _BEYOND) for each in prompts])
+            self._connection.executemany(unused, [(each, least) for each in prompts])
+            self._connection.execute("delete from equals where number < ? and last < ?", [least, least])
             self._past.forget()
         if rows:
             self._known.clear()

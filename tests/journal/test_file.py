@@ -39,18 +39,21 @@ while True:
 """
 
 
-def draft(question: str, id: str, *, hit: bool = False, tenant: str = "public", tags: str = "", **fields: Any) -> Draft:
+def draft(
+    question: str, request_id: str, *, hit: bool = False, tenant: str = "public", tags: str = "", **fields: Any
+) -> Draft:
     """A request that was computed, or answered from the cache."""
     headers = {"x-kvproxy-tags": tags} if tags else {}
     request = api_request({"model": "m", "messages": [{"role": "user", "content": question}]}, headers=headers)
     key = cache_key(request, "b")
-    made = Draft("chat", id, tenant, request, time.time())
+    made = Draft("chat", request_id, tenant, request, time.time())
     made.key, made.parts, made.status, made.layer = key.exact, key.parts, 200, "forward"
     made.prompt_tokens, made.completion_tokens, made.reused_tokens = 100, 10, 40
     made.opened = made.first = made.ended = made.began + 2.0
     if hit:
         made.layer = "exact"
-        made.hit = make_entry(question, model="m", key=key.exact, prompt_tokens=100, completion_tokens=10)
+        tokens = {"prompt_tokens": 100, "completion_tokens": 10}
+        made.hit = make_entry(question, id=key.exact[:32], model="m", key=key.exact, **tokens)
         made.looked, made.first, made.ended = made.began + 0.001, made.began + 0.001, 0.0
     for name, value in fields.items():
         setattr(made, name, value)

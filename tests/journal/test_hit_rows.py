@@ -1,6 +1,5 @@
 """Exact hits that are written a batch at a time leave what each of them alone would have left."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,11 @@ def hit(question: str, tags: str, later: float, request_id: str) -> Draft:
     return made
 
 
-def left_by(path: Path, batches: list[list[Draft]], *, plain: bool) -> list[Any]:
-    """The records, last numbers and totals that batches leave after misses of "a" and "b"; "c" was never asked."""
+def left_by(path: Path, batches: list[list[Draft]], *, plain: bool, rows: int = 1_000) -> list[Any]:
+    """The records, last numbers and totals that batches leave after misses of "a" and "b"; "c" was never asked. As many
+    records are kept as are asked for."""
     connection = open_file(path)
-    writer = Writer(connection, JournalSettings(), time.time)
+    writer = Writer(connection, JournalSettings(rows=rows), lambda: NOW)
     for question in ("a", "b"):
         miss = draft(question, "miss", time=NOW)
         miss.ended = miss.began + 2.0
@@ -45,23 +45,26 @@ def left_by(path: Path, batches: list[list[Draft]], *, plain: bool) -> list[Any]
             known = plain and writer.knows(each.key) and hit_of(each)
             waiting.add_hit(known) if known else waiting.add(each)
         writer.write(waiting.take(10_000))
+        writer.prune()
     found = [
         connection.execute("select * from requests order by number").fetchall(),
         connection.execute("select last from prompts order by number").fetchall(),
         connection.execute("select * from totals order by day, tenant, model, layer, tag").fetchall(),
     ]
+    needed = connection.execute("select distinct equal from records where equal is not null order by equal").fetchall()
+    assert connection.execute("select number from equals order by number").fetchall() == needed
     connection.close()
     return found
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(HITS, max_size=3))
+@given(st.lists(HITS, max_size=3), st.integers(1, 120))
 def test_hits_in_batches_equal_hits_one_by_one(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]]
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Any]], rows: int
 ) -> None:
     folder = tmp_path_factory.mktemp("journals")
     drafts = [[hit(*each) for each in batch] for batch in batches]
-    one_by_one, at_once = (left_by(folder / f"{plain}.db", drafts, plain=plain) for plain in (False, True))
+    one_by_one, at_once = (left_by(folder / f"{plain}.db", drafts, plain=plain, rows=rows) for plain in (False, True))
     for left, right in zip(one_by_one, at_once, strict=True):
         assert len(left) == len(right)
         for row, other in zip(left, right, strict=True):

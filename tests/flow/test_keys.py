@@ -174,3 +174,32 @@ def test_the_readmes_two_ways_to_say_zero_are_one() -> None:
         assert cache_key(call(body | {"temperature": one}), "x") == cache_key(call(body | {"temperature": other}), "x")
     assert cache_key(call(body | {"n": True}), "x") != cache_key(call(body | {"n": 1}), "x")
     assert cache_key(call(body | {"seed": 2**53}), "x") != cache_key(call(body | {"seed": 2.0**53}), "x")
+
+
+def test_what_an_earlier_version_stored_is_found_under_the_same_names() -> None:
+    system = {"role": "system", "content": [{"type": "text", "text": "s", "cache_control": {}}]}
+    body: Any = {"model": "m", "messages": [system, {"role": "user", "content": "why"}], "temperature": 1.0}
+    request = api_request(
+        body | {"seed": None, "user": "u"}, headers={"authorization": "x", "openai-beta": "b"}, query="a=1"
+    )
+    key = cache_key(request, "embedded")
+    assert key.exact == "8f9dca3e878efa4117cecf0ba6bc3a4df49df87a794974e6064704b23b314f3c"
+    assert key.namespace == "3f785e5a8ee18a88940629d08e1c7b2232f8cb3fac2f44005af90477139bdc2e"
+    assert request.tenant == "eeb0fbfca1dc268a"
+
+
+def test_a_question_is_compared_with_others_up_to_800_bytes() -> None:
+    def text(question: str) -> str | None:
+        return cache_key(call({"model": "m", "messages": [{"role": "user", "content": question}]}), "x").text
+
+    for question in ("x" * 800, "é" * 400):
+        assert text(question) == question
+    assert text("x" * 801) is text("é" * 400 + "x") is None
+
+
+def test_whole_numbers_are_one_as_far_as_floats_are_exact() -> None:
+    keys = {name: cache_key(call({"model": "m", "prompt": "p", "seed": value}), "x").exact for name, value in (
+        ("int", 2**53 - 1), ("float", float(2**53 - 1)), ("beyond", float(2**53)), ("int beyond", 2**53)
+    )}  # fmt: skip
+    assert keys["int"] == keys["float"]
+    assert keys["beyond"] != keys["int beyond"]

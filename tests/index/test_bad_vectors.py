@@ -151,6 +151,13 @@ async def test_what_the_embedder_does_not_read_is_answered_from_equal_requests_o
     store.close()
 
 
+def test_as_much_is_read_as_the_verifier_reads_of_one_of_two_questions() -> None:
+    embedder = load_embedder()
+    # With a token at either end.
+    assert embedder.reads("word " * 126)
+    assert not embedder.reads("word " * 127)
+
+
 def model_in(folder: Path, width: int, seed: int) -> None:
     """A sentence-transformers model of random weights."""
     import torch

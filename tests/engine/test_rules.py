@@ -1,6 +1,8 @@
 """Small rules of the engine, one by one: bounds of requests, division into pieces, whose turn it is, and when it fails."""
 
+import math
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +12,16 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.draft import PromptLookup
 from kvproxy.engine.failure import request_failed
 from kvproxy.engine.health import STEPS, Health, describe
+from kvproxy.engine.layers import group_layers, layer_kinds, places
 from kvproxy.engine.limits import Limits, check_sampling
 from kvproxy.engine.pieces import Pieces, make_pieces
+from kvproxy.engine.pool import KVPool
 from kvproxy.engine.sampler import Draws
 from kvproxy.engine.span import Span
 from kvproxy.engine.waiting import WaitingLine
-from kvproxy.errors import ContextTooLong, InvalidRequest
+from kvproxy.errors import ContextTooLong, InvalidRequest, SettingsError
 from kvproxy.generation import GenerationRequest, SamplingParams
+from tests.engine.tiered import Driven, tiny
 
 LIMITS = Limits(vocab_size=300, max_model_len=100, pool_tokens=80)
 
@@ -200,3 +205,100 @@ def test_an_engine_fails_after_so_many_steps_and_is_dead_for_good() -> None:
     for error in (MemoryError(), torch.OutOfMemoryError()):
         assert "ran out of memory" in request_failed(error).message
     assert "the engine failed on this request" in request_failed(ValueError("secret")).message
+
+
+def config(**fields: Any) -> Any:
+    return SimpleNamespace(**{"num_hidden_layers": 3} | fields)
+
+
+LIMITED, WHOLE = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, [("full", 0)] * 3),
+        ({"sliding_window": 8}, [("sliding_window", 8)] * 3),
+        ({"sliding_window": 8, "use_sliding_window": False}, [("full", 0)] * 3),
+        ({"sliding_window": 8, "layer_types": [LIMITED, WHOLE]}, [("sliding_window", 8), ("full", 0)]),
+        # A limited layer without a limit sees everything.
+        ({"layer_types": [LIMITED, "chunked_attention"]}, [("full", 0)] * 2),
+        ({"attention_chunk_size": 16, "layer_types": ["chunked_attention"]}, [("chunked_local", 16)]),
+    ],
+)
+def test_how_far_layers_reach(fields: dict[str, Any], kinds: list[tuple[str, int]]) -> None:
+    assert layer_kinds(config(**fields)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("types", "groups"),
+    [
+        ("fff", [(0, 1, 2)]),
+        ("sfssf", [(0, 3), (2,), (1, 4)]),
+        ("ssssfff", [(0, 1, 2, 3), (4, 5, 6)]),
+        ("ssfssfs", [(0, 4), (1, 6), (3,), (2, 5)]),
+        ("sf", [(0,), (1,)]),
+        ("ssff", [(0, 1), (2, 3)]),
+        # Half as many again is too much for one size.
+        ("sssff", [(0, 2), (1,), (3, 4)]),
+    ],
+)
+def test_layers_share_tables_in_groups_of_a_size(types: str, groups: list[tuple[int, ...]]) -> None:
+    names = [{"s": LIMITED, "f": WHOLE}[letter] for letter in types]
+    found = group_layers(config(sliding_window=8, layer_types=names))
+    assert [group.layers for group in found] == groups
+    assert [group.number for group in found] == list(range(len(groups)))
+    placed = places(found)
+    assert sorted(placed) == list(range(len(types)))
+    assert all(groups[group][slot] == layer for layer, (group, slot) in placed.items())
+
+
+def test_a_chunk_has_the_name_of_its_last_block() -> None:
+    driven = Driven(tiny(), {"host": "1MiB"})
+    tokens = list(range(40))
+    chain = driven.engine.manager.hasher.chain(tokens, 4)
+    names = driven.tiers._chunks.names(CacheRequest("r", tokens), 0, 2)
+    assert [(name.digest, list(name.tokens)) for name in names] == [
+        (chain[3], tokens[:16]),
+        (chain[7], tokens[16:32]),
+    ]
+    assert driven.tiers._chunks.names(CacheRequest("r", tokens), 1, 2) == names[1:]
+
+
+def test_in_strict_mode_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptLookup, "guess", lambda lookup, tokens, count: [1] * count)
+    drafts: dict[bool, set[int]] = {}
+    for strict in (False, True):
+        driven = Driven(tiny(), {}, strict=strict, speculate=3)
+        seen = drafts[strict] = set()
+        forward = driven.engine._runner.forward
+
+        def watched(plan: Any, seen: set[int] = seen, forward: Any = forward) -> Any:
+            seen.update(span.drafts for _, span in [*plan.prefills, *plan.decodes])
+            return forward(plan)
+
+        driven.engine._runner.forward = watched  # type: ignore[method-assign]
+        driven.submit("a", [1, 2, 3, 4] * 6, 24)
+        driven.run()
+    assert drafts[True] == {0}
+    assert max(drafts[False]) > 0
+
+
+def test_a_pool_beyond_all_memory_is_refused_with_its_size() -> None:
+    shape = tiny().shape
+    blocks = 2**40
+    size = blocks * shape.block_bytes(16, torch.float32) / 2**30
+    with pytest.raises(SettingsError, match=rf"takes {size:.1f} GiB, which cpu does not have: lower num_blocks"):
+        KVPool(shape, blocks, 16, torch.float32, torch.device("cpu"))
+
+
+def test_queries_that_grow_with_their_place_do_so_once_and_by_the_batchs_positions() -> None:
+    model = tiny("llama4").model
+    layers = [module for module in model.modules() if hasattr(module, "attn_temperature_tuning")]
+    assert [(layer.attn_temperature_tuning, hasattr(layer, "tuning")) for layer in layers if not layer.use_rope] == [
+        (False, True)
+    ]
+    assert not any(hasattr(layer, "tuning") for layer in layers if layer.use_rope)
+    (tuned,) = (layer for layer in layers if not layer.use_rope)
+    found = tuned.tuning(torch.tensor([0, 18, 19, 38, 39, 59]))
+    assert found.tolist() == pytest.approx([1 + 0.1 * math.log1p(steps) for steps in (0, 0, 1, 1, 2, 3)])

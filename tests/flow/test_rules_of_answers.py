@@ -1,8 +1,10 @@
 """Small rules of the flow, one by one: how long an answer keeps, what it costs, what a record of it says, what may be kept."""
 
+import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +20,14 @@ from kvproxy.flow.cached.directives import Directives, first, read_directives
 from kvproxy.flow.cached.keep import Shelf
 from kvproxy.flow.flight.flights import Flight
 from kvproxy.flow.flight.source import Recording, Source, forbids_keeping
-from kvproxy.flow.outcome import Outcome, PrefixUse
+from kvproxy.flow.learning.judges import Cached, EqualityJudge, SimilarityJudge
+from kvproxy.flow.learning.observer import Observer
+from kvproxy.flow.outcome import Answer, Outcome, PrefixUse
+from kvproxy.flow.past_texts import texts
 from kvproxy.flow.recording import trail
 from kvproxy.flow.recording.diagnostics import Diagnostics
 from kvproxy.flow.recording.spending import estimate, metered
+from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import ResponseStore
 from kvproxy.journal.draft import Draft
@@ -416,3 +422,78 @@ def test_a_stream_is_told_in_its_first_event() -> None:
     assert [diagnostics.wants(api_request(body, "messages")) for body in asking] == [True, False, False]  # type: ignore[arg-type]
     assert diagnostics.wants(api_request({}, "responses"))
     assert not diagnostics.wants(api_request({"diagnostics": {}}, "chat"))
+
+
+class Semantic:
+    """What an observer asks of a semantic cache, as far as it only collects."""
+
+    busy = False
+    learning = None
+    behind = SimpleNamespace(dropped=2)
+
+
+async def test_comparisons_beyond_those_that_may_wait_are_dropped_and_counted() -> None:
+    observer = Observer(Semantic(), EqualityJudge())  # type: ignore[arg-type]
+    assert observer.is_idle
+    assert observer.results() == {"dropped": 2}
+    lookup = Lookup(None, ())
+    for _ in range(64 + 5):
+        observer.compare(api_request({}), make_entry(), lookup)
+    assert observer.counts == {"dropped": 5}
+    assert observer.results() == {"dropped": 7}
+    assert not observer.is_idle
+    await observer.idle()
+    assert observer.is_idle
+    await observer.close()
+
+
+async def test_answers_are_the_same_but_for_case_spaces_and_punctuation() -> None:
+    asked = api_request({"model": "m"})
+    judge = EqualityJudge()
+    assert await judge.same(asked, "q", Cached("e", "It's  SO."), "it s so")
+    assert not await judge.same(asked, "q", Cached("e", "It is 2."), "It is 3.")
+    cosines = {"near": 0.9, "far": 0.89}
+
+    async def cosine(cached: Cached, fresh: str) -> float:
+        return cosines[fresh]
+
+    alike = SimilarityJudge(cosine, 0.9)
+    assert [await alike.same(asked, "q", Cached("e", "x"), fresh) for fresh in ("X!", "near", "far")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_what_prompts_of_the_past_held(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "why"}]}
+    store = ResponseStore(tmp_path / "r.db")
+    store.put(make_entry("a", id="a", request=dumps(body), tenant="t", backend="b"))  # type: ignore[arg-type]
+    store.put(make_entry("b", id="b", endpoint="library"))
+
+    class Reader:
+        def whole(self, prompt: int) -> bytes | None:
+            return zlib.compress(b'{"x": 1}') if prompt == 1 else None
+
+        def stored(self, prompt: int) -> tuple[str, float] | None:
+            return {2: ("a", 9.0), 3: ("gone", 9.0), 4: ("b", 9.0)}.get(prompt)
+
+    find: Any = texts(Reader(), store)  # type: ignore[arg-type]
+    assert find(1) == {"x": 1}
+    found = find(2)
+    assert (found["api"], found["tenant"], found["backend"], found["model"]) == ("chat", "t", "b", "m")
+    assert found["messages[0] user"] == {"role": "user", "content": "why"}
+    assert [find(prompt) for prompt in (3, 4, 5)] == [None] * 3
+    assert texts(Reader(), None)(2) is None  # type: ignore[arg-type]
+    store.close()
+
+
+def test_an_outcome_claims_nothing_that_it_is_not_told() -> None:
+    outcome = Outcome("forward")
+    assert (outcome.skipped, outcome.stored, outcome.collapsed, outcome.stale, outcome.forwarded) == (False,) * 3 + (
+        None,
+    ) * 2
+    assert (outcome.entry, outcome.match, outcome.prefix, outcome.status) == (None, None, None, 200)
+    assert (outcome.age, outcome.ttl, outcome.tokens) == (0, 0, 0)
+    assert PrefixUse(3, 2).tier_tokens == 0
+    assert Answer(200, [], b"", outcome).again is None

@@ -98,6 +98,14 @@ def test_a_change_of_some_answers_is_noticed() -> None:
     assert (found.served & ~found.wrong)[late].any()
 
 
+def test_shares_of_what_was_served_and_of_what_was_asked() -> None:
+    served, wrong = np.array([True, False, True, False]), np.array([True, False, False, False])
+    assert (Outcome(served, wrong).hit_rate, Outcome(served, wrong).wrong_share) == (0.5, 0.5)
+    assert Outcome(np.array([True]), np.array([True])).wrong_share == 1.0
+    nothing = Outcome(np.zeros(3, bool), np.zeros(3, bool))
+    assert (nothing.hit_rate, nothing.wrong_share, nothing.worst) == (0.0, 0.0, 0.0)
+
+
 def test_worst_counts_from_the_five_hundredth_answer_served() -> None:
     served = np.ones(600, bool)
     wrong = np.zeros(600, bool)

@@ -12,6 +12,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.flow.keys import cache_key, tenant_of
+from kvproxy.ruled import Ruled
 from kvproxy.settings.access import TENANT_HEADERS
 from tests.requests import api_request
 
@@ -203,3 +204,27 @@ def test_whole_numbers_are_one_as_far_as_floats_are_exact() -> None:
     )}  # fmt: skip
     assert keys["int"] == keys["float"]
     assert keys["beyond"] != keys["int beyond"]
+
+
+def test_fields_that_a_rule_ignores_or_names() -> None:
+    def exact(body: dict[str, Any], headers: dict[str, str] | None = None, **ruled: tuple[str, ...]) -> str:
+        request = api_request({"model": "m", "prompt": "p"} | body, "completions", headers, tenant="t")
+        control = dataclasses.replace(request.control, ruled=Ruled(**ruled)) if ruled else request.control  # type: ignore[arg-type]
+        return cache_key(dataclasses.replace(request, control=control), "x").exact
+
+    ignored = ("trace", "metadata_.run", "metadata_.deep.x", "gone.y", "seed.z")
+    plain = exact({"metadata_": {"deep": {}}, "seed": 1})
+    assert exact({"metadata_": {"deep": {}}, "seed": 1}, ignored=ignored) == plain
+    noisy = {"trace": 5, "metadata_": {"run": 1, "deep": {"x": 2}}, "seed": 1}
+    assert exact(noisy, ignored=ignored) == plain != exact(noisy)
+    noisy["metadata_"]["deep"]["y"] = 3  # type: ignore[index]
+    assert exact(noisy, ignored=ignored) != plain
+    assert noisy["trace"] == 5
+    # What is named makes another key, wherever it stands; what is not there does not.
+    named = ("user.id", "user.gone", "metadata.x")
+    keys = [exact({"user": {"id": id}}, key_fields=named) for id in (1, 2)]
+    assert keys[0] != keys[1]
+    assert exact({"user": 5}, key_fields=named) == exact({}) == exact({"user": {"id": None}}, key_fields=named)
+    heads = [exact({}, {"x-team": team}, key_headers=("x-team", "x-none")) for team in "ab"]
+    assert len({*heads, exact({})}) == 3
+    assert exact({}, key_headers=("x-team",)) == exact({}, {"x-team": "a"})

@@ -288,7 +288,10 @@ def wanted(api: ApiName, **fields: Any) -> Wanted:
 @pytest.mark.parametrize("api", BODIES)
 def test_what_a_request_leaves_out_is_left_to_the_model(api: ApiName) -> None:
     prompt = "x" if api == "completions" else Conversation((USER,))
-    assert wanted(api) == Wanted(prompt, max_tokens=16 if api == "completions" else None)
+    found = wanted(api)
+    assert found == Wanted(prompt, max_tokens=16 if api == "completions" else None)
+    assert (found.n, found.ignore_eos, found.echo, found.queue_priority, found.stop) == (1, False, False, 0, ())
+    assert (found.temperature, found.seed, found.logprobs, found.grammar, found.tools) == (None,) * 5
 
 
 def test_what_a_request_asks_for() -> None:

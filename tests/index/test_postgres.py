@@ -14,10 +14,10 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services, build
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, first_line
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres import PostgresStore
-from kvproxy.index.store.postgres_server import _first_line, shown
+from kvproxy.index.store.postgres_server import shown
 from kvproxy.settings import load_settings
 from tests.index.entries import make_entry
 from tests.servers import run_proxy
@@ -39,8 +39,8 @@ def test_a_url_that_is_none_is_told() -> None:
         open_store("postgresql://[")
     with pytest.raises(CacheStoreError, match=r"no URL of PostgreSQL \(\w.*\): see docs"):
         shown("postgresql://[")
-    assert _first_line(ValueError()) == "ValueError"
-    assert _first_line(ValueError(" first\nsecond")) == "first"
+    assert first_line(ValueError()) == "ValueError"
+    assert first_line(ValueError(" first\nsecond")) == "first"
     assert shown("dbname=d") == "postgresql://localhost/d"
     assert shown("postgres://u:p@h:5/d?sslmode=require") == "postgresql://h:5/d"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.steps import apply_steps, connect, make_private
 
 OPENER = """
@@ -112,3 +113,27 @@ def test_what_is_made_is_its_owners_alone_and_no_folder_of_others_is_changed(tmp
     assert (rights(path), rights(log), path.read_bytes()) == (0o600, 0o600, b"x")
     with pytest.raises(IsADirectoryError):
         make_private(path.parent)
+
+
+def test_what_stands_in_the_log_of_a_file_that_was_moved_is_moved_into_it(tmp_path: Path) -> None:
+    path, moved = tmp_path / "r.db", tmp_path / "moved.db"
+    writer = connect(path)
+    with writer:
+        writer.execute("create table one (id integer)")
+    files = PlacedFiles(path, writer)
+    assert not files.gone
+    with writer:
+        writer.execute("insert into one values (7)")
+    path.rename(moved)
+    assert files.gone
+    # A new file would find the old one's log, and take it for its own.
+    for _ in range(2):
+        files.leave()
+    assert Path(f"{path}-wal").stat().st_size == 0
+    writer.close()
+    again = sqlite3.connect(moved)
+    assert again.execute("select id from one").fetchall() == [(7,)]
+    again.close()
+    files = PlacedFiles(tmp_path / "none.db", writer)
+    assert not files.gone
+    files.leave()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror import sequencer
+from kvproxy.mirror.seen import Seen
 from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import Counts
@@ -367,3 +368,14 @@ def test_without_replay_a_new_connection_begins_anew() -> None:
     model.restart()
     follower.sequencer.live(*model.publish(model.store([9])))
     assert (follower.held(), follower.sequencer.complete) == (Counter([9]), True)
+
+
+def test_so_many_batches_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.mirror.seen.WINDOW", 3)
+    seen = Seen()
+    for number in range(10):
+        seen.add(number, bytes([number]))
+    assert [seen.same(number, bytes([number])) for number in range(5, 11)] == [None, None, True, True, True, None]
+    assert seen.same(9, b"another") is False
+    seen.clear()
+    assert seen.same(9, bytes([9])) is None

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvproxy.index.errors import EmbedderError
+from kvproxy.index.errors import EmbedderError, first_line
 
 DEFAULT = "default"
 
@@ -117,7 +117,6 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
         refuse_pickles(Path(name))
         return SentenceEmbedder(name, SentenceTransformer(name, model_kwargs={"use_safetensors": True}))
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise EmbedderError(
-            f"cannot load embedder {name!r} ({reason}): give a folder, a cached sentence-transformers id, or 'default'"
+            f"cannot load embedder {name!r} ({first_line(error)}): give a folder, a cached sentence-transformers id, or 'default'"
         ) from None

@@ -19,3 +19,8 @@ class ImportFailed(CacheStoreError):
 
 class VerifierError(Exception):
     """The verifier cannot be loaded."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

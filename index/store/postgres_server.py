@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, first_line
 from kvproxy.index.store.postgres_schema import migrate
 
 Row = dict[str, Any]
@@ -44,11 +44,11 @@ class PostgresServer:
                 migrate(connection)
         except psycopg.OperationalError as error:
             raise CacheStoreError(
-                f"cannot reach the store {self.name} ({_first_line(error)}): start PostgreSQL, or correct --store"
+                f"cannot reach the store {self.name} ({first_line(error)}): start PostgreSQL, or correct --store"
             ) from None
         except psycopg.Error as error:
             raise CacheStoreError(
-                f"cannot use the store {self.name} ({_first_line(error)}):"
+                f"cannot use the store {self.name} ({first_line(error)}):"
                 " it needs the extension pgvector, and a user who may create a schema"
             ) from None
         self._pool = ConnectionPool(
@@ -75,7 +75,7 @@ class PostgresServer:
                 yield connection
             self._failed = None
         except (psycopg.Error, PoolTimeout) as error:
-            message = f"the store {self.name} failed ({_first_line(error)}): check the server, and kvproxy doctor"
+            message = f"the store {self.name} failed ({first_line(error)}): check the server, and kvproxy doctor"
             if isinstance(error, psycopg.OperationalError | PoolTimeout):
                 self._failed = (time.monotonic() + _REST, message)
             raise CacheStoreError(message) from error
@@ -94,7 +94,7 @@ def shown(url: str) -> str:
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        raise CacheStoreError(f"--store is no URL of PostgreSQL ({_first_line(error)}): see docs/store.md") from None
+        raise CacheStoreError(f"--store is no URL of PostgreSQL ({first_line(error)}): see docs/store.md") from None
     port = f":{parts['port']}" if parts.get("port") else ""
     return f"postgresql://{parts.get('host') or 'localhost'}{port}/{parts.get('dbname') or ''}"
 
@@ -102,8 +102,3 @@ def shown(url: str) -> str:
 def _configure(connection: psycopg.Connection[Any]) -> None:
     for setting in _SESSION:
         connection.execute(setting.encode())
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -34,11 +34,6 @@ class Head:
     freshness: Freshness
     answer: str = ""
 
-    @property
-    def live(self) -> bool:
-        """Whether it is within its time."""
-        return self.freshness == "fresh"
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

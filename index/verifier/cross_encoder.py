@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.errors import VerifierError
+from kvproxy.index.errors import VerifierError, first_line
 from kvproxy.index.minilm.shipped import refuse_pickles
 
 
@@ -32,9 +32,8 @@ class CrossEncoderVerifier:
             refuse_pickles(Path(name))
             model = CrossEncoder(name, model_kwargs={"use_safetensors": True})
         except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
             raise VerifierError(
-                f"cannot load verifier {name!r} ({reason}): give a folder, a cached CrossEncoder id, or 'built-in'"
+                f"cannot load verifier {name!r} ({first_line(error)}): give a folder, a cached CrossEncoder id, or 'built-in'"
             ) from None
         if model.config.num_labels != 1:
             raise VerifierError(

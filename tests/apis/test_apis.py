@@ -198,6 +198,38 @@ def test_no_request_is_too_odd_to_be_keyed(name: str, body: dict[str, Any]) -> N
     api.cacheable(body)
 
 
+@pytest.mark.parametrize("name", ["chat", "completions"])
+def test_tokens_are_counted_at_a_replays_end_for_those_who_ask(name: str) -> None:
+    choice = {"message": {"content": "a"}, "text": "a", "finish_reason": "stop"}
+    whole = {"id": "i", "choices": [choice], "usage": {"prompt_tokens": 3}}
+
+    def told(body: JsonObject) -> list[Any]:
+        parts = b"".join(APIS[name].replay(whole, body)).decode().split("\n\n")  # type: ignore[arg-type]
+        assert parts[-2:] == ["data: [DONE]", ""]
+        return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+    *chunks, last = told({"stream_options": {"include_usage": True}})
+    assert (last["choices"], last["usage"]) == ([], {"prompt_tokens": 3})
+    assert chunks
+    assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
+    for body in ({}, {"stream_options": {"include_usage": False}}, {"stream_options": None}):
+        assert all(chunk["choices"] and "usage" not in chunk for chunk in told(body))
+    del whole["usage"]
+    assert all(chunk["choices"] for chunk in told({"stream_options": {"include_usage": True}}))
+
+
+def test_embeddings_are_no_stream() -> None:
+    parts = [b'data: {"choices": [], "data": [{"embedding": [1]}]}\n\n', b"data: [DONE]\n\n"]
+    assert assembled("embeddings", parts[:1]) is None
+    with pytest.raises(NotImplementedError):
+        APIS["embeddings"].replay({}, {})
+    good: JsonObject = {"data": [{"embedding": [1]}]}
+    assert APIS["embeddings"].keeps(good, {})
+    assert APIS["embeddings"].keeps({**good, "error": None}, {})
+    assert not APIS["embeddings"].keeps({**good, "error": {}}, {})
+    assert not APIS["embeddings"].keeps({"data": [{"embedding": [1]}, {}]}, {})
+
+
 def test_an_api_is_known_by_its_name() -> None:
     assert [by_name(name) for name in APIS] == list(APIS.values())
     assert [by_name(name) for name in ("", "Chat", "library")] == [None] * 3

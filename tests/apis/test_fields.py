@@ -7,10 +7,18 @@ import pytest
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.fields import check_number
-from kvproxy.errors import InvalidRequest
+from kvproxy.apis.json import JsonObject
+from kvproxy.errors import InvalidRequest, KvproxyError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": "m", "prompt": "x"}
+BODIES: dict[ApiName, dict[str, Any]] = {
+    "chat": CHAT,
+    "completions": TEXT,
+    "embeddings": {"model": "m", "input": "x"},
+    "messages": CHAT | {"max_tokens": 5},
+    "responses": {"model": "m", "input": "x"},
+}
 
 FINE: list[tuple[ApiName, dict[str, Any]]] = [
     ("chat", {"max_tokens": 1, "n": 1, "temperature": 0, "top_p": 0.0, "seed": -5}),
@@ -20,6 +28,11 @@ FINE: list[tuple[ApiName, dict[str, Any]]] = [
     ("chat", dict.fromkeys(("max_tokens", "n", "temperature", "top_p", "seed", "stream", "stop", "tools"))),
     ("chat", {"messages": [{"role": "user", "content": None}, {"role": "x", "content": [1]}]}),
     ("completions", {"max_tokens": 0}),
+    ("completions", {"prompt": [7]}),
+    ("embeddings", {"input": ["x"]}),
+    ("messages", {"system": None, "top_k": 0, "stop_sequences": ["a"], "tools": [{}], "thinking": {}}),
+    ("messages", {"system": [], "messages": [{"role": "user", "content": [1]}]}),
+    ("responses", {"input": [{}], "text": {}, "reasoning": {}, "metadata": {}, "tools": [{}]}),
 ]
 REFUSED: list[tuple[ApiName, str, Any, str]] = [
     ("chat", "model", "", "model is required"),
@@ -51,18 +64,34 @@ REFUSED: list[tuple[ApiName, str, Any, str]] = [
     ("chat", "messages", [5], r"messages\[0\] must be an object with a role"),
     ("chat", "messages", [{"role": "user"}, {"role": 5}], r"messages\[1\] must be an object with a role"),
     ("chat", "messages", [{"role": "user", "content": 5}], r"messages\[0\]\.content is a text or a list"),
+    *[(name, "model", "", "model is required") for name in ("completions", "messages", "responses")],
+    *[("completions", "prompt", value, "prompt is required") for value in (None, 5, "", [])],
+    ("completions", "stream_options", 5, "an object"),
+    *[("embeddings", "input", value, "input is required") for value in (None, 5, "", [])],
+    ("messages", "max_tokens", None, "max_tokens is required"),
+    *[("messages", "messages", value, "messages is required") for value in (None, [], [5], [{"role": "user"}])],
+    ("messages", "messages", [{"role": "user", "content": "x"}, {"role": 5, "content": "x"}], "messages is required"),
+    ("messages", "system", 5, "a text or a list of text blocks"),
+    ("messages", "stop_sequences", 5, "a text or a list of texts"),
+    ("messages", "top_k", -1, "at least 0"),
+    ("messages", "tools", {}, "a list of objects"),
+    ("messages", "thinking", True, "an object"),
+    *[("responses", "input", value, "input is required") for value in (None, 5, "", [])],
+    ("responses", "input", [{}, 5], "a list of objects"),
+    ("responses", "tools", {}, "a list of objects"),
+    *[("responses", name, 5, "an object") for name in ("text", "reasoning", "metadata", "stream_options")],
 ]
 
 
 @pytest.mark.parametrize(("api", "fields"), FINE)
 def test_what_is_within_its_bounds_is_taken(api: ApiName, fields: dict[str, Any]) -> None:
-    APIS[api].check((CHAT if api == "chat" else TEXT) | fields)
+    APIS[api].check(BODIES[api] | fields)
 
 
 @pytest.mark.parametrize(("api", "name", "value", "expected"), REFUSED)
 def test_what_is_beyond_is_refused_by_its_name(api: ApiName, name: str, value: Any, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected) as raised:
-        APIS[api].check((CHAT if api == "chat" else TEXT) | {name: value})
+        APIS[api].check(BODIES[api] | {name: value})
     assert str(raised.value.param).startswith(name)
 
 
@@ -94,6 +123,63 @@ def test_a_question_is_the_last_turn_of_the_user_as_text() -> None:
         assert asked.similar, more
 
 
+def test_a_question_of_responses_is_a_text_or_the_last_of_its_items() -> None:
+    ask = APIS["responses"].question
+    turn: JsonObject = {"role": "user", "content": [{"type": "input_text", "text": "why"}]}
+    said: JsonObject = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
+    found = ask({"input": [said, turn]})
+    assert found is not None
+    assert (found.text, found.similar) == ("why", True)
+    assert found.rest == {"input": [said], "last": {"role": "user"}}
+    # What is no text of a message may matter to any answer.
+    for before in ({"type": "function_call_output", "output": "5"}, said | {"role": "user"}):
+        found = ask({"input": [before, turn]})
+        assert found is not None
+        assert not found.similar
+    for items in (" ", "", [], 5, [turn, 5], [turn, said], [turn, {"type": "function_call_output", "content": "x"}]):
+        assert ask({"input": items}) is None  # type: ignore[dict-item]
+    for more in ({"text": {"format": {"type": "json_object"}}}, {"text": "x"}, {"reasoning": {"effort": "low"}}):
+        for given in ("why", [turn]):
+            found = ask({"input": given, **more})  # type: ignore[dict-item]
+            assert found is not None
+            assert not found.similar, more
+    for text in (None, {}, {"format": None}, {"format": {"type": "text"}}):
+        found = ask({"input": "why", "text": text})  # type: ignore[dict-item]
+        assert found is not None
+        assert found.similar, text
+
+
+def test_a_question_of_messages_is_similar_where_all_turns_are_texts() -> None:
+    ask = APIS["messages"].question
+    turn: JsonObject = {"role": "user", "content": "why"}
+    image: JsonObject = {"role": "user", "content": [{"type": "image"}]}
+    for before, similar in ((turn, True), (image, False)):
+        found = ask({"messages": [before, turn]})
+        assert found is not None
+        assert (found.text, found.similar) == ("why", similar)
+    for turns in ([turn, image], [turn, {"role": "assistant", "content": "x"}], [turn, {"role": "user"}], [], "x"):
+        assert ask({"messages": turns}) is None  # type: ignore[dict-item]
+
+
+def test_which_requests_an_equal_one_may_answer() -> None:
+    requests: list[tuple[ApiName, JsonObject, bool]] = [
+        ("chat", {"stream": True}, True),
+        ("chat", {"prompt_logprobs": 0}, True),
+        ("chat", {"stream": True, "prompt_logprobs": 0}, False),
+        ("completions", {"stream": True, "prompt_logprobs": 0}, False),
+        ("embeddings", {}, True),
+        ("embeddings", {"stream": True}, False),
+        ("messages", {"stream": True}, True),
+        ("messages", {"container": "c"}, False),
+        ("responses", {"stream": True}, True),
+        ("responses", {"conversation": "c"}, False),
+        ("responses", {"background": True}, False),
+        ("responses", {"background": False}, True),
+    ]
+    for name, fields, cacheable in requests:
+        assert APIS[name].cacheable(fields) == cacheable, (name, fields)
+
+
 def test_what_a_listing_and_a_judge_are_shown() -> None:
     chat = APIS["chat"]
     assert chat.shown(CHAT) == "x"
@@ -106,3 +192,44 @@ def test_what_a_listing_and_a_judge_are_shown() -> None:
     assert chat.usage({"usage": {"prompt_tokens": -1, "completion_tokens": 2**53}}) == (0, 0)
     assert chat.usage({"usage": {"prompt_tokens": "3", "completion_tokens": 2**53 - 1}}) == (0, 2**53 - 1)
     assert chat.usage({}) == (0, 0)
+    assert APIS["completions"].shown({"prompt": [1, 2]}) == "[1,2]"
+    assert APIS["embeddings"].shown({"input": ["a"]}) == '["a"]'
+    assert APIS["messages"].shown({"messages": [{"content": "a"}, {"content": [1]}]}) == "[1]"
+    assert APIS["messages"].shown({"messages": 5}) == "5"
+    responses = APIS["responses"]
+    assert [responses.shown({"input": given}) for given in ("a", ["a", {"content": "b"}], [{"type": "x"}], [])] == [
+        "a",
+        "b",
+        '{"type":"x"}',
+        "[]",
+    ]
+    assert responses.said({"output": []}) is responses.said({"output": [{"content": "a"}] * 2}) is None
+    assert APIS["completions"].said({"choices": [{"text": "a"}] * 2}) is None
+    assert APIS["embeddings"].said({"data": [{"embedding": [1]}]}) is None
+    told: JsonObject = {"usage": {"input_tokens": 3, "output_tokens": 4, "prompt_tokens": 5}}
+    usages = [APIS[name].usage(told) for name in ("messages", "responses", "embeddings")]
+    assert usages == [(3, 4), (3, 4), (5, 0)]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 503, 500])
+def test_errors_in_the_forms_of_the_apis(status: int) -> None:
+    class Wrong(KvproxyError):
+        code = "c"
+
+    Wrong.status = status
+    error = Wrong("what is wrong", param="p")
+    names: list[ApiName] = ["chat", "completions", "embeddings", "responses"]
+    for name in names:
+        told = APIS[name].error(error)  # type: ignore[index]
+        assert told == {"error": {"message": "what is wrong", "type": "server_error", "param": "p", "code": "c"}}
+    kinds = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+    kind = kinds.get(status, "api_error")
+    assert APIS["messages"].error(error) == {"type": "error", "error": {"type": kind, "message": "what is wrong"}}

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis.assemblers.reported import reported_reuse
+from kvproxy.apis.assemblers.reuse import ReuseReader
 from kvproxy.apis.json import JsonObject
+from kvproxy.apis.sse import Event
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,15 @@ from kvproxy.apis.json import JsonObject
             (102, 90),
         ),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 0}}, (5, 0)),
+        ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 2, "prompt_tokens": 90}}, (7, 2)),
+        # More cannot have been reused than there is.
+        ({"usage": {"prompt_tokens": 20, "prompt_cache_hit_tokens": 21}}, (20, 20)),
+        ({"timings": {"cache_n": 9, "prompt_n": 1}}, (10, 9)),
+        ({"timings": {"cache_n": 9}}, None),
+        ({"timings": {"prompt_n": 9}}, None),
+        ({"usage": {"prompt_tokens": True, "prompt_cache_hit_tokens": 0}}, None),
+        ({"usage": {"prompt_tokens": 2**53, "prompt_cache_hit_tokens": 0}}, None),
+        ({"usage": {"prompt_tokens": 2**53 - 1, "prompt_cache_hit_tokens": 0}}, (2**53 - 1, 0)),
         ({"usage": {"prompt_tokens": 20}}, None),
         ({"usage": {"prompt_tokens": 20, "prompt_tokens_details": None}}, None),
         ({"usage": {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": -1}}}, None),
@@ -29,6 +40,23 @@ from kvproxy.apis.json import JsonObject
 )
 def test_every_form(whole: JsonObject, told: tuple[int, int] | None) -> None:
     assert reported_reuse(whole) == told
+
+
+def test_a_stream_tells_in_one_event_or_in_several() -> None:
+    def read(*parts: bytes) -> list[tuple[int, int] | None]:
+        reader, told = ReuseReader(), []
+        for part in parts:
+            reader.take(Event(part))
+            told.append(reader.told)
+        return told
+
+    start = b'{"message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 6}}}'
+    # What comes later adds to it, and takes nothing back.
+    assert read(start, b'{"usage": {"output_tokens": 3, "input_tokens": null}}') == [(10, 6), (10, 6)]
+    assert read(start, b'{"usage": 5}', b'"usage"', b'{"usage"', b"[DONE]") == [(10, 6)] * 5
+    assert read(b'{"choices": []}', b'{"timings": {"cache_n": 9, "prompt_n": 1}}') == [None, (10, 9)]
+    ended = b'{"response": {"usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 8}}}}'
+    assert read(ended) == [(9, 8)]
 
 
 ODD = st.recursive(

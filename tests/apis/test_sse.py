@@ -24,6 +24,9 @@ def test_line_ends_comments_and_names() -> None:
     reader = EventReader()
     assert reader.push(b": hello\r\n\r\ndata: a\r\ndata: b\r\n\r\nda") == [(b"a\nb", b"")]
     assert reader.push(b"ta:c\n\nevent: error\ndata: d\n\n") == [(b"c", b""), (b"d", b"error")]
+    assert reader.push(b"\n\ndata: e\n\n\r\n\r\ndata: f\n\n") == [(b"e", b""), (b"f", b"")]
+    assert (reader.push(b"data:g"), len(reader)) == ([], 6)
+    assert (reader.push(b"\n"), reader.push(b"\n"), len(reader)) == ([], [(b"g", b"")], 0)
     assert event({"a": 1}) == b'data: {"a":1}\n\n'
     assert event(b"x", "end") == b"event: end\ndata: x\n\n"
 

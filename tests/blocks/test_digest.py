@@ -44,6 +44,15 @@ def test_chain_is_the_recipe(tokens: list[int], size: int) -> None:
         assert hasher.chain(tokens, size) == expected
 
 
+@pytest.mark.parametrize("count", [4, 80])
+def test_ids_at_the_borders_of_their_forms(count: int) -> None:
+    hasher = BlockHasher(seed="s")
+    for edge in (0, 23, 24, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**64 - 1):
+        for token in (edge, max(0, edge - 1)):
+            expected = _sha256(cbor2.dumps((hasher.none_hash, (token,) * count, None), canonical=True))
+            assert hasher.chain([token] * count, count) == [expected]
+
+
 @given(TOKENS, TOKENS, st.integers(1, 20))
 def test_incremental_equals_whole(head: list[int], tail: list[int], size: int) -> None:
     hasher = BlockHasher(seed="s")

@@ -2,9 +2,11 @@
 
 import random
 
+import pytest
+
 from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.pins import Pins
+from kvproxy.blocks.pins import Pins, PinsFull
 from kvproxy.blocks.request import CacheRequest
 
 
@@ -76,3 +78,23 @@ def test_pinning_again_renews_and_two_pins_share() -> None:
     assert manager.stats().used == 1
     pins.unpin("b")
     assert manager.stats().used == 0
+
+
+def test_blocks_of_several_pins_count_once_among_those_that_may_be_held() -> None:
+    manager, clock = KVCacheManager(20, 4), Clock()
+    pins = Pins(manager, clock, max_blocks=4)
+    fill(manager, range(17))
+    fill(manager, range(100, 109))
+    assert pins.pin("a", CacheRequest("p", range(13))) == 12
+    assert pins.pin("b", CacheRequest("p", range(17)), ttl=5.0) == 16
+    with pytest.raises(PinsFull, match="would hold 6 blocks where they may hold 4"):
+        pins.pin("c", CacheRequest("p", range(100, 109)))
+    assert [(row.name, len(row.blocks), row.seconds_left) for row in pins.list()] == [("a", 3, None), ("b", 4, 5.0)]
+    # A pin that takes its own place holds no more than before.
+    assert pins.pin("b", CacheRequest("p", range(17))) == 16
+    assert pins.pin("b", CacheRequest("p", range(50))) == 16
+    assert pins.pin("a", CacheRequest("p", range(1000, 1009))) == 0
+    assert [row.name for row in pins.list()] == ["b"]
+    assert pins.held() == dict.fromkeys(pins.list()[0].blocks, 1)
+    pins.clear()
+    assert (len(pins), manager.stats().used) == (0, 0)

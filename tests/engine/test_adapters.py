@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from kvproxy.engine import attention
 from kvproxy.engine.adapters import Adapters
@@ -126,3 +126,20 @@ def test_an_unknown_adapter_is_refused() -> None:
     engine = Engine(loaded, EngineSettings(num_blocks=40, block_size=4))
     with pytest.raises(InvalidRequest, match="no adapter 'x'"):
         engine.submit(GenerationRequest("r", (1, 2), SamplingParams(), adapter="x"), lambda piece: None)
+
+
+def test_an_adapter_is_named_by_its_numbers_and_by_where_they_stand(tmp_path: Path) -> None:
+    model = random_model("llama")
+    for name in ("one", "same"):
+        make_adapter(tmp_path / name, model, 1)
+    (tmp_path / "moved").mkdir()
+    tensors = load_file(tmp_path / "one" / "adapter_model.safetensors")
+    moved = {
+        name.replace("layers.0.self_attn", "layers.1.self_attn") if "q_proj" in name else name: tensor
+        for name, tensor in tensors.items()
+    }
+    assert moved.keys() != tensors.keys()
+    save_file(moved, tmp_path / "moved" / "adapter_model.safetensors")
+    (tmp_path / "moved" / "adapter_config.json").write_text(json.dumps(CONFIG))
+    digests = {name: Adapters(model, {name: tmp_path / name}).by_name[name].digest for name in ("one", "same", "moved")}
+    assert digests["one"] == digests["same"] != digests["moved"]

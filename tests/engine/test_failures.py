@@ -284,6 +284,14 @@ async def test_a_device_that_dies_while_tokens_are_drawn_is_dead_too(
     assert "device-side assert" in (worker.failure or "")
 
 
+async def test_who_cannot_even_be_queued_is_told(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._engine, "submit", raising("out of luck"))
+        with pytest.raises(Overloaded, match="failed on this request"):
+            await asyncio.wait_for(ask(worker, "bad", "one"), 20)
+    assert await ask(worker, "good", "two") == expected("good")
+
+
 async def test_a_refused_twin_does_not_take_the_first_with_it(worker: EngineWorker) -> None:
     first = ask(worker, "good", "twin")
     with pytest.raises(KvproxyError, match="under way"):

@@ -1,5 +1,6 @@
 """Which number format the embedded engine takes on a CPU."""
 
+import stat
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def test_the_faster_one_is_taken_and_remembered(tmp_path: Path) -> None:
     quick = Stopwatch(float32=2.0, bfloat16=1.0)
     assert [fastest_dtype(model, folder, quick) for _ in range(3)] == [torch.bfloat16] * 3
     assert quick.asked == 2
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     # Another model is another question, and what is known stays known.
     slow = Stopwatch(float32=1.0, bfloat16=2.0)
     assert fastest_dtype(random_model("gpt-neox"), folder, slow) == torch.float32

@@ -59,7 +59,7 @@ def test_the_store_agrees_with_a_naive_one(
             found.id for key in {f"key of n q{each}" for each in range(12)} if (found := store.find(key)) is not None
         }
         assert served == alive
-        assert {head.id for head in store.heads(list(naive)).values() if head.live} == alive
+        assert {head.id for head in store.heads(list(naive)).values() if head.freshness == "fresh"} == alive
         assert store.count() == len(naive) <= 8
     assert sum(entry.hits for entry in store.ls()) <= hits
     store.close()

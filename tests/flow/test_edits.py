@@ -97,3 +97,9 @@ def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
     assert "2026-11-20" not in json.dumps(told)
     with sqlite3.connect(tmp_path / "journal.db") as journal:
         assert journal.execute("select distinct tags from requests").fetchall() == [("edit:date",)]
+
+
+def test_content_of_no_known_kind_stays_as_it_is() -> None:
+    odd = [said("system", {"odd": 1}), said("system", [5, {"text": 6}]), said("system", "Today is 2026-11-20.")]
+    found: Any = edited(asked({"messages": odd}), [DATE]).body
+    assert [turn["content"] for turn in found["messages"]] == [{"odd": 1}, [5, {"text": 6}], "Today is ."]

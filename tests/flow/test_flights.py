@@ -121,6 +121,23 @@ async def test_nobody_boards_a_flight_that_is_being_cancelled() -> None:
     assert source.begun == source.closed == 2
 
 
+async def test_a_flight_that_lands_makes_way_for_its_own_place_only() -> None:
+    source, flights = Source(), Flights()
+    first, _ = flights.board("k", source.flight)
+    await first.head()
+    first.leave()
+    second, _ = flights.board("k", source.flight)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert first.task.done()
+    # The first one landed, and the second is found in its place.
+    assert flights.board("k", source.flight) == (second, True)
+    source.release(3)
+    assert await second.body() == b"abc"
+    await until_landed(flights)
+    assert flights._boarding == {}
+
+
 async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
     source, flights = Source(error_at=1), Flights()
     boarded = [flights.board("k", source.flight)[0] for _ in range(3)]

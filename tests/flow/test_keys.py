@@ -12,6 +12,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.flow.keys import cache_key, tenant_of
+from kvproxy.ruled import Ruled
 from kvproxy.settings.access import TENANT_HEADERS
 from tests.requests import api_request
 
@@ -174,3 +175,56 @@ def test_the_readmes_two_ways_to_say_zero_are_one() -> None:
         assert cache_key(call(body | {"temperature": one}), "x") == cache_key(call(body | {"temperature": other}), "x")
     assert cache_key(call(body | {"n": True}), "x") != cache_key(call(body | {"n": 1}), "x")
     assert cache_key(call(body | {"seed": 2**53}), "x") != cache_key(call(body | {"seed": 2.0**53}), "x")
+
+
+def test_what_an_earlier_version_stored_is_found_under_the_same_names() -> None:
+    system = {"role": "system", "content": [{"type": "text", "text": "s", "cache_control": {}}]}
+    body: Any = {"model": "m", "messages": [system, {"role": "user", "content": "why"}], "temperature": 1.0}
+    request = api_request(
+        body | {"seed": None, "user": "u"}, headers={"authorization": "x", "openai-beta": "b"}, query="a=1"
+    )
+    key = cache_key(request, "embedded")
+    assert key.exact == "8f9dca3e878efa4117cecf0ba6bc3a4df49df87a794974e6064704b23b314f3c"
+    assert key.namespace == "3f785e5a8ee18a88940629d08e1c7b2232f8cb3fac2f44005af90477139bdc2e"
+    assert request.tenant == "eeb0fbfca1dc268a"
+
+
+def test_a_question_is_compared_with_others_up_to_800_bytes() -> None:
+    def text(question: str) -> str | None:
+        return cache_key(call({"model": "m", "messages": [{"role": "user", "content": question}]}), "x").text
+
+    for question in ("x" * 800, "é" * 400):
+        assert text(question) == question
+    assert text("x" * 801) is text("é" * 400 + "x") is None
+
+
+def test_whole_numbers_are_one_as_far_as_floats_are_exact() -> None:
+    keys = {name: cache_key(call({"model": "m", "prompt": "p", "seed": value}), "x").exact for name, value in (
+        ("int", 2**53 - 1), ("float", float(2**53 - 1)), ("beyond", float(2**53)), ("int beyond", 2**53)
+    )}  # fmt: skip
+    assert keys["int"] == keys["float"]
+    assert keys["beyond"] != keys["int beyond"]
+
+
+def test_fields_that_a_rule_ignores_or_names() -> None:
+    def exact(body: dict[str, Any], headers: dict[str, str] | None = None, **ruled: tuple[str, ...]) -> str:
+        request = api_request({"model": "m", "prompt": "p"} | body, "completions", headers, tenant="t")
+        control = dataclasses.replace(request.control, ruled=Ruled(**ruled)) if ruled else request.control  # type: ignore[arg-type]
+        return cache_key(dataclasses.replace(request, control=control), "x").exact
+
+    ignored = ("trace", "metadata_.run", "metadata_.deep.x", "gone.y", "seed.z")
+    plain = exact({"metadata_": {"deep": {}}, "seed": 1})
+    assert exact({"metadata_": {"deep": {}}, "seed": 1}, ignored=ignored) == plain
+    noisy = {"trace": 5, "metadata_": {"run": 1, "deep": {"x": 2}}, "seed": 1}
+    assert exact(noisy, ignored=ignored) == plain != exact(noisy)
+    noisy["metadata_"]["deep"]["y"] = 3  # type: ignore[index]
+    assert exact(noisy, ignored=ignored) != plain
+    assert noisy["trace"] == 5
+    # What is named makes another key, wherever it stands; what is not there does not.
+    named = ("user.id", "user.gone", "metadata.x")
+    keys = [exact({"user": {"id": id}}, key_fields=named) for id in (1, 2)]
+    assert keys[0] != keys[1]
+    assert exact({"user": 5}, key_fields=named) == exact({}) == exact({"user": {"id": None}}, key_fields=named)
+    heads = [exact({}, {"x-team": team}, key_headers=("x-team", "x-none")) for team in "ab"]
+    assert len({*heads, exact({})}) == 3
+    assert exact({}, key_headers=("x-team",)) == exact({}, {"x-team": "a"})

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +150,25 @@ async def test_what_the_embedder_does_not_read_is_answered_from_equal_requests_o
     assert semantic.rebuild() == 0
     assert store.missing_vectors(semantic._embedder.name, 9) == []
     store.close()
+
+
+def test_as_much_is_read_as_the_verifier_reads_of_one_of_two_questions() -> None:
+    embedder = load_embedder()
+    # With a token at either end.
+    assert embedder.reads("word " * 126)
+    assert not embedder.reads("word " * 127)
+
+
+@pytest.mark.parametrize(("said", "reason"), [("first\nsecond", "first"), ("", "OSError")])
+def test_why_a_model_cannot_be_loaded_is_told_in_a_line(
+    said: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr("sentence_transformers.SentenceTransformer", fail)
+    with pytest.raises(EmbedderError, match=rf"cannot load embedder .* \({reason}\): give a folder"):
+        load_embedder(str(tmp_path))
 
 
 def model_in(folder: Path, width: int, seed: int) -> None:

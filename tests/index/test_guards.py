@@ -133,6 +133,7 @@ ALIKE = {
         ("who beat Brazil", "who has beaten Brazil"),
         ("was Tom hit by Ann", "has Tom been hit by Ann"),
         ("who won", "who did it win"),
+        ("who were the guests paid by", "who paid the guests"),
     ],
     "time": [
         ("what is the latest one", "what is the one"),

@@ -71,6 +71,7 @@ def test_without_a_note_the_neighbour_that_came_closest_is_compared(store: Respo
     found, _ = looked_up(store, Ruling(decisions, None), 0.0)
     assert found.judged is not None
     assert (found.judged.candidate.id, found.judged.accepted, found.judged.chance) == ("b", False, 1.0)
+    assert found.judged.noted == Noted(1, None, 0.0, 0.0)
     assert found.outcome == "below level"
     nothing, _ = looked_up(store, Ruling([Decision("vetoed", "names")] * 3, None), 0.0)
     assert nothing.judged is None

@@ -226,3 +226,29 @@ async def test_the_index_takes_vectors_in_the_order_of_their_numbers(tmp_path: P
     assert len(index) == 60
     made.semantic.close()
     made.store.close()
+
+
+async def test_a_question_whose_vector_is_known_is_found_at_once(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    await cache.semantic.lookup("n", "what is a queue")
+    cache.embedder.go.clear()
+    assert await cache.semantic.insert_soon(make_entry("what is a queue"), None)
+    assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
+    assert await cache.semantic.insert_soon(make_entry("what is a stack"), None)
+    assert [entry.prompt for entry in cache.store.missing_vectors(HashEmbedder.name, 10)] == ["what is a stack"]
+    cache.embedder.go.set()
+    await cache.semantic.behind.idle()
+    assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
+
+
+async def test_who_may_wait_just_long_enough_is_worked_on(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    cache.semantic._lookups._seconds = 50.0
+    cache.embedder.go.clear()
+    first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=100.0))
+    await until(lambda: len(cache.embedder.calls) == 2)
+    assert (await cache.semantic.lookup("n", "what is a block then", seconds=99.9)).skipped
+    second = asyncio.create_task(cache.semantic.lookup("n", "what is a block there", seconds=100.0))
+    await until(lambda: len(cache.semantic._lookups._batches) == 2)
+    cache.embedder.go.set()
+    assert [(await each).skipped for each in (first, second)] == [False, False]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,3 +93,18 @@ def test_what_is_too_long_is_cut_and_of_a_pair_the_longer_text_first(most: int) 
     assert len(pair.ids) == most
     # Two marks around the first text.
     assert pair.type_ids.count(0) == 4 + 2
+
+
+@pytest.mark.parametrize(("product", "exact"), [(2 * 255 * 127, True), (2**15 - 1, False), (0, False)])
+def test_a_processor_that_cuts_products_off_gets_no_integers(product: float, exact: bool) -> None:
+    class Cutting:
+        """Graph files whose graphs compute one and the same."""
+
+        def open(self, name: str, made_from: str, build: Any) -> Any:
+            return self
+
+        def run(self, outputs: Any, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+            assert given["tokens"].tolist() == [[[255, 255]]]
+            return [np.array([[[product]]], np.float32)]
+
+    assert keeps_integers(Cutting()) is exact  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services, build
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, first_line
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres import PostgresStore
 from kvproxy.index.store.postgres_server import shown
@@ -37,6 +37,11 @@ def test_a_server_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
 def test_a_url_that_is_none_is_told() -> None:
     with pytest.raises(CacheStoreError, match="no URL"):
         open_store("postgresql://[")
+    with pytest.raises(CacheStoreError, match=r"no URL of PostgreSQL \(\w.*\): see docs"):
+        shown("postgresql://[")
+    assert first_line(ValueError()) == "ValueError"
+    assert first_line(ValueError(" first\nsecond")) == "first"
+    assert shown("dbname=d") == "postgresql://localhost/d"
     assert shown("postgres://u:p@h:5/d?sslmode=require") == "postgresql://h:5/d"
 
 

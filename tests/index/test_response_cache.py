@@ -1,13 +1,18 @@
 """The response cache as a program uses it: questions and answers in words."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvproxy.errors import SettingsError
+from kvproxy.index.batching import WriteBatcher
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
@@ -114,3 +119,65 @@ async def test_an_embedder_that_fails_costs_similar_questions_only(tmp_path: Pat
         assert (await cache.ask("a question")).answer == "an answer"  # type: ignore[union-attr]
         with pytest.raises(EmbedderError, match="out of order"):
             await cache.ask("another question")
+
+
+async def test_what_an_earlier_version_stored_is_found_under_the_same_names(tmp_path: Path) -> None:
+    async with ResponseCache(ResponseStore(tmp_path / "r.db"), None, clock=lambda: 1000.0) as cache:
+        await cache.keep("q", "a", namespace="n")
+        (entry,) = cache.store.ls()
+        assert entry.key == "957b74ef25bc04520a591965be6df50b54b921abfb351b3a3fd0116578354f7c"
+        assert entry.namespace == "7b39bcf8676b7bbe15a2a07c47a6bf6b9cef060229835286ca48d4f930f5b78b"
+        assert (entry.created, entry.expires, entry.semantic) == (1000.0, 1000.0 + 86_400, True)
+
+
+async def test_an_answer_may_be_kept_for_no_time(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db", clock=lambda: 1000.0)
+    async with ResponseCache(store, None, clock=lambda: 1000.0) as cache:
+        assert await cache.keep("a", "x", ttl=0.0)
+        assert await cache.ask("a") is None
+
+
+async def test_what_is_being_stored_is_found_already_and_while_it_lasts(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = ResponseStore(tmp_path / "r.db", clock=lambda: now[0])
+    cache = ResponseCache(store, None, clock=lambda: now[0])
+    entry, go = make_entry("x", expires=1010.0), threading.Event()
+    put = store.put_many
+
+    def held(puts: Any) -> Any:
+        assert go.wait(20)
+        return put(puts)
+
+    cache._writes = WriteBatcher(held)
+    inserting = asyncio.create_task(cache.insert(entry))
+    await asyncio.sleep(0)
+    assert (cache.storing(entry.key), cache.storing("another")) == (True, False)
+    assert (await cache.find(entry.key), store.find(entry.key)) == (entry, None)
+    now[0] = 1010.0
+    assert await cache.find(entry.key) is None
+    now[0] = 1000.0
+    # A newer one takes its place; the end of the first leaves it there.
+    newer = replace(entry, id="f" * 32)
+    second = asyncio.create_task(cache.insert(newer))
+    await asyncio.sleep(0)
+    go.set()
+    assert await inserting
+    assert await second
+    assert await cache.find(entry.key) == newer
+    assert not cache.storing(entry.key)
+    store.close()
+
+
+async def test_time_takes_what_is_over_and_writes_counted_hits(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = ResponseStore(tmp_path / "r.db", clock=lambda: now[0])
+    async with ResponseCache(store, None, clock=lambda: now[0]) as cache:
+        entries = [make_entry(f"what is {number}", created=1000.0, expires=1010.0) for number in range(3)]
+        assert await cache.insert_many([*entries, make_entry("and this", created=1000.0)]) == 4
+        store.touch(entries[0].id)
+        now[0] = 1010.0
+        cache.maintain()
+        assert [entry.prompt for entry in store.ls()] == ["and this"]
+        assert not cache.searches
+        assert await cache.remove([store.ls()[0].id, "none"]) == 1
+        assert store.count() == 0

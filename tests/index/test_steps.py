@@ -1,6 +1,7 @@
 """Connecting to a file and bringing its schema up to date, by one process and by several at once."""
 
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvproxy.index.steps import apply_steps, connect
+from kvproxy.index.placed import PlacedFiles
+from kvproxy.index.steps import apply_steps, connect, make_private
 
 OPENER = """
 import sys
@@ -92,3 +94,46 @@ def test_what_is_no_database_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"this is no database at all" * 99)
     with pytest.raises(sqlite3.DatabaseError):
         connect(path)
+
+
+def test_what_is_made_is_its_owners_alone_and_no_folder_of_others_is_changed(tmp_path: Path) -> None:
+    def rights(path: Path) -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    tmp_path.chmod(0o755)
+    path = tmp_path / "new" / "r.db"
+    make_private(path)
+    assert (rights(tmp_path), rights(path.parent), rights(path)) == (0o755, 0o700, 0o600)
+    log = path.with_name("r.db-wal")
+    log.touch()
+    for each in (path, log):
+        each.chmod(0o644)
+    path.write_bytes(b"x")
+    make_private(path)
+    assert (rights(path), rights(log), path.read_bytes()) == (0o600, 0o600, b"x")
+    with pytest.raises(IsADirectoryError):
+        make_private(path.parent)
+
+
+def test_what_stands_in_the_log_of_a_file_that_was_moved_is_moved_into_it(tmp_path: Path) -> None:
+    path, moved = tmp_path / "r.db", tmp_path / "moved.db"
+    writer = connect(path)
+    with writer:
+        writer.execute("create table one (id integer)")
+    files = PlacedFiles(path, writer)
+    assert not files.gone
+    with writer:
+        writer.execute("insert into one values (7)")
+    path.rename(moved)
+    assert files.gone
+    # A new file would find the old one's log, and take it for its own.
+    for _ in range(2):
+        files.leave()
+    assert Path(f"{path}-wal").stat().st_size == 0
+    writer.close()
+    again = sqlite3.connect(moved)
+    assert again.execute("select id from one").fetchall() == [(7,)]
+    again.close()
+    files = PlacedFiles(tmp_path / "none.db", writer)
+    assert not files.gone
+    files.leave()

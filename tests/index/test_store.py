@@ -172,3 +172,14 @@ def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
         store.put(make_entry(f"new {number}"))
     assert len(store.pinned()) == 1
     assert "new 2" in {entry.prompt for entry in store.ls()}
+
+
+def test_clocks_of_proxies_may_differ_by_a_minute(make_store: MakeStore) -> None:
+    store = make_store(clock=lambda: 1000.0)
+    for name, created in (("now", 1000.0), ("soon", 1060.0), ("later", 1060.5)):
+        store.put(make_entry(name, key=name, created=created, expires=2000.0))
+    assert [store.find(name) is not None for name in ("now", "soon", "later")] == [True, True, False]
+    assert store.find_stale("later") is None
+    store.put(make_entry("over", key="over", created=1060.0, expires=1000.0, stale_if_error=5.0))
+    assert store.find("over") is None
+    assert store.find_stale("over") is not None

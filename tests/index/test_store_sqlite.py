@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from sqlite_utils import Database
 
+from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.steps import apply_steps
 from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store.sealing import Texts
 from kvproxy.index.store.sqlite_observations import SqliteObservations
 from tests.index.entries import make_entry
 
@@ -62,6 +64,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store.sealing import Texts
 from kvproxy.index.store.sqlite_observations import SqliteObservations
 from tests.index.entries import make_entry
 store = ResponseStore(Path(sys.argv[1]))
@@ -127,3 +130,12 @@ def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> 
     assert store.count() == 2
     observations.close()
     store.close()
+
+
+def test_checksums_of_an_earlier_version_still_fit() -> None:
+    """Else everything that it stored would be damaged."""
+    entry = Entry(
+        "0" * 32, "key", "namespace", "tenant", "model", "chat", "prompt", True, b"{}", b"[]", 1.5, 2.0, tags=("a", "b")
+    )
+    assert Texts(None).close(entry.row())["checksum"] == "aa1d02e00a5648e6"
+    assert Texts(None).close(entry.row() | {"stale_if_error": 30.0})["checksum"] == "177ff5d92ef85299"

@@ -117,6 +117,15 @@ def test_the_prediction_is_what_the_block_cache_reuses(specs: list[GroupSpec], s
     assert most > 0
 
 
+def test_the_last_token_is_computed_also_where_blocks_hold_one() -> None:
+    engine = Engine([GroupSpec("full", 1)], 30)
+    engine.start([7, 8])
+    engine.publish()
+    for tokens, held in (([7], 0), ([7, 8], 1), ([7, 8, 9], 2), ([8], 0)):
+        assert engine.predicted(tokens) == engine.reused(tokens) == held
+    assert engine.predicted([]) == 0
+
+
 @pytest.mark.parametrize("specs", [SHAPES[0], SHAPES[2], SHAPES[3]], ids=["full", "hybrid", "three"])
 def test_an_engine_that_names_blocks_otherwise_is_followed_by_tokens(specs: list[GroupSpec]) -> None:
     chance = random.Random(3)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror import doubts
+from kvproxy.mirror.doubts import TURNS, Doubts
 from kvproxy.mirror.pool import MirroredPool
 from kvproxy.mirror.wire import Hash, Stored
 
@@ -167,3 +168,59 @@ def test_what_the_pool_held_before_a_removal_counts_too() -> None:
     pool.store(Stored([1, 2], None, [1, 2], 1))
     assert pool.remove(2)
     assert {digest: block.copies for digest, block in pool.blocks.items()} == {1: 1, 2: 1}
+
+
+def told_after(doubts: Doubts, num_copies: int) -> int:
+    """How many removals of other blocks it takes until the doubtful copies are reports."""
+    for number in range(1, 200):
+        doubts.removed(99, 0)
+        if doubts.settle(num_copies):
+            return number
+    raise AssertionError("it is never told")
+
+
+def test_reports_are_told_once_the_pools_content_was_given_up_four_times() -> None:
+    doubts = Doubts()
+    doubts.grown(5)
+    doubts.add(1, 2)
+    doubts.add(1, 3)
+    doubts.grown(7)
+    assert not doubts
+    # The certain one goes first: from now on nothing but doubtful copies is left.
+    doubts.removed(1, 2)
+    assert doubts
+    assert (doubts.settle(7), doubts.are_reports) == ([], False)
+    assert told_after(doubts, 7) == TURNS * 5 + 1
+    assert doubts.are_reports
+    assert not doubts
+
+
+def test_a_reset_leaves_nothing_in_doubt() -> None:
+    doubts = Doubts()
+    doubts.add(1, 1)
+    doubts.clear()
+    assert not doubts
+    assert doubts.settle(4) == []
+    doubts.add(2, 1)
+    doubts.removed(3, 0)
+    doubts.alive(2)
+    assert told_after(doubts, 11) == TURNS * 10 + 1
+
+
+def test_what_is_left_of_doubtful_copies_is_told() -> None:
+    doubts = Doubts()
+    doubts.grown(1)
+    for copies in (1, 2, 3):
+        doubts.add(1, copies)
+    doubts.add(2, 1)
+    doubts.removed(2, 0)
+    doubts.removed(1, 2)
+    reports: list[tuple[Hash, int]] = []
+    while not reports:
+        doubts.removed(99, 0)
+        reports = doubts.settle(3)
+    assert reports == [(1, 2)]
+    certain = Doubts()
+    certain.add(1, 1)
+    certain.certain(1)
+    assert not certain

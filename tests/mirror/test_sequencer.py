@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.mirror import sequencer
+from kvproxy.mirror.seen import Seen
 from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.status import Counts
 from tests.mirror.publisher import Model
 
 
@@ -139,6 +142,66 @@ def test_a_short_replay_buffer_never_makes_it_claim_a_block_that_is_gone(
     assert follower.held() <= model.held
     if follower.sequencer.complete:
         assert follower.held() == model.held
+
+
+@pytest.mark.parametrize("batches", [3, 5, 9])
+def test_another_run_that_a_replay_meets_half_way_is_asked_for_from_its_start(batches: int) -> None:
+    model = Model()
+    follower = Follower(model)
+    for number in range(5):
+        follower.sequencer.live(*model.publish(model.store([number])))
+    # It restarted, and nobody noticed.
+    model.restart()
+    for number in range(batches):
+        model.publish(model.store([10 + number]))
+    follower.sequencer.idle()
+    assert follower.sequencer.wanted == 4
+    follower.settle()
+    assert follower.held() == model.held
+    assert follower.sequencer.complete
+    counts = follower.sequencer.counts
+    assert (counts.restarts, counts.replays, counts.losses) == (1, 2, 0)
+
+
+def test_another_run_that_is_met_at_its_start_is_asked_for_once() -> None:
+    model = Model()
+    follower = Follower(model)
+    for number in range(5):
+        follower.sequencer.live(*model.publish(model.store([number])))
+    model.restart()
+    for number in range(3):
+        model.publish(model.store([10 + number]))
+    follower.sequencer.connected()
+    follower.settle()
+    assert follower.held() == model.held
+    counts = follower.sequencer.counts
+    assert (counts.restarts, counts.replays, counts.losses) == (1, 1, 0)
+
+
+def test_what_came_in_is_counted() -> None:
+    model = Model()
+    follower = Follower(model, replayable=False)
+    counts = follower.sequencer.counts
+    assert counts == Counts(0, 0, 0, 0, 0, 0, 0) == Counts()
+    batches = [model.publish(model.store([number])) for number in range(6)]
+    for place in (0, 0, 2, 3, 1, 5):
+        follower.sequencer.live(*batches[place])
+    assert (counts.batches, counts.duplicates, counts.gaps, counts.losses, counts.malformed) == (4, 1, 2, 0, 0)
+    follower.sequencer.live(*batches[4])
+    assert (counts.batches, counts.gaps, counts.restarts, counts.replays) == (6, 2, 0, 0)
+
+
+def test_without_replay_so_many_batches_are_held_back_for_a_late_one() -> None:
+    model = Model()
+    follower = Follower(model, replayable=False)
+    batches = [model.publish(model.store([number])) for number in range(sequencer.PATIENCE + 3)]
+    follower.sequencer.live(*batches[0])
+    for batch in batches[2:-1]:
+        follower.sequencer.live(*batch)
+    assert (follower.sequencer.counts.losses, follower.sequencer.complete) == (0, True)
+    follower.sequencer.live(*batches[-1])
+    assert (follower.sequencer.counts.losses, follower.sequencer.complete) == (1, False)
+    assert follower.held() == Counter(range(2, sequencer.PATIENCE + 3))
 
 
 @given(order=st.permutations(range(20)), repeated=st.lists(st.integers(0, 19), max_size=10))
@@ -305,3 +368,14 @@ def test_without_replay_a_new_connection_begins_anew() -> None:
     model.restart()
     follower.sequencer.live(*model.publish(model.store([9])))
     assert (follower.held(), follower.sequencer.complete) == (Counter([9]), True)
+
+
+def test_so_many_batches_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.mirror.seen.WINDOW", 3)
+    seen = Seen()
+    for number in range(10):
+        seen.add(number, bytes([number]))
+    assert [seen.same(number, bytes([number])) for number in range(5, 11)] == [None, None, True, True, True, None]
+    assert seen.same(9, b"another") is False
+    seen.clear()
+    assert seen.same(9, bytes([9])) is None

@@ -2,7 +2,7 @@
 
 from kvproxy.blocks.rows import Place
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.view import chains, hex_of, list_blocks, shelves, show_blocks, stats
+from kvproxy.mirror.view import chain_to, chains, hex_of, list_blocks, shelves, show_blocks, stats
 from kvproxy.mirror.wire import Batch, Cleared, Event, Removed, Stored
 
 URL = "http://engine"
@@ -37,6 +37,21 @@ def test_blocks_and_chains_of_one_group() -> None:
     assert first.first_tokens == (1, 2)
     figures = stats(state)
     assert (figures.cached, figures.distinct, figures.block_size, figures.evictions) == (4, 3, 2, 0)
+
+
+def test_the_tokens_up_to_a_block() -> None:
+    state = of(Stored([1, 2], None, (1, 2, 3, 4), 2), Stored([3], 1, (5, 6), 2), Stored([4], 9, (7, 8), 2))
+    held = shelves(state, URL)
+    assert [chain_to(held, hex_of(name)) for name in (1, 2, 3)] == [[1, 2], [1, 2, 3, 4], [1, 2, 5, 6]]
+    # Its beginning is not there, or there is no such block.
+    assert (chain_to(held, hex_of(4)), chain_to(held, "f")) == (None, None)
+    salted = of(Stored([1], None, (1, 2), 2, [("salt",)]), Stored([2], 1, (3, 4), 2), Stored([5], None, (), 2))
+    assert [chain_to(shelves(salted, URL), hex_of(name)) for name in (1, 2, 5)] == [None] * 3
+    assert chain_to([], "0") is None
+    circle = of(Stored([1], 2, (1, 2), 2), Stored([2], 1, (3, 4), 2))
+    assert chain_to(shelves(circle, URL), hex_of(1)) is None
+    other = of(Stored([6], None, (7, 8), 2), rank=1)
+    assert chain_to([*held, *shelves(other, URL)], hex_of(6)) == [7, 8]
 
 
 def test_a_chain_that_lost_its_beginning_says_so() -> None:

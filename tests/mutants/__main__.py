@@ -69,7 +69,7 @@ def record(folder: Path, tests: list[str], out: Path) -> Reached:
     """What each test calls; written to a file, unless one is there already."""
     if not out.exists():
         run(folder, tests, _HOURS, recorder=Recorder(folder, out.resolve()))
-    return Reached(out)
+    return Reached(out, folder)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 Place = tuple[str, int]
-"""A function: its file, and its first line."""
+"""A function: its file, and its first line; 0 for what was generated for a class."""
 Codes = set[CodeType]
 
 
@@ -25,6 +26,7 @@ class Recorder:
         self._root = str(root.resolve())
         self._out = out
         self._seen: Codes = set()
+        self._generated: dict[CodeType, str] = {}
         self._fixtures: dict[int, tuple[Codes, float]] = {}
         self._calls: dict[str, float] = {}
         self._failed: set[str] = set()
@@ -35,6 +37,9 @@ class Recorder:
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> None:
         self._seen.add(frame.f_code)
+        if frame.f_code.co_filename == "<string>":
+            # What a dataclass generates stands nowhere, but knows the module of its class.
+            self._generated[frame.f_code] = frame.f_globals.get("__file__") or ""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
@@ -74,20 +79,27 @@ class Recorder:
         self._out.write_text(json.dumps(self._tests))
 
     def _place(self, code: CodeType) -> Place | None:
-        if not code.co_filename.startswith(self._root):
+        file = self._generated.get(code, code.co_filename)
+        if not file.startswith(self._root):
             return None
-        name = code.co_filename[len(self._root) + 1 :]
+        name = file[len(self._root) + 1 :]
         # Two folders of the package are links to folders at the top.
         for linked in ("kvproxy/index/", "kvproxy/commands/"):
             if name.startswith(linked):
                 name = name.removeprefix("kvproxy/")
-        return None if name.startswith("tests/") else (name, code.co_firstlineno)
+        line = 0 if code in self._generated else code.co_firstlineno
+        return None if name.startswith("tests/") else (name, line)
 
 
 class Reached:
-    """Tests by what they call."""
+    """Tests by what they call, as a file tells that a `Recorder` wrote.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        root: of the tree.
+    """
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self._root = root
         self._seconds: dict[str, float] = {}
         self._breadth: dict[str, int] = {}
         self._tests: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -102,7 +114,7 @@ class Reached:
     def tests_for(self, file: str, text: str, line: int, seconds: float) -> tuple[list[str], float]:
         """Tests that call the function around a line, the quick and narrow ones first, and how long they take in all.
 
-        Those of a line outside of functions call any function of the file.
+        Those of a line outside of functions call any function of the file; where it has none, any of a file that imports it.
 
         Args:
             text: of the file.
@@ -110,12 +122,23 @@ class Reached:
         """
         first, last = _function(text, line)
         found = {test for begin, test in self._tests[file] if first <= begin <= last}
+        if not found and not first:
+            found = {test for user in self._users(file) for _, test in self._tests[user]}
         chosen, total = list[str](), 0.0
         for test in sorted(found, key=lambda test: ((self._seconds[test] + 0.005) * self._breadth[test], test)):
             if not chosen or total + self._seconds[test] <= seconds:
                 chosen.append(test)
                 total += self._seconds[test]
         return chosen, total
+
+    def _users(self, file: str) -> list[str]:
+        """The files with called functions that import a file."""
+        module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").removeprefix("kvproxy.")
+        imports = re.compile(rf"^\s*(from|import) (kvproxy\.)?{re.escape(module)}\b", re.MULTILINE)
+        folder, _, name = module.rpartition(".")
+        named = re.compile(rf"^from (kvproxy\.)?{re.escape(folder)} import .*\b{re.escape(name)}\b", re.MULTILINE)
+        texts = {each: (self._root / each).read_text() for each in self._tests if (self._root / each).exists()}
+        return [each for each, text in texts.items() if imports.search(text) or (folder and named.search(text))]
 
 
 def _function(text: str, line: int) -> tuple[int, int]:

@@ -72,16 +72,24 @@ def test_a_failing_test_kills_and_an_endless_one_runs_out_of_time(
     assert run(tmp_path, ["test_it.py"], 0).fate == "time"
 
 
-CALLED = """def one():
+CONSTANTS = "TWO = 2\n"
+CALLED = """from dataclasses import dataclass
+from constants import TWO
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    left: int = 1
+
+def one():
     return 1
 
 def other():
     def inner():
-        return 2
+        return TWO
     return inner()
 """
 CALLING = """import pytest
-from called import one, other
+from called import Pair, one, other
 
 @pytest.fixture(scope="module")
 def two(): return other()
@@ -89,18 +97,23 @@ def two(): return other()
 def test_one(): assert one() == 1
 def test_two(two): assert two == 2
 def test_two_again(two): assert two == 2
+def test_pair(): assert Pair().left == 1
 def test_fails(two): assert one() == 2
 """
 
 
 def test_a_change_is_put_to_the_tests_that_call_its_function(tmp_path: Path) -> None:
+    (tmp_path / "constants.py").write_text(CONSTANTS)
     (tmp_path / "called.py").write_text(CALLED)
     (tmp_path / "test_it.py").write_text(CALLING)
     out = tmp_path / "reached.json"
     run(tmp_path, ["test_it.py"], 60, recorder=Recorder(tmp_path, out))
-    reached = Reached(out)
-    assert len(reached) == 3
-    found = [set(reached.tests_for("called.py", CALLED, line, 60)[0]) for line in (2, 6, 3)]
+    reached = Reached(out, tmp_path)
+    assert len(reached) == 4
+    found = [set(reached.tests_for("called.py", CALLED, line, 60)[0]) for line in (9, 13, 6)]
     one, two = {"test_it.py::test_one"}, {"test_it.py::test_two", "test_it.py::test_two_again"}
-    assert found == [one, two, one | two]
-    assert len(reached.tests_for("called.py", CALLED, 3, 0)[0]) == 1
+    every = {*one, *two, "test_it.py::test_pair"}
+    assert found == [one, two, every]
+    assert len(reached.tests_for("called.py", CALLED, 6, 0)[0]) == 1
+    # A file without functions: the tests of those that import it.
+    assert set(reached.tests_for("constants.py", CONSTANTS, 1, 60)[0]) == every

@@ -58,5 +58,4 @@ class MessageAssembler:
             return None
         for index, text in self._inputs.items():
             self._blocks[index]["input"] = loads(text.encode()) if text.strip() else {}
-        self._inputs.clear()
         return {**self._message, "content": list[Json](self._blocks)}

@@ -48,3 +48,23 @@ def test_nothing_idle_is_a_lookup_error(policy: str) -> None:
     order.remove(1)
     with pytest.raises(LookupError):
         order.pop()
+
+
+@pytest.mark.parametrize(("policy", "first"), [("lfu", "a"), ("arc", "a"), ("s3fifo", "b")])
+def test_what_is_taken_back_is_idle_again(policy: str, first: str) -> None:
+    """It is the next to go; with S3-FIFO after the others, so that it is not passed at every eviction."""
+    order = ORDERS[policy](3)
+    for key in "abc":
+        order.add(key)
+    assert order.pop() == "a"
+    order.restore("a")
+    assert order.pop() == first
+    order.restore(first)
+    order.remove("a")
+    order.add("a")
+    popped = [order.pop() for _ in range(3)]
+    assert sorted(popped) == ["a", "b", "c"]
+    # It was used again, and the others were not.
+    assert policy == "s3fifo" or popped[-1] == "a"
+    with pytest.raises(LookupError):
+        order.pop()

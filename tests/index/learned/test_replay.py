@@ -12,7 +12,17 @@ from kvproxy.index.observations import MemoryLog
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import LearnedPolicy
 from kvproxy.index.replay import Outcome, Stream, replay
-from kvproxy.index.streams import Line, best_threshold, curve, erring, make_stream, measure, read_stream
+from kvproxy.index.streams import (
+    _THRESHOLDS,
+    Line,
+    _Nearest,
+    best_threshold,
+    curve,
+    erring,
+    make_stream,
+    measure,
+    read_stream,
+)
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 
@@ -88,6 +98,14 @@ def test_a_change_of_some_answers_is_noticed() -> None:
     assert (found.served & ~found.wrong)[late].any()
 
 
+def test_shares_of_what_was_served_and_of_what_was_asked() -> None:
+    served, wrong = np.array([True, False, True, False]), np.array([True, False, False, False])
+    assert (Outcome(served, wrong).hit_rate, Outcome(served, wrong).wrong_share) == (0.5, 0.5)
+    assert Outcome(np.array([True]), np.array([True])).wrong_share == 1.0
+    nothing = Outcome(np.zeros(3, bool), np.zeros(3, bool))
+    assert (nothing.hit_rate, nothing.wrong_share, nothing.worst) == (0.0, 0.0, 0.0)
+
+
 def test_worst_counts_from_the_five_hundredth_answer_served() -> None:
     served = np.ones(600, bool)
     wrong = np.zeros(600, bool)
@@ -97,6 +115,19 @@ def test_worst_counts_from_the_five_hundredth_answer_served() -> None:
     assert Outcome(served, wrong).worst == pytest.approx(10 / 500)
     assert Outcome(served[:100], wrong[:100]).worst == pytest.approx(0.1)
     assert curve(Outcome(served, wrong))[-1] == (600, 600, 11)
+
+
+def test_the_best_threshold_serves_most_of_those_that_keep_the_bound() -> None:
+    small = cluster_stream(250)
+    each = {threshold: replay(small, _Nearest(threshold)) for threshold in _THRESHOLDS}
+    for bound in (0.02, 0.1):
+        level, found = best_threshold(small, bound, lambda share: None)
+        fits = {threshold: one.hit_rate for threshold, one in each.items() if one.wrong_share <= bound}
+        assert 0 < found.hit_rate == max(fits.values())
+        assert level is not None
+        assert fits[level] == found.hit_rate
+    level, found = best_threshold(small, -1.0, lambda share: None)
+    assert (level, found.served.sum()) == (None, 0)
 
 
 def test_a_report_names_each_policy_with_its_figures(stream: Stream) -> None:

@@ -1,0 +1,54 @@
+"""What headers ask of the caches, each at its bounds, and what is refused by its name."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from kvproxy.apis.control import LONGEST_TAG, MOST_TAGS, Control, read_control
+from kvproxy.errors import InvalidRequest
+from kvproxy.index.policies.policy import Limits
+
+
+@pytest.mark.parametrize(
+    ("headers", "asked"),
+    [
+        ({}, Control()),
+        ({"authorization": "x", "x-other": "y"}, Control()),
+        ({"cache-control": ""}, Control()),
+        ({"cache-control": "no-cache"}, Control(no_cache=True)),
+        ({"cache-control": "No-Store, unheard=5"}, Control(no_store=True)),
+        ({"cache-control": " only-if-cached ,confirm"}, Control(only_if_cached=True, confirm=True)),
+        ({"cache-control": 'max-age="0", stale-if-error=60'}, Control(max_age=0.0, stale_if_error=60.0)),
+        ({"cache-control": "similarity=0.5, level=0.75"}, Control(limits=Limits(0.5, 0.75, None))),
+        ({"cache-control": "max-error=0.25"}, Control(limits=Limits(None, None, 0.25))),
+        ({"x-kvproxy-tags": " b,a ,,b"}, Control(tags=("a", "b"))),
+        ({"x-kvproxy-ttl": "0"}, Control(ttl=0.0)),
+        ({"x-kvproxy-timeout": "1.5"}, Control(timeout=1.5)),
+        ({"x-kvproxy-pace": "0"}, Control(pace=0.0)),
+        ({"x-kvproxy-priority": " 9 "}, Control(priority=9)),
+        ({"x-kvproxy-priority": "0"}, Control(priority=0)),
+        ({"x-kvproxy-tags": ",".join(f"{number:03}" for number in range(MOST_TAGS))}, None),
+        ({"x-kvproxy-tags": "x" * LONGEST_TAG}, Control(tags=("x" * 128,))),
+    ],
+)
+def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None) -> None:
+    found = read_control(headers)
+    assert found == asked if asked is not None else len(found.tags) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        *[("cache-control", f"max-age={value}", "max-age=60") for value in ("", "x", "nan")],
+        *[("x-kvproxy-ttl", value, "seconds, as in x-kvproxy-ttl: 600") for value in ("-1", "nan", "inf", "", "x")],
+        ("x-kvproxy-pace", "-1", "tokens a second"),
+        ("x-kvproxy-timeout", "inf", "nothing computed"),
+        *[("x-kvproxy-priority", value, "from 0 to 9") for value in ("10", "-1", "", "x", "\u0665", "0123456789")],
+        ("x-kvproxy-tags", ",".join(map(str, range(MOST_TAGS + 1))), "up to 16 tags"),
+        ("x-kvproxy-tags", "x" * (LONGEST_TAG + 1), "of 128 characters"),
+    ],
+)
+def test_what_is_of_no_form_is_refused_by_its_name(name: str, value: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as told:
+        read_control({name: value})
+    assert str(told.value.param).lower() == name

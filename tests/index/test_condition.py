@@ -1,0 +1,61 @@
+"""A store that fails says so once, and once when it works again."""
+
+import pytest
+
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store import condition
+from kvproxy.index.store.condition import Condition, Kind
+
+
+class Store:
+    def __init__(self) -> None:
+        self.condition = Condition("r.db")
+
+    def fail(self, kind: Kind, why: str = "the disk is full") -> None:
+        with pytest.raises(CacheStoreError, match=why), self.condition.watch(kind):
+            raise CacheStoreError(why)
+
+    def work(self, kind: Kind) -> None:
+        with self.condition.watch(kind):
+            pass
+
+
+def test_one_line_when_it_fails_and_one_when_it_works_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [5000.0]
+    monkeypatch.setattr(condition.time, "monotonic", lambda: now[0])
+    store = Store()
+
+    def told() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    assert store.condition.failure is None
+    store.work("write")
+    store.fail("write")
+    store.fail("write", "another")
+    assert told() == ["the disk is full; until then no answer is stored"]
+    assert store.condition.failure == "another"
+    # Reads are told of by themselves.
+    store.fail("read", "a page is damaged")
+    assert told() == ["a page is damaged; until then no answer is found"]
+    store.work("read")
+    assert told() == ["the store r.db can be read again"]
+    assert store.condition.failure == "another"
+    store.work("write")
+    assert told() == ["the store r.db can be written again"]
+    assert store.condition.failure is None
+    store.work("write")
+    # Failures and successes that take turns are told of once a minute.
+    for _ in range(3):
+        now[0] += 19.9
+        store.fail("write")
+        assert store.condition.failure == "the disk is full"
+        store.work("write")
+    assert told() == []
+    now[0] += 0.4
+    store.fail("write")
+    store.work("write")
+    assert told() == ["the disk is full; until then no answer is stored", "the store r.db can be written again"]

@@ -17,6 +17,7 @@ import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend
 from kvproxy.engine.batch import GroupBatch, StepBatch, block_table
+from kvproxy.engine.health import describe
 from kvproxy.engine.layers import LayerGroup
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
@@ -87,7 +88,7 @@ def _no_waiting() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise CannotCapture(str(error).splitlines()[0]) from None
+        raise CannotCapture(describe(error)) from None
     finally:
         torch.cuda.set_sync_debug_mode(before)
 

@@ -1,5 +1,6 @@
 """Small rules of the engine, one by one: bounds of requests, division into pieces, whose turn it is, and when it fails."""
 
+import asyncio
 import math
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -19,8 +20,10 @@ from kvproxy.engine.pool import KVPool
 from kvproxy.engine.sampler import Draws
 from kvproxy.engine.span import Span
 from kvproxy.engine.waiting import WaitingLine
+from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ContextTooLong, InvalidRequest, SettingsError
 from kvproxy.generation import GenerationRequest, SamplingParams
+from kvproxy.settings import EngineSettings, TierSettings
 from tests.engine.tiered import Driven, tiny
 
 LIMITS = Limits(vocab_size=300, max_model_len=100, pool_tokens=80)
@@ -302,3 +305,23 @@ def test_queries_that_grow_with_their_place_do_so_once_and_by_the_batchs_positio
     (tuned,) = (layer for layer in layers if not layer.use_rope)
     found = tuned.tuning(torch.tensor([0, 18, 19, 38, 39, 59]))
     assert found.tolist() == pytest.approx([1 + 0.1 * math.log1p(steps) for steps in (0, 0, 1, 1, 2, 3)])
+
+
+async def test_what_each_tier_would_add_is_told_without_loading_it() -> None:
+    tokens = list(range(50))
+    worker = EngineWorker(
+        tiny(), EngineSettings(num_blocks=100, block_size=4), TierSettings(host="64MiB", chunk_tokens=16)
+    )
+    await worker.start()
+    try:
+        asked = GenerationRequest("a", tuple(tokens), SamplingParams(max_tokens=1, temperature=0.0))
+        assert [delta.finish_reason async for delta in worker.generate(asked)] == ["length"]
+        assert worker._engine.tiers is not None
+        assert await asyncio.to_thread(worker._engine.tiers.chain.flush, 20)
+        assert await worker.tier_match(CacheRequest("q", tokens), 0) == {"host": 48}
+        assert await worker.tier_match(CacheRequest("q", tokens), 16) == {"host": 32}
+        assert await worker.tier_match(CacheRequest("q", [7, *tokens]), 0) == {}
+    finally:
+        await worker.stop()
+    plain = EngineWorker(tiny(), EngineSettings(num_blocks=100, block_size=4))
+    assert await plain.tier_match(CacheRequest("q", tokens), 0) == {}

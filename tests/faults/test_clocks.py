@@ -76,6 +76,7 @@ def test_what_was_stored_before_the_clock_was_set_back_is_computed_anew(
             store = services.answerer.store
             monkeypatch.setattr(store, "_clock", lambda: now[0])
             monkeypatch.setattr(services.answerer, "_clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer._recall, "_clock", lambda: now[0])
             monkeypatch.setattr(services.answerer._shelf, "_clock", lambda: now[0])
             assert stored(ask(url, "one"))
             assert hit(ask(url, "one"))

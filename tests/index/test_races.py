@@ -180,7 +180,7 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
     assert store.find(entry.key) is not None
     now += seconds
     assert store.find(entry.key) is None
-    assert not store.heads([entry.id])[entry.id].live
+    assert store.heads([entry.id])[entry.id].freshness == "over"
     # The fresh answer takes its place, and lives as long as it should.
     fresh = make_entry(created=now, expires=now + 600)
     store.put(fresh)

@@ -121,6 +121,8 @@ class World:
             async for _ in answer.body:
                 pass
             answer.close()
+        # Nobody waits behind many others for an answer to be stored.
+        await self.answerer._shelf.settled()
         # What is stored gets its vector behind the answer.
         await self.semantic.behind.idle()
         return id

@@ -14,6 +14,7 @@ from kvproxy.engine.attention.interface import Needs
 from kvproxy.engine.attention.tuning import tune_by_position
 from kvproxy.engine.fastest import fastest_dtype
 from kvproxy.engine.fused import fuse, fuse_norms
+from kvproxy.engine.health import describe
 from kvproxy.engine.int8 import quantise
 from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
 from kvproxy.engine.limits import check_sampling
@@ -84,9 +85,8 @@ def load_model(
             folder, **{name: options[name] for name in options if name == "gguf_file"}
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "" if Path(source).exists() else " (no such folder; as a Hugging Face id it must be cached or reachable)"
-        raise ModelUnsupported(f"cannot load model {name!r}{hint}: {reason}") from None
+        raise ModelUnsupported(f"cannot load model {name!r}{hint}: {describe(error)}") from None
     if measured is not None:
         model = model.to(fastest_dtype(model, measured))
     if weights == "int8":

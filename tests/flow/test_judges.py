@@ -7,8 +7,9 @@ import pytest
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Forwarder, Relayed
+from kvproxy.backends.protocol import Relayed
 from kvproxy.flow.learning.judges import Cached, ModelJudge
+from tests.flow.backends import QuietBackend
 from tests.requests import api_request
 
 ANSWERS: dict[str, JsonObject] = {
@@ -18,20 +19,13 @@ ANSWERS: dict[str, JsonObject] = {
 }
 
 
-class Model:
+class Model(QuietBackend):
     """A backend that keeps what it is asked."""
 
     name = "model"
-    forwarder: Forwarder | None = None
 
     def __init__(self) -> None:
         self.asked: list[ApiRequest] = []
-
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def failure(self) -> str | None: ...
-    async def models(self) -> JsonObject:
-        return {}
 
     async def send(self, request: ApiRequest) -> Relayed:
         self.asked.append(request)

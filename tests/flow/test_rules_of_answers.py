@@ -14,7 +14,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import EventReader, event
-from kvproxy.backends.protocol import Forwarder, Headers, Relayed, Taker
+from kvproxy.backends.protocol import Headers, Relayed, Taker
 from kvproxy.errors import NotCached, UpstreamBroken
 from kvproxy.flow.cached.directives import Directives, first, read_directives
 from kvproxy.flow.cached.keep import Shelf
@@ -34,6 +34,7 @@ from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import NoJournal
 from kvproxy.ruled import Ruled
 from kvproxy.settings import CacheSettings
+from tests.flow.backends import QuietBackend
 from tests.index.entries import make_entry
 from tests.requests import api_request
 
@@ -146,11 +147,10 @@ class Account:
         self.log.append(("cached", tokens))
 
 
-class Upstream:
+class Upstream(QuietBackend):
     """Sends given parts."""
 
     name = "u"
-    forwarder: Forwarder | None = None
 
     def __init__(self, parts: list[bytes], status: int = 200, *, stream: bool = False, broken: bool = False) -> None:
         self.parts = parts
@@ -158,12 +158,6 @@ class Upstream:
         self.stream = stream
         self.broken = broken
         self.closed = 0
-
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def failure(self) -> str | None: ...
-    async def models(self) -> JsonObject:
-        return {}
 
     async def send(self, request: ApiRequest) -> Relayed:
         if self.broken:

@@ -24,7 +24,7 @@ from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
 _FEW = 4
-"""Answers that may be on their way to the store where one more is waited for: under load, waiting would take most of its time."""
+"""With more answers than these on their way to the store, no client waits for one more: that would take most of its time."""
 _MOST_BEHIND = 256
 """Answers that may be on their way to the store behind their clients' backs; further ones are waited for."""
 _log = logging.getLogger("kvproxy")

@@ -47,7 +47,7 @@ class JoinedWrites(asyncio.Transport):
         self._transport.close()
 
     def abort(self) -> None:
-        self._parts.clear()
+        self._parts, self._size = [], 0
         self._transport.abort()
 
     def is_closing(self) -> bool:

@@ -5,15 +5,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvproxy.index.store import Why
+from kvproxy.journal.prompt_rows import PromptRows, Said
 from kvproxy.journal.regions import SIZE, Regions
-from kvproxy.journal.rows import blob_of, short_key
+from kvproxy.journal.rows import short_key
+from kvproxy.journal.tombstones import Tombstones
 from kvproxy.journal.words import Words
 
 _CANDIDATES = 50
 """Earlier requests with the same question that are compared."""
 _MOST_CHANGES = 2
 """Where more regions differ it is another conversation, in which the same was said."""
-_MOST_TOMBSTONES = 100_000
 _SLACK = 1.0  # Seconds between the moment at which an entry was made and the one at which its record was.
 
 
@@ -67,79 +68,99 @@ class Change:
 
 
 class Past:
-    """Prompts and tombstones in the journal's file. Every method may raise sqlite3.Error."""
+    """Prompts and tombstones in the journal's file, a transaction at a time. Every method may raise sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection, words: Words) -> None:
         self._connection = connection
         self._words = words
+        self._prompts = PromptRows(connection, _CANDIDATES)
+        self._tombstones = Tombstones(connection)
+
+    def begin(self, keys: Iterable[bytes]) -> None:
+        """Begin a transaction, and read what is known of some keys at once."""
+        keys = list(keys)
+        self._prompts.begin(keys)
+        self._tombstones.begin(keys)
+
+    def write(self) -> None:
+        """Write what the transaction has changed."""
+        self._prompts.write()
+        self._tombstones.write()
 
     def prompt(self, key: bytes) -> Prompt | None:
         """The prompt with a key."""
-        sql = "select number, entry, expires, seconds from prompts where key = ?"
-        row = self._connection.execute(sql, [key]).fetchone()
-        return None if row is None else Prompt(*row)
+        row = self._prompts.get(key)
+        return None if row is None else Prompt(row.number, row.entry, row.expires, row.seconds)
+
+    def knows(self, key: bytes) -> bool:
+        """Whether a prompt with a key is there."""
+        return self._prompts.get(key) is not None
 
     def add(self, key: bytes, regions: Regions | None, text: str | None, whole: bytes | None) -> int:
         """Keep a prompt that is not there yet; its number."""
-        asks = blob = shape = None
-        if regions is not None:
-            asks, blob, shape = regions.asks, b"".join(regions.digests), self._words.shape(regions)
-        sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
-        return int(self._connection.execute(sql, [key, asks, blob, shape, text, whole]).lastrowid or 0)
+        if regions is None:
+            return self._prompts.add(key, Said(text=text, whole=whole)).number
+        said = Said(regions.asks, b"".join(regions.digests), self._words.shape(regions), text, whole)
+        return self._prompts.add(key, said).number
 
-    def took(self, prompt: int, seconds: float) -> None:
+    def took(self, key: bytes, seconds: float) -> None:
         """The answer to a prompt was computed, in so many seconds."""
-        self._connection.execute("update prompts set seconds = ? where number = ?", [seconds, prompt])
+        row = self._prompts.get(key)
+        if row is not None:
+            row.seconds, row.changed = seconds, True
 
     def stored(self, kept: Kept) -> None:
         """An answer is stored; nothing happens where its prompt is not known as yet."""
         key = short_key(kept.key)
+        stone, row = self._tombstones.get(key), self._prompts.get(key)
         # It may have gone since.
-        self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, kept.time])
-        sql = "update prompts set entry = ?, expires = ? where key = ?"
-        self._connection.execute(sql, [kept.id, kept.expires, key])
+        if stone is not None and stone[1] <= kept.time:
+            self._tombstones.set(key, None)
+        if row is not None:
+            row.entry, row.expires, row.changed = kept.id, kept.expires, True
 
-    def name_entry(self, kept: Kept) -> None:
-        """Tell the record of the request that made an entry of it, where that was over before the entry was stored."""
-        sql = (
-            "update records set entry = ? where entry is null and equal is null and request = ?"
-            " and number = (select last from prompts where key = ?)"
-        )
-        self._connection.execute(sql, [blob_of(kept.id), kept.request, short_key(kept.key)])
+    def last(self, key: bytes) -> int | None:
+        """Number of the last record in which a prompt was asked."""
+        row = self._prompts.get(key)
+        return None if row is None else row.last
 
     def asked(self, prompts: Iterable[tuple[int, int]]) -> None:
         """Numbers of records in which prompts were asked, and of these prompts; the last number of a prompt is kept."""
-        self._connection.executemany("update prompts set last = max(coalesce(last, 0), ?) where number = ?", prompts)
+        for record, prompt in prompts:
+            self._prompts.asked(record, prompt)
 
     def bury(self, gone: Gone) -> None:
         """An entry is no longer stored."""
-        sql = "insert or replace into tombstones (key, why, time) values (?, ?, ?)"
-        self._connection.execute(sql, [short_key(gone.key), gone.why, gone.time])
+        self._tombstones.set(short_key(gone.key), (gone.why, gone.time))
 
     def why_gone(self, key: bytes, known: Prompt | None, now: float) -> tuple[str, float | None] | None:
         """Why the answer to an equal request is no longer there, and since when; None where none was stored."""
-        sql = "select why, time from tombstones where key = ? and time <= ?"
-        row = self._connection.execute(sql, [key, now + _SLACK]).fetchone()
-        if row is not None:
-            expired = row[0] == "expired" and known is not None and known.expires is not None
-            # One that was marked as expired had more time when it was stored.
-            return str(row[0]), min(known.expires, row[1]) if known is not None and expired else float(row[1])
+        stone = self._tombstones.get(key)
+        if stone is not None and stone[1] <= now + _SLACK:
+            why, since = stone
+            if why == "expired" and known is not None and known.expires is not None:
+                # One that was marked as expired had more time when it was stored.
+                since = min(known.expires, since)
+            return str(why), since
         if known is None or known.entry is None:
             return None
         # Housekeeping may not have come by yet; and what another process removed is not told here.
         over = known.expires is not None and known.expires <= now + _SLACK
         return ("expired", known.expires) if over else ("removed", None)
 
+    def look_for(self, regions: Iterable[Regions]) -> None:
+        """Read at once what `change` compares some requests with."""
+        self._prompts.look_for(each.asks for each in regions if each.asks is not None)
+
     def change(self, key: bytes, regions: Regions) -> Change | None:
         """How a request differs from the one most like it among those with the same question."""
         if regions.asks is None:
             return None
-        sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"
         best: Change | None = None
-        for number, blob, shape in self._connection.execute(sql, [regions.asks, key, _CANDIDATES]).fetchall():
-            changed = regions.differing(self.regions(blob, shape))
+        for each in self._prompts.alike(regions.asks, key):
+            changed = regions.differing(self.regions(each.regions, each.shape))
             if 0 < len(changed) <= _MOST_CHANGES and (best is None or len(changed) < len(best.regions)):
-                best = Change(tuple(changed), number)
+                best = Change(tuple(changed), each.number)
         return best
 
     def regions(self, blob: bytes, shape: int) -> Regions:
@@ -149,7 +170,4 @@ class Past:
 
     def forget(self) -> None:
         """Let the oldest tombstones go."""
-        self._connection.execute(
-            "delete from tombstones where time < (select time from tombstones order by time desc limit 1 offset ?)",
-            [_MOST_TOMBSTONES],
-        )
+        self._tombstones.forget()

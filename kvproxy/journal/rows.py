@@ -12,11 +12,11 @@ _COLUMNS = (
     " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
     " semantic_us, backend_us, first_us, total_us, tags"
 )
-INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
+INSERT = f"insert into records ({_COLUMNS}) values"
 
 
 def row_of(record: Record, words: Words) -> tuple[object, ...]:
-    """A record as `INSERT` takes it."""
+    """A record's values, as `INSERT` takes them."""
     number = words.number
     return (
         record.number,

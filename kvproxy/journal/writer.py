@@ -2,9 +2,10 @@
 
 import sqlite3
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvproxy.index.many import insert_many
 from kvproxy.index.redaction import redacted_json
 from kvproxy.index.redactor import RedactionFailed, Redactor
 from kvproxy.journal.asked import Asked
@@ -15,8 +16,8 @@ from kvproxy.journal.hits import Equal, Hits
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_without_past
 from kvproxy.journal.record import Record
-from kvproxy.journal.regions import regions_of, written
-from kvproxy.journal.rows import INSERT, row_of, short_key
+from kvproxy.journal.regions import Regions, regions_of, written
+from kvproxy.journal.rows import INSERT, blob_of, row_of, short_key
 from kvproxy.journal.totals import ALL, Totals
 from kvproxy.journal.waiting import What
 from kvproxy.journal.words import Words
@@ -101,38 +102,82 @@ class Writer:
         return self._past.why_gone(short_key(key), known, time)
 
     def _write(self, what: Sequence[What], number: int) -> None:
-        hits: list[Equal | float | str] = []
+        first, hits = number, list[Equal | float | str]()
         numbers: list[int] = []
-        others: list[tuple[object, ...]] = []
-        last: dict[int, int] = {}
-        for each in what:
+        records: list[Record] = []
+        self._past.begin(self._keys(what))
+        read = self._read(what)
+        for place, each in enumerate(what):
             if isinstance(each, Hits):
                 hits += each.values
                 numbers += range(number, number + len(each))
                 number += len(each)
             elif isinstance(each, Draft):
-                record = self._record(each, number)
-                others.append(row_of(record, self._words))
-                if record.prompt is not None:
-                    last[record.prompt] = number
+                record, regions = read[place]
+                record.number = number
+                self._record(each, record, regions)
+                records.append(record)
                 number += 1
             else:
                 self._move(each)
-        self._connection.executemany(INSERT, others)
-        self._past.asked((number, prompt) for prompt, number in last.items())
+        self._past.asked((record.number, record.prompt) for record in records if record.prompt is not None)
         self._hits.write(numbers, hits, self._totals)
-        for each in what:
-            if isinstance(each, Kept):
-                self._past.name_entry(each)
+        self._name_entries(what, first, {record.number: record for record in records})
+        insert_many(self._connection, INSERT, [row_of(record, self._words) for record in records])
+        self._past.write()
 
-    def _record(self, draft: Draft, number: int) -> Record:
-        record = finished(draft)
-        record.number = number
+    def _keys(self, what: Sequence[What]) -> set[bytes]:
+        """The keys of which something must be known."""
+        moved = {short_key(each.key) for each in what if isinstance(each, Kept | Gone)}
+        asked = (each for each in what if isinstance(each, Draft) and each.parts is not None)
+        new = {short_key(each.key) for each in asked if each.key is not None and self._at_hand(each) is None}
+        return moved | new
+
+    def _at_hand(self, draft: Draft) -> Prompt | None:
+        """The prompt of a hit, where it is in memory."""
+        return None if draft.hit is None or draft.key is None else self._known.get(draft.key)
+
+    def _read(self, what: Sequence[What]) -> dict[int, tuple[Record, Regions | None]]:
+        """The records of requests by their places, as far as they are told by the requests alone; and the regions of those
+        that may be new."""
+        read: dict[int, tuple[Record, Regions | None]] = {}
+        for place, each in enumerate(what):
+            if not isinstance(each, Draft):
+                continue
+            record, regions = finished(each), None
+            parts = None if each.key is None or self._at_hand(each) is not None else each.parts
+            if parts is not None and (record.reason == "miss-new" or not self._past.knows(short_key(each.key or ""))):
+                regions = regions_of(parts)
+            read[place] = record, regions
+        self._past.look_for(
+            regions for record, regions in read.values() if regions is not None and record.reason == "miss-new"
+        )
+        return read
+
+    def _name_entries(self, what: Sequence[What], first: int, records: Mapping[int, Record]) -> None:
+        """Tell records which entries were made of their answers, where the requests were over before.
+
+        Args:
+            first: number of the first record that is written now.
+            records: those of them that are no plain hits.
+        """
+        for kept in (each for each in what if isinstance(each, Kept)):
+            last = self._past.last(short_key(kept.key))
+            record = None if last is None else records.get(last)
+            if record is not None and record.entry is None and record.request_id == kept.request:
+                record.entry = kept.id
+            elif last is not None and last < first:
+                sql = (
+                    "update records set entry = ? where number = ? and entry is null and equal is null and request = ?"
+                )
+                self._connection.execute(sql, [blob_of(kept.id), last, kept.request])
+
+    def _record(self, draft: Draft, record: Record, regions: Regions | None) -> None:
+        """Complete a record by what was asked before, and count it."""
         if draft.key is not None and draft.parts is not None:
-            self._asked(draft, record, draft.key)
+            self._asked(draft, record, draft.key, regions)
         self._count(draft, record)
         self.asked.add(draft, record)
-        return record
 
     def _prompt_of(self, key: str) -> Prompt | None:
         """What a hit asked; None where that was forgotten while the hit waited, as after an error in writing."""
@@ -145,7 +190,7 @@ class Writer:
         """Whether the prompt of an exact key is at hand, so that a hit needs no more than its plain values."""
         return key in self._known
 
-    def _asked(self, draft: Draft, record: Record, key: str) -> None:
+    def _asked(self, draft: Draft, record: Record, key: str, regions: Regions | None) -> None:
         """Give a record its prompt, and a miss its reason, by what was asked before."""
         assert draft.parts is not None
         known = self._known.get(key)
@@ -154,7 +199,8 @@ class Writer:
             return
         short = short_key(key)
         known = self._past.prompt(short)
-        regions = regions_of(draft.parts) if known is None or record.reason == "miss-new" else None
+        if regions is None and (known is None or record.reason == "miss-new"):
+            regions = regions_of(draft.parts)
         if record.reason == "miss-new":
             went = self._gone_when_asked(key, known, record.time)
             change = self._past.change(short, regions) if went is None and regions is not None else None
@@ -173,7 +219,7 @@ class Writer:
                 known = Prompt(known.number, renewed.kept.id, renewed.kept.expires, None)
         if record.layer in ("forward", "prefix", "renewed") and record.status == 200:
             seconds = (record.total_ms or 0.0) / 1000
-            self._past.took(known.number, seconds)
+            self._past.took(short, seconds)
             known = Prompt(known.number, known.entry, known.expires, seconds)
         if len(self._known) >= _KNOWN:
             self._known.clear()

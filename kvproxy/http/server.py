@@ -19,6 +19,9 @@ from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
 
+_GARBAGE = 20_000
+"""Objects made and not gone after which Python looks for circles among them. By default it is 700, of which a request that
+waits to be written into the journal has a hundred: the looks took a tenth of all time."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -45,6 +48,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         # What is loaded by now stays: looking through it for garbage would stop all requests for a tenth of a second.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_GARBAGE)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         on_ready(services, f"http://{host}:{listener.getsockname()[1]}")
         make_server(services).run(sockets=[listener])

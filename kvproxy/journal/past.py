@@ -119,11 +119,6 @@ class Past:
         if row is not None:
             row.entry, row.expires, row.changed = kept.id, kept.expires, True
 
-    def last(self, key: bytes) -> int | None:
-        """Number of the last record in which a prompt was asked."""
-        row = self._prompts.get(key)
-        return None if row is None else row.last
-
     def asked(self, prompts: Iterable[tuple[int, int]]) -> None:
         """Numbers of records in which prompts were asked, and of these prompts; the last number of a prompt is kept."""
         for record, prompt in prompts:

@@ -1,13 +1,12 @@
 """Writes records into the journal's file, some at a time, in the journal's own thread."""
 
 import sqlite3
-import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproxy.index.many import insert_many
-from kvproxy.index.redaction import redacted_json
-from kvproxy.index.redactor import RedactionFailed, Redactor
+from kvproxy.index.redactor import Redactor
 from kvproxy.journal.asked import Asked
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import finished
@@ -16,8 +15,9 @@ from kvproxy.journal.hits import Equal, Hits
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_without_past
 from kvproxy.journal.record import Record
-from kvproxy.journal.regions import Regions, regions_of, written
+from kvproxy.journal.regions import Regions, regions_of
 from kvproxy.journal.rows import INSERT, blob_of, row_of, short_key
+from kvproxy.journal.texts import kept_text
 from kvproxy.journal.totals import ALL, Totals
 from kvproxy.journal.waiting import What
 from kvproxy.journal.words import Words
@@ -25,7 +25,7 @@ from kvproxy.settings.journal import JournalSettings
 
 _KNOWN = 20_000
 """Keys whose prompts are held in memory, so that a hit costs no look into the file."""
-_BEGINNING = 200
+_UNNAMED = 4_096
 _PRUNED_AT_ONCE = 5_000
 _BEYOND = 2**62
 
@@ -66,6 +66,8 @@ class Writer:
         self._hits = HitRows(connection, self._words, self._past, self._prompt_of)
         self._totals = Totals()
         self._renewed: dict[str, _Renewed] = {}
+        # Numbers of records by key and request, of whose answers no entry is known.
+        self._unnamed: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, what: Sequence[What]) -> None:
         """Keep what happened, in its order and in one transaction: requests that are over, and entries that came and went."""
@@ -78,14 +80,16 @@ class Writer:
         except BaseException:
             self._words.forget()
             self._known.clear()
+            self._unnamed.clear()
             self._totals = Totals()
             raise
 
-    def _move(self, moved: Kept | Gone) -> None:
+    def _move(self, moved: Kept | Gone, records: Mapping[int, Record]) -> None:
         self._known.pop(moved.key, None)
         if isinstance(moved, Gone):
             self._past.bury(moved)
             return
+        self._name_entry(moved, records)
         key = short_key(moved.key)
         # An entry is stored before its request is over, which wants to know what was there before it.
         went = self._past.why_gone(key, self._past.prompt(key), moved.time)
@@ -102,9 +106,9 @@ class Writer:
         return self._past.why_gone(short_key(key), known, time)
 
     def _write(self, what: Sequence[What], number: int) -> None:
-        first, hits = number, list[Equal | float | str]()
+        hits: list[Equal | float | str] = []
         numbers: list[int] = []
-        records: list[Record] = []
+        records: dict[int, Record] = {}
         self._past.begin(self._keys(what))
         read = self._read(what)
         for place, each in enumerate(what):
@@ -116,14 +120,13 @@ class Writer:
                 record, regions = read[place]
                 record.number = number
                 self._record(each, record, regions)
-                records.append(record)
+                records[number] = record
                 number += 1
             else:
-                self._move(each)
-        self._past.asked((record.number, record.prompt) for record in records if record.prompt is not None)
+                self._move(each, records)
+        self._past.asked((number, record.prompt) for number, record in records.items() if record.prompt is not None)
         self._hits.write(numbers, hits, self._totals)
-        self._name_entries(what, first, {record.number: record for record in records})
-        insert_many(self._connection, INSERT, [row_of(record, self._words) for record in records])
+        insert_many(self._connection, INSERT, [row_of(record, self._words) for record in records.values()])
         self._past.write()
 
     def _keys(self, what: Sequence[What]) -> set[bytes]:
@@ -154,23 +157,19 @@ class Writer:
         )
         return read
 
-    def _name_entries(self, what: Sequence[What], first: int, records: Mapping[int, Record]) -> None:
-        """Tell records which entries were made of their answers, where the requests were over before.
+    def _name_entry(self, kept: Kept, records: Mapping[int, Record]) -> None:
+        """Tell the record of the request that made an entry of it, where that was over before the entry was stored.
 
         Args:
-            first: number of the first record that is written now.
-            records: those of them that are no plain hits.
+            records: by number, those that are not in the file yet.
         """
-        for kept in (each for each in what if isinstance(each, Kept)):
-            last = self._past.last(short_key(kept.key))
-            record = None if last is None else records.get(last)
-            if record is not None and record.entry is None and record.request_id == kept.request:
-                record.entry = kept.id
-            elif last is not None and last < first:
-                sql = (
-                    "update records set entry = ? where number = ? and entry is null and equal is null and request = ?"
-                )
-                self._connection.execute(sql, [blob_of(kept.id), last, kept.request])
+        number = self._unnamed.pop((kept.key, kept.request), None)
+        record = None if number is None else records.get(number)
+        if record is not None:
+            record.entry = kept.id
+        elif number is not None:
+            sql = "update records set entry = ? where number = ?"
+            self._connection.execute(sql, [blob_of(kept.id), number])
 
     def _record(self, draft: Draft, record: Record, regions: Regions | None) -> None:
         """Complete a record by what was asked before, and count it."""
@@ -211,7 +210,7 @@ class Writer:
             else:
                 record.reason = reason_without_past(draft, record, asked_before=known is not None)
         if known is None:
-            text, whole = self._text(draft)
+            text, whole = kept_text(draft, self._settings.text, self._redact)
             known = Prompt(self._past.add(short, regions, text, whole), None, None, None)
             renewed = self._renewed.get(key)
             if renewed is not None:
@@ -225,22 +224,18 @@ class Writer:
             self._known.clear()
         self._known[key] = known
         record.prompt = known.number
+        if record.entry is None:
+            self._without_entry(key, draft, record)
 
-    def _text(self, draft: Draft) -> tuple[str | None, bytes | None]:
-        """What is kept of a request's text."""
-        ruled = None if draft.request is None else draft.request.control.ruled.text
-        if draft.request is None or draft.parts is None or (kept := ruled or self._settings.text) == "none":
-            return None, None
-        shown = draft.request.api.shown(draft.request.body)
-        whole = written(draft.parts) if kept == "all" else None
-        if self._redact is not None:
-            try:
-                shown = self._redact(shown)
-                whole = None if whole is None else redacted_json(whole, self._redact)
-            except RedactionFailed:
-                return None, None
-        beginning = shown[:_BEGINNING].encode("utf-8", "replace").decode()
-        return beginning, None if whole is None else zlib.compress(whole)
+    def _without_entry(self, key: str, draft: Draft, record: Record) -> None:
+        """Name the entry that was made of an answer, or do so when it is stored."""
+        renewed = self._renewed.get(key)
+        if renewed is not None and renewed.kept.request == draft.request_id:
+            record.entry = renewed.kept.id
+            return
+        if len(self._unnamed) >= _UNNAMED:
+            self._unnamed.popitem(last=False)
+        self._unnamed[key, draft.request_id] = record.number
 
     def _count(self, draft: Draft, record: Record) -> None:
         """Add a request to the totals, under each of its tags too; what no client asked for is none."""

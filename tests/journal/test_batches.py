@@ -1,0 +1,137 @@
+"""What is written many at a time leaves what each alone would have left, in whatever order it comes."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.index.store import Why
+from kvproxy.journal.draft import Draft
+from kvproxy.journal.past import Gone, Kept
+from kvproxy.journal.schema import open_file
+from kvproxy.journal.waiting import What
+from kvproxy.journal.writer import Writer
+from kvproxy.settings.journal import JournalSettings
+from tests.journal.test_file import draft
+
+NOW = 1_795_000_000.0
+WHYS: tuple[Why, ...] = ("expired", "evicted", "removed", "replaced")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("miss", "miss", "stored before", "stored after", "stored later", "hit", "gone", "kept")),
+        st.sampled_from(("a", "b", "c")),
+        st.sampled_from(("public", "client:x")),
+        st.sampled_from(WHYS),
+        st.integers(1, 4),
+    ),
+    max_size=40,
+)
+TABLES = {
+    "requests": "number",
+    "prompts": "number",
+    "tombstones": "key",
+    "totals": "day, tenant, model, layer, tag",
+    "names": "number",
+}
+
+
+def what_of(steps: list[Any]) -> list[What]:
+    """Requests, and entries that come and go, a second after each other."""
+    what: list[What] = []
+    waiting: list[Kept] = []
+    for number, (kind, question, tenant, why, _) in enumerate(steps):
+        now, request_id = NOW + number, f"r{number}"
+        made = draft(question, request_id, hit=kind == "hit", tenant=tenant, time=now)
+        made.looked, made.opened = made.began + 0.25, made.began + 0.5
+        made.first = made.ended = made.began + 1.0
+        kept = Kept(f"{made.key}", f"{number:032x}", now + 3, now, request_id)
+        if kind == "gone":
+            what.append(Gone(f"{made.key}", why, now))
+        elif kind == "kept":
+            what.append(kept)
+        elif kind == "stored before":
+            made.entry = kept.id
+            what += [kept, made]
+        else:
+            what += [made, *([kept] if kind == "stored after" else waiting)]
+            waiting = [kept] if kind == "stored later" else []
+    return what
+
+
+def left_by(path: Path, batches: list[list[What]]) -> dict[str, list[Any]]:
+    """All that batches leave in a file."""
+    connection = open_file(path)
+    writer = Writer(connection, JournalSettings(), lambda: NOW)
+    for batch in batches:
+        writer.write(batch)
+    left = {
+        table: connection.execute(f"select * from {table} order by {order}").fetchall()
+        for table, order in TABLES.items()
+    }
+    connection.close()
+    return left
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+    folder, what = tmp_path_factory.mktemp("journals"), what_of(steps)
+    batches, sizes = list[list[What]](), [size for *_, size in steps]
+    for place, each in enumerate(what):
+        if not batches or len(batches[-1]) >= 3 * sizes[place % len(sizes)]:
+            batches.append([])
+        batches[-1].append(each)
+    alone = left_by(folder / "alone.db", [[each] for each in what])
+    for name, left in (("all", left_by(folder / "all.db", [what])), ("some", left_by(folder / "some.db", batches))):
+        for table, rows in alone.items():
+            if table == "names":
+                # A word gets its number when it is written first, which for a record is at the end of its batch.
+                assert {row[1] for row in left[table]} == {row[1] for row in rows}
+                continue
+            assert len(left[table]) == len(rows), (name, table)
+            for row, other in zip(left[table], rows, strict=True):
+                assert list(row) == pytest.approx(list(other)), (name, table)
+
+
+def test_a_large_batch_is_read_and_written_by_few_statements(tmp_path: Path) -> None:
+    connection = open_file(tmp_path / "journal.db")
+    writer = Writer(connection, JournalSettings(), lambda: NOW)
+    steps = [(kind, f"{number}", "public", "removed", 1) for number in range(300) for kind in ("stored after", "gone")]
+    said: list[str] = []
+    writer.write([draft("first", "r")])
+    connection.set_trace_callback(said.append)
+    writer.write(what_of(steps))
+    # There were eleven for each request, and each hands over the lock that answers need.
+    assert len(said) < 150
+    count = connection.execute("select count(*) from requests where entry is not null").fetchone()
+    assert count == (300,)
+    connection.close()
+
+
+def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(tmp_path: Path) -> None:
+    connection = open_file(tmp_path / "journal.db")
+    writer = Writer(connection, JournalSettings(), lambda: NOW)
+    miss, hit = draft("q", "first"), draft("q", "second", hit=True)
+    kept = Kept(f"{miss.key}", "e" * 32, NOW + 60, NOW, "first")
+    for batches in ([[miss], [hit], [kept]], [[miss, hit, kept]]):
+        for batch in batches:
+            writer.write(batch)
+        rows = connection.execute("select request_id, entry from requests order by number desc limit 2").fetchall()
+        assert dict(rows)["first"] == "e" * 32
+    connection.close()
+
+
+def test_after_an_error_nothing_of_a_batch_is_held(tmp_path: Path) -> None:
+    connection = open_file(tmp_path / "journal.db")
+    writer = Writer(connection, JournalSettings(), lambda: NOW)
+    broken: Any = Draft("chat", "broken", "public", None, NOW)
+    broken.time = "never"
+    with pytest.raises((TypeError, ValueError, sqlite3.Error)):
+        writer.write([draft("q", "first"), broken])
+    writer.write([draft("q", "second")])
+    assert connection.execute("select request_id, prompt from requests").fetchall() == [("second", 1)]
+    assert connection.execute("select number, last from prompts").fetchall() == [(1, 1)]
+    connection.close()

@@ -11,6 +11,7 @@ from kvproxy.apis.json import JsonMap, JsonObject
 from kvproxy.apis.request import Account, ApiRequest, read_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
+from kvproxy.http.connections.protocol import WHOLE
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
 
@@ -31,9 +32,12 @@ async def whole_body(request: Request, limit: int, seconds: float | None = None)
         TooLarge: it has more bytes than the limit; no more of them is read.
         TooSlow: it did not arrive in time.
     """
+    state = request.scope["state"]
+    if seconds is None or state.get(WHOLE):
+        return await _read(request, limit)
     try:
-        since = request.scope["state"].get(READ_SINCE, asyncio.get_running_loop().time())
-        async with asyncio.timeout_at(None if seconds is None else since + seconds):
+        since = state.get(READ_SINCE, asyncio.get_running_loop().time())
+        async with asyncio.timeout_at(since + seconds):
             return await _read(request, limit)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds") from None

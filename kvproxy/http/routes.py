@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from kvproxy import __version__
 from kvproxy.apis import APIS
@@ -32,11 +32,19 @@ _OURS = ("/health", "/metrics", "/ready")
 _GONE = 499
 
 
-def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
-    """The handler of an API whose answers are cached."""
+class Cached:
+    """An ASGI app: an API whose answers are cached."""
 
-    async def answer(request: Request) -> Response:
-        began = time.perf_counter()
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The app around it answers for errors; a function as a route would be wrapped for that a second time.
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        began, api = time.perf_counter(), self._api
         outcome, status = Outcome("error"), 500
         try:
             response, outcome = await _answer(request, api)
@@ -51,8 +59,6 @@ def cached(api: Api) -> Callable[[Request], Awaitable[Response]]:
         finally:
             services(request).metrics.answered(api.name, outcome.layer, status, time.perf_counter() - began)
         return response
-
-    return answer
 
 
 async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
@@ -203,7 +209,7 @@ def _charge(request: Request) -> None:
 
 
 ROUTES = [
-    *(Route(api.path, cached(api), methods=["POST"]) for api in APIS.values()),
+    *(Route(api.path, Cached(api), methods=["POST"]) for api in APIS.values()),
     Route("/v1/models", models, methods=["GET"]),
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),

@@ -1,8 +1,7 @@
 """How long requests may take: each until its deadline, and all of them until the proxy stops."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kvproxy.apis.control import TIMEOUT
 from kvproxy.errors import DeadlineExceeded, KvproxyError
@@ -37,26 +36,51 @@ class Lifetimes:
         for end in self._open:
             self._end(end, error, "drain_seconds")
 
-    @contextlib.contextmanager
-    def until(self, deadline: float, seconds: float, fix: str) -> Iterator["asyncio.Future[KvproxyError]"]:
-        """A future that tells of the end; its error names the time and what gives more."""
-        loop = asyncio.get_running_loop()
-        end: asyncio.Future[KvproxyError] = loop.create_future()
-        late = DeadlineExceeded(f"the request was not answered within {seconds:g} s: {fix}")
-        timer = loop.call_at(deadline, self._end, end, late, "request_seconds")
+    def until(self, deadline: float, seconds: float, fix: str) -> "Ending":
+        """While it is entered, a future that tells of the end; its error names the time and what gives more."""
+        return Ending(self, deadline, seconds, fix)
+
+    def enter(self, end: "asyncio.Future[KvproxyError]") -> None:
+        """A request is under way until its end, or until it leaves."""
         if self._stopped is not None:
             self._end(end, self._stopped, "drain_seconds")
         self._open.add(end)
-        try:
-            yield end
-        finally:
-            self._open.discard(end)
-            timer.cancel()
+
+    def leave(self, end: "asyncio.Future[KvproxyError]") -> None:
+        """A request is over."""
+        self._open.discard(end)
+
+    def late(self, end: "asyncio.Future[KvproxyError]", seconds: float, fix: str) -> None:
+        """End a request whose time is over."""
+        self._end(end, DeadlineExceeded(f"the request was not answered within {seconds:g} s: {fix}"), "request_seconds")
 
     def _end(self, end: "asyncio.Future[KvproxyError]", error: KvproxyError, limit: str) -> None:
         if not end.done():
             self._limited(limit)
             end.set_result(error)
+
+
+class Ending:
+    """The time that is left for a request; see `Lifetimes.until`."""
+
+    __slots__ = ("_all", "_deadline", "_end", "_fix", "_seconds", "_timer")
+
+    def __init__(self, all_of_them: Lifetimes, deadline: float, seconds: float, fix: str) -> None:
+        self._all = all_of_them
+        self._deadline = deadline
+        self._seconds = seconds
+        self._fix = fix
+
+    def __enter__(self) -> "asyncio.Future[KvproxyError]":
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[KvproxyError] = loop.create_future()
+        self._timer = loop.call_at(self._deadline, self._all.late, self._end, self._seconds, self._fix)
+        self._all.enter(self._end)
+        return self._end
+
+    def __exit__(self, *_: object) -> None:
+        self._all.leave(self._end)
+        self._timer.cancel()
 
 
 class Lifetime:
@@ -73,6 +97,6 @@ class Lifetime:
         if seconds is not None and seconds < self._seconds:
             self._seconds, self._fix = seconds, _ASKED
 
-    def over(self) -> contextlib.AbstractContextManager["asyncio.Future[KvproxyError]"]:
+    def over(self) -> Ending:
         """While this is entered, a future that gets the error to end the request with, when its time is over."""
         return self._all.until(self._began + self._seconds, self._seconds, self._fix)

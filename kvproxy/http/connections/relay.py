@@ -36,19 +36,33 @@ async def unless_gone(
         DeadlineExceeded: the time is over.
         ShuttingDown: the proxy stops.
     """
-    task = asyncio.ensure_future(work)
+    me = asyncio.current_task()
+    assert me is not None
+    cancelled, stopped, over = me.cancelling(), False, False
+
+    def stop(why: "asyncio.Future[Any]") -> None:
+        nonlocal stopped
+        if not why.cancelled():
+            why.exception()
+        if not stopped and not over:
+            # What it waits for is told at once, and it goes no further.
+            stopped = me.cancel()
+
     gone = asyncio.ensure_future(_disconnected(request.receive, uploaded))
-    try:
-        with lifetime.over() as end:
-            await asyncio.wait((task, gone, end), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect if gone.done() else end.result()
-    finally:
-        # Both at once, before anything is waited for: an answer that is ready a moment later would be left to nobody.
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+    with lifetime.over() as end:
+        gone.add_done_callback(stop)
+        end.add_done_callback(stop)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not stopped or me.cancelling() > cancelled + 1:
+                raise
+            raise (ClientDisconnect() if gone.done() else end.result()) from None
+        finally:
+            over = True
+            gone.cancel()
+            if stopped:
+                me.uncancel()
 
 
 async def _disconnected(receive: Receive, uploaded: asyncio.Event | None = None) -> None:

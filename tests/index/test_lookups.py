@@ -69,7 +69,10 @@ async def test_those_who_wait_share_a_job_and_each_gets_its_own(cache: Cache) ->
     assert len(cache.embedder.calls) <= 2
 
 
-async def test_what_is_not_decided_in_time_is_skipped_and_what_has_not_begun_never_begins(cache: Cache) -> None:
+async def test_what_is_not_decided_in_time_is_skipped_and_what_has_not_begun_never_begins(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.lookups._PAUSE", 0.0)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=30))
@@ -99,8 +102,11 @@ async def test_who_would_wait_too_long_is_told_at_once(cache: Cache) -> None:
     assert (await first).entry is not None
 
 
-async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_again_later(cache: Cache) -> None:
+async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_again_later(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who would only wait for nothing is told at once, although the job itself is fast: a busy event loop is slow too."""
+    monkeypatch.setattr("kvproxy.index.lookups._PAUSE", 0.0)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     late = [cache.semantic.lookup("n", f"what is number {n}", seconds=0.05) for n in range(12)]
@@ -114,6 +120,32 @@ async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_a
         five = [cache.semantic.lookup("n", f"what is chain {n} of {again}", seconds=600) for n in range(5)]
         sent_away.append(sum(found.skipped for found in await asyncio.gather(*five)))
     assert sent_away == [4, 3, 2, 1, 0]
+
+
+async def test_after_one_that_came_too_late_none_is_tried_for_a_while_and_longer_after_the_next(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.lookups._PAUSE", 300.0)
+    monkeypatch.setattr("kvproxy.index.lookups._LONGEST_PAUSE", 1000.0)
+    await cache.semantic.insert(make_entry("what is a block"))
+    lookups, pauses = cache.semantic._lookups, []
+    for again in range(3):
+        cache.embedder.go.clear()
+        late = [cache.semantic.lookup("n", f"what is number {n} of {again}", seconds=0.05) for n in range(3)]
+        assert all(found.skipped for found in await asyncio.gather(*late))
+        pauses.append(lookups._pause)
+        cache.embedder.go.set()
+        await until(lambda: len(lookups._batches) == 0)
+        calls = len(cache.embedder.calls)
+        # Nobody waits, and there is all the time in the world.
+        assert (await cache.semantic.lookup("n", f"what is a queue {again}", seconds=600)).skipped
+        assert len(cache.embedder.calls) == calls
+        assert not (await cache.semantic.lookup("n", f"what takes its time {again}")).skipped
+        lookups._again = 0.0
+    assert pauses == [300.0, 600.0, 1000.0]
+    assert not (await cache.semantic.lookup("n", "what is a queue at last", seconds=600)).skipped
+    assert lookups._pause == 0.0
+    assert not (await cache.semantic.lookup("n", "what is a queue once more", seconds=600)).skipped
 
 
 async def test_what_waits_behind_makes_way_while_lookups_are_skipped_but_gets_its_turn(

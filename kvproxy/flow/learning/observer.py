@@ -21,7 +21,7 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.settings import CacheSettings
 
 _WAITING = 64
-_REST = 3.0  # Seconds of rest for each second of work, while requests wait to be looked up.
+_REST = 20.0  # Seconds of rest for each second of work, while requests wait to be looked up.
 _log = logging.getLogger("kvproxy")
 
 

@@ -18,6 +18,7 @@ from kvproxy.index.deciding import Decider
 from kvproxy.index.embedder import Embedder
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
+from kvproxy.index.held import Held
 from kvproxy.index.languages import EVERY, is_known
 from kvproxy.index.learning import Learning
 from kvproxy.index.lookup import FRESH, Lookup
@@ -67,6 +68,7 @@ class SemanticCache:
         self._languages = tuple(languages)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
+        self._held = Held(self._neighbours, in_thread=store.remote)
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
         self._lookups = Lookups(self._look_up)
@@ -140,9 +142,12 @@ class SemanticCache:
             served: how fresh an entry must be.
             policy: name of the one that decides; None for the usual one.
         """
-        if not await self._holds(namespace):
+        if not await self._held.holds(namespace):
             return Lookup(None, (), namespace=namespace, question=text)
-        return await self._lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
+        found = await self._lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
+        if not found.candidates and not found.skipped:
+            self._held.forget(namespace)
+        return found
 
     @property
     def policy(self) -> Policy:
@@ -153,12 +158,6 @@ class SemanticCache:
     def busy(self) -> bool:
         """Whether lookups wait; what is not urgent then waits too."""
         return self._lookups.busy
-
-    async def _holds(self, namespace: str) -> bool:
-        # A file answers faster than a thread starts; a server may take its time.
-        if self._store.remote:
-            return await asyncio.to_thread(self._neighbours.holds, namespace)
-        return self._neighbours.holds(namespace)
 
     def _look_up(self, asks: Sequence[Ask]) -> list[Lookup]:
         """All that several lookups need, in one job: vectors, neighbours, decisions."""

@@ -284,3 +284,35 @@ async def test_who_may_wait_just_long_enough_is_worked_on(cache: Cache) -> None:
     await until(lambda: len(cache.semantic._lookups._batches) == 2)
     cache.embedder.go.set()
     assert [(await each).skipped for each in (first, second)] == [False, False]
+
+
+async def test_a_namespace_is_known_to_hold_something_until_nothing_is_found_in_it(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.held._MOST", 2)
+    asked: list[str] = []
+    holds = cache.semantic._neighbours.holds
+
+    def noted(namespace: str) -> bool:
+        asked.append(namespace)
+        return holds(namespace)
+
+    monkeypatch.setattr(cache.semantic._neighbours, "holds", noted)
+
+    async def candidates(namespace: str) -> int:
+        return len((await cache.semantic.lookup(namespace, "what is a block please")).candidates)
+
+    assert await candidates("n") == 0
+    entry = make_entry("what is a block")
+    await cache.semantic.insert(entry)
+    assert [await candidates("n") for _ in range(3)] == [1, 1, 1]
+    assert asked == ["n", "n"]
+    await cache.semantic.remove([entry.id])
+    assert [await candidates("n") for _ in range(2)] == [0, 0]
+    assert asked == ["n", "n", "n"]
+    # Two namespaces are remembered, and of three the one that was asked in longest ago is not.
+    for namespace in "abc":
+        await cache.semantic.insert(make_entry("what is a block", key=namespace, namespace=namespace))
+    asked.clear()
+    assert [await candidates(namespace) for namespace in "abacab"] == [1] * 6
+    assert asked == ["a", "b", "c", "b"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvproxy.index.batching import MicroBatcher
+from kvproxy.index.batching import MicroBatcher, comparable
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.learned.classes import Settled, digest, rivals, settle
@@ -27,7 +27,7 @@ Compare = Callable[[str], Awaitable[bool | None]]
 
 _KEPT = 10_000  # Observations that are kept in the log where nothing learns from them.
 
-Unindex = Callable[[Sequence[str]], Awaitable[None]]
+Unindex = Callable[[Sequence[str]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Learning:
         embedder: its name.
         observations: where they are kept.
         policy: what learns from them; None where the policy does not.
-        unindex: keeps entries for equal requests only.
+        unindex: keeps entries for equal requests only; on a thread.
     """
 
     def __init__(
@@ -107,20 +107,21 @@ class Learning:
         Returns:
             What was found; None where nothing could be compared.
         """
-        judged = lookup.judged
-        found = await self._compared(judged, same) if judged is not None else None
-        text = digest(answer)
-        known = await asyncio.to_thread(self._store.answer_class, fresh.namespace, text)
+        found = await self._compared(lookup.judged, same) if lookup.judged is not None else None
+        return await asyncio.to_thread(self._settle, lookup, fresh, answer, found, served)
+
+    def _settle(self, lookup: Lookup, fresh: Entry, answer: str, found: Settled | None, served: bool) -> Learned | None:
+        """What follows from comparisons, in one job: whoever waits for a thread waits once."""
+        judged, text = lookup.judged, digest(answer)
+        known = self._store.answer_class(fresh.namespace, text)
         joined = known or (found.joined if found is not None else None) or fresh.id
-        vector = await self._answer_vector(answer)
-        await asyncio.to_thread(
-            self._store.classify, Answer(fresh.id, fresh.namespace, joined, text, vector, self._embedder)
-        )
+        vector = self._answer_vector(answer)
+        self._store.classify(Answer(fresh.id, fresh.namespace, joined, text, vector, self._embedder))
         if judged is None or found is None:
             return None
         if found.odd:
             # It goes on answering equal requests; for others the rest of its class does.
-            await self._unindex([judged.candidate.id])
+            self._unindex([judged.candidate.id])
         seen = Observation(
             judged.candidate.id,
             found.right,
@@ -132,12 +133,12 @@ class Learning:
             judged.noted.features,
             judged.noted.error,
             1.0 if served else judged.chance,
-            await asyncio.to_thread(self._vetoes, lookup.question, judged.candidate.prompt),
+            self._vetoes(lookup.question, judged.candidate.prompt),
             joined,
             judged.noted.checked,
             digest(lookup.question) == digest(judged.candidate.prompt),
         )
-        await asyncio.to_thread(self._keep, [seen])
+        self._keep([seen])
         return Learned(found.right, joined)
 
     async def _compared(self, judged: Judged, same: Compare) -> Settled | None:
@@ -152,9 +153,9 @@ class Learning:
                 break
         return settle(places, found, classes) if found else None
 
-    async def _answer_vector(self, answer: str) -> np.ndarray | None:
+    def _answer_vector(self, answer: str) -> np.ndarray | None:
         try:
-            return await self._batcher.embed(answer)
+            return comparable(self._batcher.vectors([answer])[0], self._batcher.embedder)
         except EmbedderError as error:
             _log.warning("an answer has no vector: %s", error)
             return None

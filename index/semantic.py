@@ -78,7 +78,7 @@ class SemanticCache:
         self.learning = (
             None
             if observations is None
-            else Learning(store, self._batcher, embedder.name, observations, policy.learns, self.unindex)
+            else Learning(store, self._batcher, embedder.name, observations, policy.learns, self._unindex)
         )
         """What learns from fresh answers; None where nothing is remembered."""
 
@@ -201,9 +201,9 @@ class SemanticCache:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
             await self.learning.feedback(entry, right, lookup)
 
-    async def unindex(self, ids: Sequence[str]) -> None:
+    def _unindex(self, ids: Sequence[str]) -> None:
         """Keep entries for equal requests only."""
-        await asyncio.to_thread(self._change, self._store.unindex, ids)
+        self._change(self._store.unindex, ids)
 
     async def insert(self, entry: Entry) -> bool:
         """Store an entry, durable when this returns, and make it findable if it is semantic.

@@ -4,23 +4,17 @@ All of it happens off the request path.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from kvproxy.index.batching import MicroBatcher, comparable
+from kvproxy.index.batching import MicroBatcher
 from kvproxy.index.entry import Entry
-from kvproxy.index.errors import EmbedderError
 from kvproxy.index.learned.classes import Settled, digest, rivals, settle
 from kvproxy.index.lookup import Judged, Lookup
 from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.policies.policy import Learns, Overall, Status
 from kvproxy.index.store import Answer, Store
-
-_log = logging.getLogger("kvproxy")
 
 Compare = Callable[[str], Awaitable[bool | None]]
 """Whether the answer of the entry with an id is the same as a fresh one; None where that cannot be told."""
@@ -80,7 +74,7 @@ class Learning:
         """Cosine of two answers.
 
         Args:
-            cached: id of the entry of the one, whose vector is mostly there.
+            cached: id of the entry of the one, whose vector is there if it was compared before.
             said: what it says.
             fresh: the other answer.
         """
@@ -94,7 +88,7 @@ class Learning:
     ) -> Learned | None:
         """Learn from a fresh answer to a question that was looked up: its class, and whether what was judged was right.
 
-        Durable when this returns. Off the request path: it embeds the answer and compares it with a few others.
+        Durable when this returns. Off the request path: it compares the answer with a few others.
 
         Args:
             lookup: of the question.
@@ -115,7 +109,8 @@ class Learning:
         judged, text = lookup.judged, digest(answer)
         known = self._store.answer_class(fresh.namespace, text)
         joined = known or (found.joined if found is not None else None) or fresh.id
-        vector = self._answer_vector(answer)
+        # An answer is embedded when it is compared with another one by its vector, and many never are.
+        vector = self._batcher.known(answer)
         self._store.classify(Answer(fresh.id, fresh.namespace, joined, text, vector, self._embedder))
         if judged is None or found is None:
             return None
@@ -152,13 +147,6 @@ class Learning:
             if verdict:
                 break
         return settle(places, found, classes) if found else None
-
-    def _answer_vector(self, answer: str) -> np.ndarray | None:
-        try:
-            return comparable(self._batcher.vectors([answer])[0], self._batcher.embedder)
-        except EmbedderError as error:
-            _log.warning("an answer has no vector: %s", error)
-            return None
 
     async def feedback(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
         """A person's verdict on an entry, which leaves its class if it is wrong.

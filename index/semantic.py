@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from kvproxy.index.store import Gone, PurgedBy, Put, Store, Written
 
 _REBUILD_BATCH = 256
 _SWEPT = 32
+_READ_LATELY = 256
 _REMOTE_JUDGES = 8  # Threads that wait for a server; over a file a core each.
 _log = logging.getLogger("kvproxy")
 
@@ -66,6 +67,8 @@ class SemanticCache:
         self._embedder = embedder
         self.observations = observations
         self._languages = tuple(languages)
+        # It is asked before a question is looked up, and once more before its answer is stored.
+        self._reads = lru_cache(_READ_LATELY)(lambda text: self.knows(text) and embedder.reads(text))
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self._held = Held(self._neighbours, in_thread=store.remote)
@@ -172,11 +175,8 @@ class SemanticCache:
         return [one(asks[0])] if len(asks) == 1 else list(self._judges.map(one, asks))
 
     def reads(self, text: str) -> bool:
-        """Whether a text is looked at: it is in a known language, and the embedder takes in all of it.
-
-        Other ones are answered from equal requests only.
-        """
-        return self.knows(text) and self._embedder.reads(text)
+        """Whether the models know its language and take in all of it; other texts are answered from equal requests only."""
+        return self._reads(text)
 
     def knows(self, text: str) -> bool:
         """Whether a text is in a language that the models in use were made for."""

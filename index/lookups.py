@@ -62,7 +62,12 @@ class Lookups:
     @property
     def busy(self) -> bool:
         """Whether callers wait, or were sent away a moment ago."""
-        return len(self._batches) > 0 or time.monotonic() - self._skipped < _OVERLOADED
+        return len(self._batches) > 0 or self.overloaded
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether callers were sent away a moment ago."""
+        return time.monotonic() - self._skipped < _OVERLOADED
 
     def _timed(self, asks: Sequence[Ask]) -> Sequence[Lookup]:
         began = time.perf_counter()

@@ -74,9 +74,10 @@ class SemanticCache:
         self._held = Held(self._neighbours, in_thread=store.remote)
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
-        self._lookups = Lookups(self._look_up)
+        self.lookups = Lookups(self._look_up)
+        """Those that are under way: what is not urgent waits for them."""
         self._judges = ThreadPoolExecutor(_REMOTE_JUDGES if store.remote else os.cpu_count(), "kvproxy-judge")
-        self.behind = Behind(self._give_vectors, self._without_vectors, lambda: self._lookups.busy)
+        self.behind = Behind(self._give_vectors, self._without_vectors, lambda: self.lookups.busy)
         """Entries that were stored before they had a vector."""
         self.learning = (
             None
@@ -147,7 +148,7 @@ class SemanticCache:
         """
         if not await self._held.holds(namespace):
             return Lookup(None, (), namespace=namespace, question=text)
-        found = await self._lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
+        found = await self.lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
         if not found.candidates and not found.skipped:
             self._held.forget(namespace)
         return found
@@ -156,11 +157,6 @@ class SemanticCache:
     def policy(self) -> Policy:
         """What decides where a lookup names no other."""
         return self.decider.policy
-
-    @property
-    def busy(self) -> bool:
-        """Whether lookups wait; what is not urgent then waits too."""
-        return self._lookups.busy
 
     def _look_up(self, asks: Sequence[Ask]) -> list[Lookup]:
         """All that several lookups need, in one job: vectors, neighbours, decisions."""

@@ -89,7 +89,7 @@ async def test_what_is_not_decided_in_time_is_skipped_and_what_has_not_begun_nev
 
 async def test_who_would_wait_too_long_is_told_at_once(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
-    cache.semantic._lookups._seconds = 500.0
+    cache.semantic.lookups._seconds = 500.0
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=100.0))
     await until(lambda: len(cache.embedder.calls) == 2)
@@ -114,7 +114,7 @@ async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_a
     # The first of them is still being embedded.
     assert (await cache.semantic.lookup("n", "what is a queue", seconds=600)).skipped
     cache.embedder.go.set()
-    await until(lambda: len(cache.semantic._lookups._batches) == 0)
+    await until(lambda: len(cache.semantic.lookups._batches) == 0)
     sent_away = []
     for again in range(5):
         five = [cache.semantic.lookup("n", f"what is chain {n} of {again}", seconds=600) for n in range(5)]
@@ -128,7 +128,7 @@ async def test_after_one_that_came_too_late_none_is_tried_for_a_while_and_longer
     monkeypatch.setattr("kvproxy.index.lookups._PAUSE", 300.0)
     monkeypatch.setattr("kvproxy.index.lookups._LONGEST_PAUSE", 1000.0)
     await cache.semantic.insert(make_entry("what is a block"))
-    lookups, pauses = cache.semantic._lookups, []
+    lookups, pauses = cache.semantic.lookups, []
     for again in range(3):
         cache.embedder.go.clear()
         late = [cache.semantic.lookup("n", f"what is number {n} of {again}", seconds=0.05) for n in range(3)]
@@ -154,12 +154,12 @@ async def test_what_waits_behind_makes_way_while_lookups_are_skipped_but_gets_it
     monkeypatch.setattr("kvproxy.index.lookups._OVERLOADED", 1e9)
     monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 600.0)
     await cache.semantic.insert(make_entry("what is a block"))
-    assert not cache.semantic.busy
+    assert not cache.semantic.lookups.busy
     cache.embedder.go.clear()
     assert (await cache.semantic.lookup("n", "what is a queue", seconds=0.01)).skipped
     cache.embedder.go.set()
-    await until(lambda: len(cache.semantic._lookups._batches) == 0)
-    assert cache.semantic.busy
+    await until(lambda: len(cache.semantic.lookups._batches) == 0)
+    assert cache.semantic.lookups.busy
     await cache.semantic.insert_soon(make_entry("what is a queue"), None)
     await asyncio.sleep(0.03)
     assert len(cache.semantic.behind) == 1
@@ -221,7 +221,7 @@ async def test_lookups_come_first(cache: Cache, monkeypatch: pytest.MonkeyPatch)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please"))
-    await until(lambda: cache.semantic.busy)
+    await until(lambda: cache.semantic.lookups.busy)
     await cache.semantic.insert_soon(make_entry("what is a queue"), None)
     await asyncio.sleep(0.03)
     assert len(cache.semantic.behind) == 1
@@ -275,13 +275,13 @@ async def test_a_question_whose_vector_is_known_is_found_at_once(cache: Cache) -
 
 async def test_who_may_wait_just_long_enough_is_worked_on(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
-    cache.semantic._lookups._seconds = 50.0
+    cache.semantic.lookups._seconds = 50.0
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=100.0))
     await until(lambda: len(cache.embedder.calls) == 2)
     assert (await cache.semantic.lookup("n", "what is a block then", seconds=99.9)).skipped
     second = asyncio.create_task(cache.semantic.lookup("n", "what is a block there", seconds=100.0))
-    await until(lambda: len(cache.semantic._lookups._batches) == 2)
+    await until(lambda: len(cache.semantic.lookups._batches) == 2)
     cache.embedder.go.set()
     assert [(await each).skipped for each in (first, second)] == [False, False]
 

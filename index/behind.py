@@ -13,7 +13,8 @@ from kvproxy.index.lookup import Lookup
 _MOST = 64  # Entries that are held here, with their answers; what is beyond waits in the store.
 _AT_ONCE = 4  # So that no lookup waits long for them.
 _LOOK_SECONDS = 0.01
-_MOST_SECONDS = 0.5  # After so long some of them are embedded all the same, whoever waits.
+_MOST_SECONDS = 0.5  # After so long some of them are embedded all the same, whoever waits,
+_REST = 30.0  # or after so many times as long as the last ones took, so that it takes little of what others need.
 _log = logging.getLogger("kvproxy")
 
 Told = Callable[[Lookup], None]
@@ -84,7 +85,7 @@ class Behind:
                 if self._busy() and time.monotonic() < due:
                     await asyncio.sleep(_LOOK_SECONDS)
                     continue
-                due = time.monotonic() + _MOST_SECONDS
+                began = time.monotonic()
                 if self._waiting:
                     batch = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
                     for tell in await asyncio.to_thread(self._give, batch):
@@ -93,6 +94,8 @@ class Behind:
                     found = await asyncio.to_thread(self._missing)
                     self._left = len(found) > 0
                     self._waiting.extend(Late(entry) for entry in found)
+                now = time.monotonic()
+                due = now + max(_MOST_SECONDS, _REST * (now - began))
         except Exception:
             # They get their vectors with the next entry that comes here, or at the next start.
             self._left = True

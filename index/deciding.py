@@ -1,6 +1,6 @@
 """Finds the neighbours of a question, and has a policy decide over them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +53,7 @@ class Decider:
         """
         policy = self._named(ask.policy)
         reach = policy.reach if ask.reach is None else ask.reach
-        near, heads = self._near(ask, vector, reach, besides)
+        near = self._near(ask, vector, reach, besides)
         chance = self.chance if ask.explore else None
         found = judge(
             self._store,
@@ -65,7 +65,6 @@ class Decider:
             ask.limits,
             chance,
             served=ask.served,
-            heads=heads,
         )
         # What another policy decides teaches the one that learns nothing, and is not charged to its bound.
         return found if policy is self.policy else replace(found, judged=None)
@@ -75,20 +74,17 @@ class Decider:
             return self.policy
         return self._other(name)
 
-    def _near(
-        self, ask: Ask, vector: np.ndarray, reach: int, besides: str
-    ) -> tuple[list[tuple[str, float]], Mapping[str, Head]]:
-        """The nearest entries, and those of them that are past their time."""
+    def _near(self, ask: Ask, vector: np.ndarray, reach: int, besides: str) -> list[tuple[Head, float]]:
+        """The nearest entries, those that are past their time too; and as many more that are not."""
 
-        def search(most: int) -> tuple[list[tuple[str, float]], Mapping[str, Head]]:
+        def search(most: int) -> list[tuple[Head, float]]:
             found = self._neighbours.search(ask.namespace, vector, most + bool(besides))
-            near = [(id, cosine) for id, cosine in found if id != besides][:most]
-            return near, self._store.heads([id for id, _ in near]) if near else {}
+            return [(head, cosine) for head, cosine in found if head.id != besides][:most]
 
-        near, heads = search(reach)
-        if len(near) < reach or all(head.freshness in ask.served for head in heads.values()):
-            return near, heads
-        nearest = {id for id, _ in near}
-        wider, heads = search(_WIDER * reach)
-        fresh = [id for id, _ in wider if id in heads and heads[id].freshness in ask.served][:reach]
-        return [each for each in wider if each[0] in nearest or each[0] in fresh], heads
+        near = search(reach)
+        if all(head.freshness in ask.served for head, _ in near):
+            return near
+        nearest = {head.id for head, _ in near}
+        wider = search(_WIDER * reach)
+        fresh = [head.id for head, _ in wider if head.freshness in ask.served][:reach]
+        return [(head, cosine) for head, cosine in wider if head.id in nearest or head.id in fresh]

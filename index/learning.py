@@ -4,30 +4,24 @@ All of it happens off the request path.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from kvproxy.index.batching import MicroBatcher
 from kvproxy.index.entry import Entry
-from kvproxy.index.errors import EmbedderError
 from kvproxy.index.learned.classes import Settled, digest, rivals, settle
 from kvproxy.index.lookup import Judged, Lookup
 from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.policies.policy import Learns, Overall, Status
 from kvproxy.index.store import Answer, Store
 
-_log = logging.getLogger("kvproxy")
-
 Compare = Callable[[str], Awaitable[bool | None]]
 """Whether the answer of the entry with an id is the same as a fresh one; None where that cannot be told."""
 
 _KEPT = 10_000  # Observations that are kept in the log where nothing learns from them.
 
-Unindex = Callable[[Sequence[str]], Awaitable[None]]
+Unindex = Callable[[Sequence[str]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,7 @@ class Learning:
         embedder: its name.
         observations: where they are kept.
         policy: what learns from them; None where the policy does not.
-        unindex: keeps entries for equal requests only.
+        unindex: keeps entries for equal requests only; on a thread.
     """
 
     def __init__(
@@ -80,7 +74,7 @@ class Learning:
         """Cosine of two answers.
 
         Args:
-            cached: id of the entry of the one, whose vector is mostly there.
+            cached: id of the entry of the one, whose vector is there if it was compared before.
             said: what it says.
             fresh: the other answer.
         """
@@ -94,7 +88,7 @@ class Learning:
     ) -> Learned | None:
         """Learn from a fresh answer to a question that was looked up: its class, and whether what was judged was right.
 
-        Durable when this returns. Off the request path: it embeds the answer and compares it with a few others.
+        Durable when this returns. Off the request path: it compares the answer with a few others.
 
         Args:
             lookup: of the question.
@@ -107,20 +101,22 @@ class Learning:
         Returns:
             What was found; None where nothing could be compared.
         """
-        judged = lookup.judged
-        found = await self._compared(judged, same) if judged is not None else None
-        text = digest(answer)
-        known = await asyncio.to_thread(self._store.answer_class, fresh.namespace, text)
+        found = await self._compared(lookup.judged, same) if lookup.judged is not None else None
+        return await asyncio.to_thread(self._settle, lookup, fresh, answer, found, served)
+
+    def _settle(self, lookup: Lookup, fresh: Entry, answer: str, found: Settled | None, served: bool) -> Learned | None:
+        """What follows from comparisons, in one job: whoever waits for a thread waits once."""
+        judged, text = lookup.judged, digest(answer)
+        known = self._store.answer_class(fresh.namespace, text)
         joined = known or (found.joined if found is not None else None) or fresh.id
-        vector = await self._answer_vector(answer)
-        await asyncio.to_thread(
-            self._store.classify, Answer(fresh.id, fresh.namespace, joined, text, vector, self._embedder)
-        )
+        # An answer is embedded when it is compared with another one by its vector, and many never are.
+        vector = self._batcher.known(answer)
+        self._store.classify(Answer(fresh.id, fresh.namespace, joined, text, vector, self._embedder))
         if judged is None or found is None:
             return None
         if found.odd:
             # It goes on answering equal requests; for others the rest of its class does.
-            await self._unindex([judged.candidate.id])
+            self._unindex([judged.candidate.id])
         seen = Observation(
             judged.candidate.id,
             found.right,
@@ -132,12 +128,12 @@ class Learning:
             judged.noted.features,
             judged.noted.error,
             1.0 if served else judged.chance,
-            await asyncio.to_thread(self._vetoes, lookup.question, judged.candidate.prompt),
+            self._vetoes(lookup.question, judged.candidate.prompt),
             joined,
             judged.noted.checked,
             digest(lookup.question) == digest(judged.candidate.prompt),
         )
-        await asyncio.to_thread(self._keep, [seen])
+        self._keep([seen])
         return Learned(found.right, joined)
 
     async def _compared(self, judged: Judged, same: Compare) -> Settled | None:
@@ -151,13 +147,6 @@ class Learning:
             if verdict:
                 break
         return settle(places, found, classes) if found else None
-
-    async def _answer_vector(self, answer: str) -> np.ndarray | None:
-        try:
-            return await self._batcher.embed(answer)
-        except EmbedderError as error:
-            _log.warning("an answer has no vector: %s", error)
-            return None
 
     async def feedback(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
         """A person's verdict on an entry, which leaves its class if it is wrong.

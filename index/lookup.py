@@ -1,6 +1,6 @@
 """What is decided of a question's neighbours, and which of them is served."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.index.entry import Entry, Freshness
@@ -92,26 +92,22 @@ def judge(
     policy: Policy,
     namespace: str,
     question: str,
-    near: Sequence[tuple[str, float]],
+    near: Sequence[tuple[Head, float]],
     limits: Limits,
     chance: Callable[[], float] | None,
     *,
     served: Sequence[Freshness] = FRESH,
-    heads: Mapping[str, Head] | None = None,
 ) -> Lookup:
     """Decide over neighbours.
 
     Args:
         namespace: where the question was asked; what belongs to another is not even looked at.
-        near: (id, cosine), nearest first.
+        near: entries and their cosines, nearest first.
         chance: uniform numbers below 1: a share of what is accepted, chosen by the policy, is explored: forwarded, so that the
             policy learns. None explores nothing.
         served: how fresh an entry must be.
-        heads: of the neighbours, where they have been read already.
     """
-    if heads is None:
-        heads = store.heads([id for id, _ in near]) if near else {}
-    found = [(heads[id], similarity) for id, similarity in near if id in heads and heads[id].namespace == namespace]
+    found = [(head, similarity) for head, similarity in near if head.namespace == namespace]
     rejected = observations.rejected([head.id for head, _ in found]) if observations and found else set()
     barred = [_barred(head, rejected, served) for head, _ in found]
     open_ = [place for place, verdict in enumerate(barred) if verdict is None]

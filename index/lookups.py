@@ -2,7 +2,8 @@
 
 One job embeds the questions of all who wait, searches and decides. Whoever would wait too long behind the others is told so
 at once, and is not worked on. How many may wait is found by trying: one more where all are decided in time, half as many after
-one that was not.
+one that was not. Where one after the other comes too late, fewer and fewer are tried: their work would be for nothing, and take
+the time of those who need none.
 """
 
 import asyncio
@@ -18,6 +19,10 @@ from kvproxy.index.policies.policy import Limits, PolicyName
 _MOST = 32
 _RECENT = 0.2  # How much the last batch counts in what a lookup is expected to take.
 _OVERLOADED = 0.05  # Seconds after a lookup was skipped in which what is not urgent stays out of the way.
+_PAUSE, _LONGEST_PAUSE = (
+    0.02,
+    1.0,
+)  # Seconds in which none is tried after one came too late; twice as many after the next.
 _SHARE = 0.5  # Of the time that a caller has, what a batch may take: a caller that comes just too late waits for two.
 
 
@@ -49,13 +54,20 @@ class Lookups:
         self._work = work
         self._seconds = 0.0
         self._room = float(_MOST)
+        self._pause = 0.0
+        self._again = float("-inf")
         self._skipped = float("-inf")
         self._batches: Batcher[Ask, Lookup] = Batcher(self._timed, _MOST)
 
     @property
     def busy(self) -> bool:
         """Whether callers wait, or were sent away a moment ago."""
-        return len(self._batches) > 0 or time.monotonic() - self._skipped < _OVERLOADED
+        return len(self._batches) > 0 or self.overloaded
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether callers were sent away a moment ago."""
+        return time.monotonic() - self._skipped < _OVERLOADED
 
     def _timed(self, asks: Sequence[Ask]) -> Sequence[Lookup]:
         began = time.perf_counter()
@@ -73,9 +85,9 @@ class Lookups:
         """
         if seconds is None:
             return await asyncio.shield(self._batches.submit(ask))
-        ahead = len(self._batches)
-        # Where nobody waits it is tried, so that what was slow once does not stay so.
-        if ahead and (ahead >= self._room or (ahead + 1) * self._seconds > seconds):
+        ahead, now = len(self._batches), time.monotonic()
+        # Where nobody waits it is tried after a while, so that what was slow once does not stay so.
+        if now < self._again or (ahead and (ahead >= self._room or (ahead + 1) * self._seconds > seconds)):
             return self._skip(ask)
         self._batches.most = max(1, min(_MOST, int(_SHARE * seconds / max(self._seconds, 1e-6))))
         future = self._batches.submit(ask)
@@ -87,10 +99,19 @@ class Lookups:
             future.cancel()
             # A busy event loop delays what the job itself does not know of.
             self._room = max(1.0, self._room / 2)
+            self._rest()
             return self._skip(ask)
+        self._pause = 0.0
         if ahead + 1 >= self._room:
             self._room += 1
         return found
+
+    def _rest(self) -> None:
+        """One came too late: try none for a while. Those that were tried together count once."""
+        now = time.monotonic()
+        if now >= self._again:
+            self._pause = min(max(_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
+            self._again = now + self._pause
 
     def _skip(self, ask: Ask) -> Lookup:
         self._skipped = time.monotonic()

@@ -12,7 +12,7 @@ import numpy as np
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.persisted import PersistedGraphs
 from kvproxy.index.segments import Kind
-from kvproxy.index.store import Gone, Put, ResponseStore, Store, Written
+from kvproxy.index.store import Gone, Head, Put, ResponseStore, Store, Written
 from kvproxy.index.vectors import VectorIndex
 
 # Below this, reading a namespace's vectors from the store takes less than embedding a question. Most namespaces hold a
@@ -31,8 +31,8 @@ class Neighbours(Protocol):
     def holds(self, namespace: str) -> bool:
         """Whether a namespace has any vector."""
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
-        """The nearest (entry id, cosine) of a namespace, nearest first, `limit` at most."""
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
+        """The nearest entries of a namespace and their cosines, nearest first, `limit` at most."""
 
     def apply(self, puts: Sequence[Put], written: Written) -> None:
         """Follow a write of the store. Calls come in the order of the writes."""
@@ -121,17 +121,18 @@ class FaissNeighbours:
     def holds(self, namespace: str) -> bool:
         return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
         index = self.indexes.get(namespace)
         if index is not None:
-            numbers = [number for number, _ in index.search(vector, limit)]
+            exact, cosines = index.exact, dict(index.search(vector, limit))
         else:
             stored, vectors = self._store.vectors(namespace, self._embedder)
-            numbers = stored[np.argsort(-(vectors @ vector))[:limit]].tolist() if len(stored) else []
-        # The store has the last word on what is there, and on scores, which a compact index rounds.
+            nearest = np.argsort(-(vectors @ vector))[:limit].tolist() if len(stored) else []
+            exact, cosines = True, {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
+        # The store has the last word on what is there, and on cosines that a compact index rounds.
+        near = self._store.near(namespace, self._embedder, list(cosines), vectors=not exact)
         found = [
-            (id, float(kept @ vector))
-            for id, kept in self._store.by_number(namespace, self._embedder, numbers).values()
+            (head, cosines[number] if kept is None else float(kept @ vector)) for number, (head, kept) in near.items()
         ]
         return sorted(found, key=lambda hit: -hit[1])
 

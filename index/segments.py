@@ -75,6 +75,11 @@ class Segment:
         """Whether the vectors lie on a GPU: adding any copies all of them, and files cannot hold them."""
         return self._gpu is not None
 
+    @property
+    def exact(self) -> bool:
+        """Whether vectors are kept, and cosines computed, as they are in the store."""
+        return self.kind == "float32" and not self.on_gpu
+
     def __del__(self) -> None:
         # Its memory goes back to FAISS's resources, which is a call like any other.
         with getattr(self, "_turn", nullcontext()):
@@ -135,10 +140,18 @@ class Segment:
                 scores /= self._scale * self._scale
             near = zip(self._numbers[places[0]].tolist(), scores[0].tolist(), places[0].tolist(), strict=True)
             # FAISS fills up with -1 what a graph did not reach.
-            found = [(number, score) for number, score, place in near if place >= 0 and number not in dead]
+            found = [each for each in near if each[2] >= 0 and each[0] not in dead]
             if len(found) >= limit or wanted == farthest:
-                return found[:limit]
+                return self._scored(vector, found[:limit])
             wanted = min(4 * wanted, farthest)
+
+    def _scored(self, vector: np.ndarray, found: list[tuple[int, float, int]]) -> list[tuple[int, float]]:
+        """The (number, cosine) of (number, FAISS's own score, place)."""
+        if not self.exact or not found:
+            return [(number, score) for number, score, _ in found]
+        # FAISS adds in another order than NumPy, and what is decided must not depend on who adds.
+        kept = self.index.reconstruct_batch(np.array([place for _, _, place in found]))
+        return [(each[0], float(row @ vector)) for each, row in zip(found, kept, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

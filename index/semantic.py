@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from kvproxy.index.deciding import Decider
 from kvproxy.index.embedder import Embedder
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
+from kvproxy.index.held import Held
 from kvproxy.index.languages import EVERY, is_known
 from kvproxy.index.learning import Learning
 from kvproxy.index.lookup import FRESH, Lookup
@@ -30,6 +31,7 @@ from kvproxy.index.store import Gone, PurgedBy, Put, Store, Written
 
 _REBUILD_BATCH = 256
 _SWEPT = 32
+_READ_LATELY = 256
 _REMOTE_JUDGES = 8  # Threads that wait for a server; over a file a core each.
 _log = logging.getLogger("kvproxy")
 
@@ -65,18 +67,22 @@ class SemanticCache:
         self._embedder = embedder
         self.observations = observations
         self._languages = tuple(languages)
+        # It is asked before a question is looked up, and once more before its answer is stored.
+        self._reads = lru_cache(_READ_LATELY)(lambda text: self.knows(text) and embedder.reads(text))
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
+        self._held = Held(self._neighbours, in_thread=store.remote)
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
-        self._lookups = Lookups(self._look_up)
+        self.lookups = Lookups(self._look_up)
+        """Those that are under way: what is not urgent waits for them."""
         self._judges = ThreadPoolExecutor(_REMOTE_JUDGES if store.remote else os.cpu_count(), "kvproxy-judge")
-        self.behind = Behind(self._give_vectors, self._without_vectors, lambda: self._lookups.busy)
+        self.behind = Behind(self._give_vectors, self._without_vectors, lambda: self.lookups.busy)
         """Entries that were stored before they had a vector."""
         self.learning = (
             None
             if observations is None
-            else Learning(store, self._batcher, embedder.name, observations, policy.learns, self.unindex)
+            else Learning(store, self._batcher, embedder.name, observations, policy.learns, self._unindex)
         )
         """What learns from fresh answers; None where nothing is remembered."""
 
@@ -140,25 +146,17 @@ class SemanticCache:
             served: how fresh an entry must be.
             policy: name of the one that decides; None for the usual one.
         """
-        if not await self._holds(namespace):
+        if not await self._held.holds(namespace):
             return Lookup(None, (), namespace=namespace, question=text)
-        return await self._lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
+        found = await self.lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
+        if not found.candidates and not found.skipped:
+            self._held.forget(namespace)
+        return found
 
     @property
     def policy(self) -> Policy:
         """What decides where a lookup names no other."""
         return self.decider.policy
-
-    @property
-    def busy(self) -> bool:
-        """Whether lookups wait; what is not urgent then waits too."""
-        return self._lookups.busy
-
-    async def _holds(self, namespace: str) -> bool:
-        # A file answers faster than a thread starts; a server may take its time.
-        if self._store.remote:
-            return await asyncio.to_thread(self._neighbours.holds, namespace)
-        return self._neighbours.holds(namespace)
 
     def _look_up(self, asks: Sequence[Ask]) -> list[Lookup]:
         """All that several lookups need, in one job: vectors, neighbours, decisions."""
@@ -173,11 +171,8 @@ class SemanticCache:
         return [one(asks[0])] if len(asks) == 1 else list(self._judges.map(one, asks))
 
     def reads(self, text: str) -> bool:
-        """Whether a text is looked at: it is in a known language, and the embedder takes in all of it.
-
-        Other ones are answered from equal requests only.
-        """
-        return self.knows(text) and self._embedder.reads(text)
+        """Whether the models know its language and take in all of it; other texts are answered from equal requests only."""
+        return self._reads(text)
 
     def knows(self, text: str) -> bool:
         """Whether a text is in a language that the models in use were made for."""
@@ -202,9 +197,9 @@ class SemanticCache:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
             await self.learning.feedback(entry, right, lookup)
 
-    async def unindex(self, ids: Sequence[str]) -> None:
+    def _unindex(self, ids: Sequence[str]) -> None:
         """Keep entries for equal requests only."""
-        await asyncio.to_thread(self._change, self._store.unindex, ids)
+        self._change(self._store.unindex, ids)
 
     async def insert(self, entry: Entry) -> bool:
         """Store an entry, durable when this returns, and make it findable if it is semantic.

@@ -90,6 +90,12 @@ class VectorIndex:
                 near = list(dict([*near, *self._tail.search(vector, limit, self._dead)]).items())
         return sorted(near, key=lambda hit: -hit[1])[:limit]
 
+    @property
+    def exact(self) -> bool:
+        """Whether the cosines that are found are those of the stored vectors, to the last bit."""
+        graph = self.graph
+        return self._tail.exact and (graph is None or graph.exact)
+
     def due(self) -> Literal["merge", "rebuild"] | None:
         """What the thread in the background should do, if anything."""
         with self._lock:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from kvproxy.index.minilm.weights import (
 MAX_TOKENS = 256
 # The verifier reads as many of two questions together.
 _MAX_READ = MAX_TOKENS // 2
+# Texts whose tokens are kept: first it is asked whether a text is read, and then for its vector.
+_READ_LATELY = 64
 
 
 class MiniLMEmbedder:
@@ -56,6 +59,7 @@ class MiniLMEmbedder:
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._pool = ThreadPoolExecutor(os.cpu_count(), "kvproxy-embed")
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
+        self._ids = lru_cache(maxsize=_READ_LATELY)(self._ids_of)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
@@ -65,12 +69,15 @@ class MiniLMEmbedder:
         return np.stack(list(self._pool.map(self._one, texts)))
 
     def reads(self, text: str) -> bool:
-        ids = self._tokenizer.encode(text).ids
+        ids = self._ids(text)
         return len(ids) <= _MAX_READ and self._unknown not in ids
 
+    def _ids_of(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text).ids)
+
     def _one(self, text: str) -> np.ndarray:
-        encoded = self._tokenizer.encode(text)
-        tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
+        ids = self._ids(text)
+        tokens = look_up(self._tables, ids, [0] * len(ids))
         vector: np.ndarray = self._session.run(None, {"tokens": tokens})[0][0]
         return vector
 

@@ -11,8 +11,9 @@ import numpy as np
 import psycopg
 
 from kvproxy.index.errors import StoreDamaged
+from kvproxy.index.store.heads import HEAD, read_heads
 from kvproxy.index.store.postgres_server import PostgresServer
-from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.protocol import Capacity, Head
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Cipher, Row, Texts
 from kvproxy.index.store.sql import SqlStore
@@ -65,6 +66,17 @@ class PostgresStore(SqlStore):
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
         with self.condition.watch("read"), self.server.connection() as connection:
             return _rows(connection.execute(_placeholders(sql), values))
+
+    def near(self, nearest: str, values: Mapping[str, Any]) -> list[tuple[Head, float]]:
+        """The heads of entries with their scores, the highest first.
+
+        Args:
+            nearest: a statement that gives `id` and `score`.
+            values: for it.
+        """
+        sql = f"select n.score, {HEAD} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
+        rows = self._query(sql, {**values, **self.now()})
+        return [(head, float(row["score"])) for row, head in read_heads(rows, self._texts)]
 
     def _list(self, ids: Sequence[str]) -> list[str]:
         return list(ids)

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from kvproxy.index.store.postgres import PostgresStore, as_vector
 from kvproxy.index.store.postgres_server import Row
-from kvproxy.index.store.protocol import Gone, Put, Written
+from kvproxy.index.store.protocol import Gone, Head, Put, Written
 
 LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
 _log = logging.getLogger("kvproxy")
@@ -44,17 +44,15 @@ class PostgresNeighbours:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
         return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
         # The same expression as in the graph, or the planner would not see that it fits.
-        distance = f"(vector::vector({self._dim})) <#> %(near)s::vector({self._dim})"
-        rows = self._rows(
+        distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
+        nearest = (
             f"select id, -({distance}) as score from vectors"
-            f" where embedder = %(embedder)s and namespace = %(namespace)s order by {distance} limit %(limit)s",
-            namespace=namespace,
-            near=as_vector(vector),
-            limit=limit,
+            f" where embedder = :embedder and namespace = :namespace order by {distance} limit :limit"
         )
-        return [(row["id"], float(row["score"])) for row in rows]
+        values = {"embedder": self._embedder, "namespace": namespace, "near": as_vector(vector), "limit": limit}
+        return self._store.near(nearest, values)
 
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
         with self._store.server.connection() as connection:

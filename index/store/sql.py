@@ -11,8 +11,9 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.freshness import FRESHNESS, KEPT, KEPT_UNTIL, SKEW
+from kvproxy.index.freshness import KEPT, KEPT_UNTIL, SKEW
 from kvproxy.index.store.eviction import PINNED
+from kvproxy.index.store.heads import HEAD, read_heads
 from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
 from kvproxy.index.store.protocol import Head
 from kvproxy.index.store.purging import purge_of
@@ -58,11 +59,12 @@ class SqlStore(SqlWriter):
 
     def find(self, key: str) -> Entry | None:
         sql = f"select {COLUMNS} from responses where key = :key and {KEPT}"
-        entry = self._one(self._query(sql, {"key": key} | self._now()))
+        entry = self._one(self._query(sql, {"key": key} | self.now()))
         # A damaged index can lead to another entry.
         return entry if entry is None or entry.key == key else None
 
-    def _now(self) -> dict[str, float]:
+    def now(self) -> dict[str, float]:
+        """The values that conditions on an entry's age need."""
         now = self._clock()
         return {"now": now, "soon": now + SKEW}
 
@@ -83,21 +85,9 @@ class SqlStore(SqlWriter):
                 _log.warning("%s", error)
 
     def heads(self, ids: Sequence[str]) -> dict[str, Head]:
-        sql = (
-            f"select id, key, namespace, prompt, sealed, {FRESHNESS} as freshness,"
-            " coalesce((select name from answers where entry = id), id) as answer"
-            f" from responses where {self._members}"
-        )
-        heads = {}
-        for row in self._query(sql, {"ids": self._list(ids)} | self._now()):
-            try:
-                prompt = self._texts.open(row)["prompt"]
-            except CacheStoreError as error:
-                # One that cannot be decrypted must not hide the others.
-                _log.warning("a similar question is passed over: %s", error)
-                continue
-            heads[row["id"]] = Head(row["id"], row["namespace"], prompt, row["freshness"], row["answer"])
-        return heads
+        sql = f"select {HEAD} from responses r where {self._members.replace('id ', 'r.id ', 1)}"
+        rows = self._query(sql, {"ids": self._list(ids)} | self.now())
+        return {head.id: head for _, head in read_heads(rows, self._texts)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"

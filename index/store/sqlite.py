@@ -21,8 +21,9 @@ from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.index.store.condition import Kind
+from kvproxy.index.store.heads import HEAD, read_heads
 from kvproxy.index.store.many_rows import execute_many
-from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.protocol import Capacity, Head
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Cipher, Row, Texts
 from kvproxy.index.store.sql import SqlStore
@@ -179,15 +180,26 @@ class ResponseStore(SqlStore):
         numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
         return numbers, np.array([id.encode() for _, id in rows], dtype=np.bytes_)
 
-    def by_number(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, tuple[str, np.ndarray]]:
-        """Entry id and vector of those numbers that are still there, and of that namespace."""
+    def near(
+        self, namespace: str, embedder: str, numbers: Sequence[int], *, vectors: bool
+    ) -> dict[int, tuple[Head, np.ndarray | None]]:
+        """The heads of the entries with those vectors that are still there, and of that namespace, by rising number.
+
+        Args:
+            vectors: read the vectors too, which takes longer.
+        """
+        # Without the vectors an index answers for its whole part of it.
         sql = (
-            "select number, id, vector from vectors where number in (select value from json_each(:numbers))"
-            " and namespace = :namespace and embedder = :embedder"
+            f"select v.number, {'v.vector, ' if vectors else ''}{HEAD} from vectors v join responses r on r.id = v.id"
+            " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"
+            " and v.embedder = :embedder order by v.number"
         )
         values = {"numbers": json.dumps(list(numbers)), "namespace": namespace, "embedder": embedder}
-        rows = self._query(sql, values)
-        return {row["number"]: (row["id"], np.frombuffer(row["vector"], np.float32)) for row in rows}
+        rows = self._query(sql, values | self.now())
+        return {
+            row["number"]: (head, np.frombuffer(row["vector"], np.float32) if vectors else None)
+            for row, head in read_heads(rows, self._texts)
+        }
 
     def reseal(self) -> int:
         """As `Store.reseal`; no old text is left in the file."""

@@ -145,8 +145,8 @@ def _look_at_graphs(folder: Path, entries: Sequence[Entry], finding: Finding) ->
     near.load()
     near.settle()
     for entry in entries[::7]:
-        (id, cosine), *_ = near.search("n0", embedder.embed([entry.prompt])[0], 3)
-        assert id == entry.id, f"{id} is found for {entry.id}"
+        (head, cosine), *_ = near.search("n0", embedder.embed([entry.prompt])[0], 3)
+        assert head.id == entry.id, f"{head.id} is found for {entry.id}"
         assert cosine > 0.999
     near.close()
     store.close()

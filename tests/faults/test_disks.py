@@ -113,7 +113,7 @@ def test_an_index_that_cannot_be_saved_is_told_in_a_line(tmp_path: Path, caplog:
     puts = [Put(entry, HashEmbedder().embed([entry.prompt])[0], "hash") for entry in entries]
     near.apply(puts, store.put_many(puts))
     near.settle()
-    assert near.search("n0", puts[7].vector, 1)[0][0] == entries[7].id  # type: ignore[arg-type]
+    assert near.search("n0", puts[7].vector, 1)[0][0].id == entries[7].id  # type: ignore[arg-type]
     near.close()
     store.close()
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]

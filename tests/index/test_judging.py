@@ -43,7 +43,8 @@ def looked_up(
     store: ResponseStore, ruling: Ruling, chance: float | None = None, near: str = "a b c"
 ) -> tuple[Lookup, Ruled]:
     policy = Ruled(ruling)
-    places = [(id, 0.9 - 0.1 * place) for place, id in enumerate(near.split())]
+    heads = store.heads(near.split())
+    places = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
     draw = None if chance is None else lambda: chance
     return judge(store, None, policy, "n", "what is it", places, Limits(), draw), policy
 
@@ -102,6 +103,8 @@ def test_an_entry_that_goes_meanwhile_is_not_served(store: ResponseStore) -> Non
             store.delete(["b"])
             return self.ruling
 
-    found = judge(store, None, Late(ACCEPTED), "n", "q", [("a", 0.9), ("b", 0.8), ("c", 0.7)], Limits(), None)
+    heads = store.heads(["a", "b", "c"])
+    near = [(heads["a"], 0.9), (heads["b"], 0.8), (heads["c"], 0.7)]
+    found = judge(store, None, Late(ACCEPTED), "n", "q", near, Limits(), None)
     assert found.entry is None
     assert found.similarity is None

@@ -71,8 +71,27 @@ def test_answers_that_agree_share_a_class_and_others_do_not(make_store: Callable
         far, _ = await shop.answer("bananas", "NO!")
         assert shop.answer_class(far) == shop.answer_class(third)
         assert shop.policy.status("n").observations == 3
+
+    run(Shop(make_store()), script)
+
+
+def test_an_answer_is_embedded_when_it_is_compared_and_then_its_vector_is_kept(
+    make_store: Callable[..., Store],
+) -> None:
+    async def script(shop: Shop) -> None:
+        first, _ = await shop.answer("how do I open my account", "yes one")
+        assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
+        learning = shop.cache.learning
+        assert learning is not None
+        cosine = await learning.alike(first.id, "yes one", "yes two")
+        one, two = HashEmbedder().embed(["yes one", "yes two"])
+        assert cosine == float(two @ one)
+        second, _ = await shop.answer("how do I open my account now", "yes two")
         vectors = shop.store.answer_vectors([first.id, second.id, "gone"], HashEmbedder.name)
-        assert set(vectors) == {first.id, second.id}
+        assert set(vectors) == {second.id}
+        assert vectors[second.id].tolist() == two.tolist()
+        # It is the kept vector that counts, whatever the answer is said to be.
+        assert await learning.alike(second.id, "something else", "yes one") == float(one @ two)
 
     run(Shop(make_store()), script)
 

@@ -69,7 +69,10 @@ async def test_those_who_wait_share_a_job_and_each_gets_its_own(cache: Cache) ->
     assert len(cache.embedder.calls) <= 2
 
 
-async def test_what_is_not_decided_in_time_is_skipped_and_what_has_not_begun_never_begins(cache: Cache) -> None:
+async def test_what_is_not_decided_in_time_is_skipped_and_what_has_not_begun_never_begins(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.lookups._PAUSE", 0.0)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=30))
@@ -86,7 +89,7 @@ async def test_what_is_not_decided_in_time_is_skipped_and_what_has_not_begun_nev
 
 async def test_who_would_wait_too_long_is_told_at_once(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
-    cache.semantic._lookups._seconds = 500.0
+    cache.semantic.lookups._seconds = 500.0
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=100.0))
     await until(lambda: len(cache.embedder.calls) == 2)
@@ -99,8 +102,11 @@ async def test_who_would_wait_too_long_is_told_at_once(cache: Cache) -> None:
     assert (await first).entry is not None
 
 
-async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_again_later(cache: Cache) -> None:
+async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_again_later(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who would only wait for nothing is told at once, although the job itself is fast: a busy event loop is slow too."""
+    monkeypatch.setattr("kvproxy.index.lookups._PAUSE", 0.0)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     late = [cache.semantic.lookup("n", f"what is number {n}", seconds=0.05) for n in range(12)]
@@ -108,12 +114,38 @@ async def test_where_lookups_are_not_decided_in_time_fewer_are_let_in_and_more_a
     # The first of them is still being embedded.
     assert (await cache.semantic.lookup("n", "what is a queue", seconds=600)).skipped
     cache.embedder.go.set()
-    await until(lambda: len(cache.semantic._lookups._batches) == 0)
+    await until(lambda: len(cache.semantic.lookups._batches) == 0)
     sent_away = []
     for again in range(5):
         five = [cache.semantic.lookup("n", f"what is chain {n} of {again}", seconds=600) for n in range(5)]
         sent_away.append(sum(found.skipped for found in await asyncio.gather(*five)))
     assert sent_away == [4, 3, 2, 1, 0]
+
+
+async def test_after_one_that_came_too_late_none_is_tried_for_a_while_and_longer_after_the_next(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.lookups._PAUSE", 300.0)
+    monkeypatch.setattr("kvproxy.index.lookups._LONGEST_PAUSE", 1000.0)
+    await cache.semantic.insert(make_entry("what is a block"))
+    lookups, pauses = cache.semantic.lookups, []
+    for again in range(3):
+        cache.embedder.go.clear()
+        late = [cache.semantic.lookup("n", f"what is number {n} of {again}", seconds=0.05) for n in range(3)]
+        assert all(found.skipped for found in await asyncio.gather(*late))
+        pauses.append(lookups._pause)
+        cache.embedder.go.set()
+        await until(lambda: len(lookups._batches) == 0)
+        calls = len(cache.embedder.calls)
+        # Nobody waits, and there is all the time in the world.
+        assert (await cache.semantic.lookup("n", f"what is a queue {again}", seconds=600)).skipped
+        assert len(cache.embedder.calls) == calls
+        assert not (await cache.semantic.lookup("n", f"what takes its time {again}")).skipped
+        lookups._again = 0.0
+    assert pauses == [300.0, 600.0, 1000.0]
+    assert not (await cache.semantic.lookup("n", "what is a queue at last", seconds=600)).skipped
+    assert lookups._pause == 0.0
+    assert not (await cache.semantic.lookup("n", "what is a queue once more", seconds=600)).skipped
 
 
 async def test_what_waits_behind_makes_way_while_lookups_are_skipped_but_gets_its_turn(
@@ -122,12 +154,12 @@ async def test_what_waits_behind_makes_way_while_lookups_are_skipped_but_gets_it
     monkeypatch.setattr("kvproxy.index.lookups._OVERLOADED", 1e9)
     monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 600.0)
     await cache.semantic.insert(make_entry("what is a block"))
-    assert not cache.semantic.busy
+    assert not cache.semantic.lookups.busy
     cache.embedder.go.clear()
     assert (await cache.semantic.lookup("n", "what is a queue", seconds=0.01)).skipped
     cache.embedder.go.set()
-    await until(lambda: len(cache.semantic._lookups._batches) == 0)
-    assert cache.semantic.busy
+    await until(lambda: len(cache.semantic.lookups._batches) == 0)
+    assert cache.semantic.lookups.busy
     await cache.semantic.insert_soon(make_entry("what is a queue"), None)
     await asyncio.sleep(0.03)
     assert len(cache.semantic.behind) == 1
@@ -189,7 +221,7 @@ async def test_lookups_come_first(cache: Cache, monkeypatch: pytest.MonkeyPatch)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please"))
-    await until(lambda: cache.semantic.busy)
+    await until(lambda: cache.semantic.lookups.busy)
     await cache.semantic.insert_soon(make_entry("what is a queue"), None)
     await asyncio.sleep(0.03)
     assert len(cache.semantic.behind) == 1
@@ -243,12 +275,44 @@ async def test_a_question_whose_vector_is_known_is_found_at_once(cache: Cache) -
 
 async def test_who_may_wait_just_long_enough_is_worked_on(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
-    cache.semantic._lookups._seconds = 50.0
+    cache.semantic.lookups._seconds = 50.0
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=100.0))
     await until(lambda: len(cache.embedder.calls) == 2)
     assert (await cache.semantic.lookup("n", "what is a block then", seconds=99.9)).skipped
     second = asyncio.create_task(cache.semantic.lookup("n", "what is a block there", seconds=100.0))
-    await until(lambda: len(cache.semantic._lookups._batches) == 2)
+    await until(lambda: len(cache.semantic.lookups._batches) == 2)
     cache.embedder.go.set()
     assert [(await each).skipped for each in (first, second)] == [False, False]
+
+
+async def test_a_namespace_is_known_to_hold_something_until_nothing_is_found_in_it(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.held._MOST", 2)
+    asked: list[str] = []
+    holds = cache.semantic._neighbours.holds
+
+    def noted(namespace: str) -> bool:
+        asked.append(namespace)
+        return holds(namespace)
+
+    monkeypatch.setattr(cache.semantic._neighbours, "holds", noted)
+
+    async def candidates(namespace: str) -> int:
+        return len((await cache.semantic.lookup(namespace, "what is a block please")).candidates)
+
+    assert await candidates("n") == 0
+    entry = make_entry("what is a block")
+    await cache.semantic.insert(entry)
+    assert [await candidates("n") for _ in range(3)] == [1, 1, 1]
+    assert asked == ["n", "n"]
+    await cache.semantic.remove([entry.id])
+    assert [await candidates("n") for _ in range(2)] == [0, 0]
+    assert asked == ["n", "n", "n"]
+    # Two namespaces are remembered, and of three the one that was asked in longest ago is not.
+    for namespace in "abc":
+        await cache.semantic.insert(make_entry("what is a block", key=namespace, namespace=namespace))
+    asked.clear()
+    assert [await candidates(namespace) for namespace in "abacab"] == [1] * 6
+    assert asked == ["a", "b", "c", "b"]

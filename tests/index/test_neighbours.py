@@ -1,6 +1,7 @@
 """Near questions by namespace, over either store: what is stored is found, what went is not, and every proxy sees the same."""
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvproxy.index.neighbours import FaissNeighbours, Neighbours, open_neighbours
-from kvproxy.index.store import Gone, Put, ResponseStore, Store
+from kvproxy.index.segments import Kind
+from kvproxy.index.store import Answer, Gone, Put, ResponseStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.index.test_vectors import DIM, unit
@@ -48,11 +52,11 @@ def test_search_stays_in_its_namespace_and_finds_the_nearest(make_store: MakeSto
     query = unit(1, 9)[0]
     best = np.argsort(-(vectors @ query))[:3]
     found = near.search("b", query, 3)
-    assert [id for id, _ in found] == [f"b{number:031x}" for number in best]
+    assert [head.id for head, _ in found] == [f"b{number:031x}" for number in best]
     assert [score for _, score in found] == pytest.approx((vectors @ query)[best].tolist(), abs=1e-5)
     assert near.search("c", query, 3) == []
     near.remove(store.delete([f"b{number:031x}" for number in best]))
-    assert not {f"b{number:031x}" for number in best} & {id for id, _ in near.search("b", query, 10)}
+    assert not {f"b{number:031x}" for number in best} & {head.id for head, _ in near.search("b", query, 10)}
     near.close()
 
 
@@ -64,10 +68,10 @@ def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: 
     vectors = unit(3)
     ids = keep(one, mine, vectors, "a")
     assert theirs.holds("a")
-    assert theirs.search("a", vectors[1], 1)[0][0] == ids[1]
+    assert theirs.search("a", vectors[1], 1)[0][0].id == ids[1]
     assert other.find(ids[0]) == one.find(ids[0])
     other.delete([ids[1]])
-    assert mine.search("a", vectors[1], 1)[0][0] != ids[1]
+    assert mine.search("a", vectors[1], 1)[0][0].id != ids[1]
     one.close()
     other.close()
 
@@ -90,7 +94,7 @@ def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: s
     near.maintain()
     near.maintain()
     assert graphs_in(store) == 1
-    found = [near.search("a", vectors[number], 1)[0][0] for number in range(0, 500, 20)]
+    found = [near.search("a", vectors[number], 1)[0][0].id for number in range(0, 500, 20)]
     assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
     near.remove([Gone("x", "a")])
     # Another embedder's proxy leaves it alone; its own takes it away when the namespace is small.
@@ -101,7 +105,69 @@ def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: s
     store.delete([f"a{number:031x}" for number in range(400, 480)])
     near.maintain()
     assert graphs_in(store) == 0
-    assert near.search("a", vectors[490], 1)[0][0] == f"a{490:031x}"
+    assert near.search("a", vectors[490], 1)[0][0].id == f"a{490:031x}"
+    store.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 60),
+    small=st.sampled_from([5, 1000]),
+    flat_limit=st.sampled_from([10, 1000]),
+    seed=st.integers(0, 2**16),
+    limit=st.integers(1, 30),
+    data=st.data(),
+)
+def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
+    count: int, small: int, flat_limit: int, seed: int, limit: int, data: st.DataObject
+) -> None:
+    """To the last bit, whether a namespace is read from the store, compared one by one, or searched by a graph."""
+    with tempfile.TemporaryDirectory() as folder:
+        now = 1000.0
+        store = ResponseStore(Path(folder) / "r.db", clock=lambda: now)
+        near = FaissNeighbours(store, "e", DIM, small=small, flat_limit=flat_limit)
+        near.load()
+        vectors = unit(count, seed)
+        for number, vector in enumerate(vectors):
+            expires = data.draw(st.sampled_from([900.0, 2000.0]))
+            entry = make_entry(f"q {number}", id=f"{number}", key=f"{number}", namespace="a", expires=expires)
+            if data.draw(st.booleans()):
+                store.put(make_entry("other", id=f"o{number}", key=f"o{number}", namespace="b"), vector, "e")
+            puts = [Put(entry, vector, "e")]
+            near.apply(puts, store.put_many(puts))
+            if data.draw(st.booleans()):
+                store.classify(Answer(entry.id, "a", data.draw(st.sampled_from("xy")), "t"))
+        near.settle()
+        # One that this index does not hear of, as where another process removes it.
+        gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))
+        store.delete([f"{number}" for number in gone if number % 2])
+        store.unindex([f"{number}" for number in gone])
+        query = unit(1, seed + 1)[0]
+        numbers, kept = store.vectors("a", "e")
+        ids = dict(zip(*(each.tolist() for each in store.vector_ids("a", "e")), strict=True))
+        cosines = {ids[number].decode(): float(row @ query) for number, row in zip(numbers.tolist(), kept, strict=True)}
+        best = sorted(cosines, key=lambda id: -cosines[id])
+        found = near.search("a", query, limit)
+        heads = store.heads(best)
+        assert found == [(heads[head.id], cosines[head.id]) for head, _ in found]
+        if not gone:
+            assert [head.id for head, _ in found] == best[:limit]
+        near.close()
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8"])
+def test_cosines_are_those_of_the_stored_vectors_where_the_index_rounds(tmp_path: Path, kind: Kind) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    near = FaissNeighbours(store, "e", DIM, kind, small=5)
+    vectors, query = unit(50), unit(1, 9)[0]
+    keep(store, near, vectors, "a")
+    found = near.search("a", query, 10)
+    assert {head.id: cosine for head, cosine in found} == {
+        head.id: float(vectors[int(head.id[1:], 16)] @ query) for head, _ in found
+    }
+    assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
+    near.close()
     store.close()
 
 
@@ -158,7 +224,7 @@ def test_a_graph_is_kept_and_what_changed_without_it_is_seen(opened: Open) -> No
     assert len(again.indexes["a"].graph) == 300
     assert agree(store, again)
     assert again.search("a", unit(1, 5)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
-    assert ids[3] not in [id for id, _ in again.search("a", unit(300)[3], 5)]
+    assert ids[3] not in [head.id for head, _ in again.search("a", unit(300)[3], 5)]
 
 
 def test_graphs_of_an_earlier_embedder_go_once_nobody_uses_them(opened: Open) -> None:

@@ -13,7 +13,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.semantic import SemanticCache
-from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.index.store import Capacity, Head, ResponseStore
 from kvproxy.index.vectors import VectorIndex
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
@@ -132,6 +132,9 @@ def test_a_cloud_of_deleted_neighbours_costs_no_search_of_everything() -> None:
     graph, search = index.graph.index, index.graph.index.search
 
     class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(graph, name)
+
         def search(self, query: np.ndarray, limit: int) -> object:
             wanted.append(limit)
             return search(query, limit)
@@ -160,8 +163,8 @@ async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: Ma
         def __getattr__(self, name: str) -> object:
             return getattr(inner, name)
 
-        def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
-            return [(other.id, 1.0), *inner.search(namespace, vector, limit)]
+        def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
+            return [(store.heads([other.id])[other.id], 1.0), *inner.search(namespace, vector, limit)]
 
     inner = semantic._neighbours
     semantic._neighbours = Confused()  # type: ignore[assignment]

@@ -21,7 +21,8 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.settings import CacheSettings
 
 _WAITING = 64
-_REST = 3.0  # Seconds of rest for each second of work, while requests wait to be looked up.
+# Seconds of rest for each second of work: while requests wait to be looked up, and while they are not looked up at all.
+_REST, _LONG_REST = 3.0, 20.0
 _log = logging.getLogger("kvproxy")
 
 
@@ -103,9 +104,10 @@ class Observer:
             finally:
                 self._queue.task_done()
                 self._unfinished -= 1
-            if self._semantic.busy:
+            if self._semantic.lookups.busy:
                 # Requests wait for the same cores: learning takes a part of their time, and no more.
-                await asyncio.sleep(_REST * (time.monotonic() - began))
+                rest = _LONG_REST if self._semantic.lookups.overloaded else _REST
+                await asyncio.sleep(rest * (time.monotonic() - began))
 
     async def _observe(self, comparison: _Comparison) -> str:
         fresh, learning = comparison.fresh, self._semantic.learning

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.index.batching import Batcher
+from kvproxy.index.coming import NOTHING, Writes
 from kvproxy.index.entry import Freshness
 from kvproxy.index.lookup import FRESH, Lookup
 from kvproxy.index.policies.policy import Limits, PolicyName
@@ -37,6 +38,7 @@ class Ask:
     explore: bool
     served: tuple[Freshness, ...] = FRESH
     policy: PolicyName | None = None
+    writes: Writes = NOTHING
 
     def skipped(self) -> Lookup:
         """What is told where it was not decided in time."""

@@ -1,16 +1,16 @@
 """The responses with what is searched beside them: every change of the store reaches the indexes through here."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from kvproxy.index.batching import WriteBatcher
 from kvproxy.index.behind import Told
+from kvproxy.index.coming import Coming, OnTheWay
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.observations import Observations
 from kvproxy.index.redaction import redacted, redacted_all
@@ -68,7 +68,8 @@ class ResponseCache:
         self._ttl = ttl
         self._clock = clock
         self._writes = WriteBatcher(store.put_many)
-        self._coming: dict[str, Entry] = {}
+        self.coming = semantic.coming if semantic is not None else OnTheWay()
+        """Entries on their way to the store."""
 
     @property
     def searches(self) -> bool:
@@ -141,15 +142,43 @@ class ResponseCache:
 
         It is the stored one, or a newer one that is being stored.
         """
-        coming = self._coming.get(key)
-        if coming is not None:
-            return coming if coming.freshness(self._clock()) != "over" else None
+        coming = self.coming.get(key)
+        entry = await coming.entry() if coming is not None else None
+        if entry is not None:
+            return entry if entry.freshness(self._clock()) != "over" else None
         # A file answers faster than a thread starts; a server may take its time.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
     def storing(self, key: str) -> bool:
         """Whether an entry with an exact key is being stored right now."""
-        return key in self._coming
+        return self.coming.get(key) is not None
+
+    def begin(self, entry: Entry, *, late: bool = False, told: Told | None = None) -> Coming:
+        """Begin to store an entry. Equal requests are answered from it from now on.
+
+        Args:
+            late: there was no time to look up its question, so it is found by similar ones some time later.
+            told: where it is late, told then what the lookup would have found; see `SemanticCache.insert_soon`.
+        """
+        kept: asyncio.Future[Entry | None]
+        if self._redact is None:
+            kept = asyncio.get_running_loop().create_future()
+            kept.set_result(entry)
+        else:
+            kept = asyncio.create_task(asyncio.to_thread(redacted, entry, self._redact))
+        task = asyncio.create_task(self._store(kept, late, told))
+        coming = Coming(entry.key, entry.namespace if entry.semantic and not late else None, kept, task)
+        self.coming.add(coming)
+        return coming
+
+    async def _store(self, kept: "asyncio.Future[Entry | None]", late: bool, told: Told | None) -> bool:
+        """Store what may be stored of an entry; whether it was."""
+        entry = await kept
+        if entry is None:
+            return False
+        if self.semantic is None:
+            return await self._writes.put(Put(entry))
+        return await (self.semantic.insert_soon(entry, told) if late else self.semantic.insert(entry))
 
     async def insert(self, entry: Entry) -> bool:
         """Keep an entry; durable and findable when this returns.
@@ -157,36 +186,7 @@ class ResponseCache:
         Returns:
             False where it is larger than the store may be, or its answer holds what must not be stored.
         """
-        kept = await self._redacted(entry)
-        if kept is None:
-            return False
-        with self._announced(kept):
-            if self.semantic is not None:
-                return await self.semantic.insert(kept)
-            return await self._writes.put(Put(kept))
-
-    async def insert_soon(self, entry: Entry, told: Told | None) -> bool:
-        """Keep an entry whose question there was no time to look up; see `SemanticCache.insert_soon`."""
-        assert self.semantic is not None, "without a search nothing is skipped"
-        kept = await self._redacted(entry)
-        if kept is None:
-            return False
-        with self._announced(kept):
-            return await self.semantic.insert_soon(kept, told)
-
-    async def _redacted(self, entry: Entry) -> Entry | None:
-        """What may be stored of an entry, if anything."""
-        return entry if self._redact is None else await asyncio.to_thread(redacted, entry, self._redact)
-
-    @contextlib.contextmanager
-    def _announced(self, entry: Entry) -> Iterator[None]:
-        """While an entry is being stored, equal requests are answered from it already."""
-        self._coming[entry.key] = entry
-        try:
-            yield
-        finally:
-            if self._coming.get(entry.key) is entry:
-                del self._coming[entry.key]
+        return await asyncio.shield(self.begin(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
         """Keep entries, in few transactions; how many may be stored."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvproxy.index.batching import MicroBatcher, WriteBatcher, comparable
 from kvproxy.index.behind import Behind, Late, Told
+from kvproxy.index.coming import OnTheWay, wait_for
 from kvproxy.index.deciding import Decider
 from kvproxy.index.embedder import Embedder
 from kvproxy.index.entry import Entry, Freshness
@@ -72,6 +73,7 @@ class SemanticCache:
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self._held = Held(self._neighbours, in_thread=store.remote)
+        self.coming = OnTheWay()
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
         self.lookups = Lookups(self._look_up)
@@ -134,7 +136,7 @@ class SemanticCache:
         served: tuple[Freshness, ...] = FRESH,
         policy: PolicyName | None = None,
     ) -> Lookup:
-        """The best acceptable neighbour of a text.
+        """The best acceptable neighbour of a text, also among what is on its way to the store and arrives in time.
 
         Args:
             namespace: where to look.
@@ -146,9 +148,10 @@ class SemanticCache:
             served: how fresh an entry must be.
             policy: name of the one that decides; None for the usual one.
         """
-        if not await self._held.holds(namespace):
+        writes = self.coming.writes(namespace, seconds)
+        if not writes.under_way and not await self._held.holds(namespace):
             return Lookup(None, (), namespace=namespace, question=text)
-        found = await self.lookups.find(Ask(namespace, text, limits, limit, explore, served, policy), seconds)
+        found = await self.lookups.find(Ask(namespace, text, limits, limit, explore, served, policy, writes), seconds)
         if not found.candidates and not found.skipped:
             self._held.forget(namespace)
         return found
@@ -162,6 +165,9 @@ class SemanticCache:
         """All that several lookups need, in one job: vectors, neighbours, decisions."""
         read = [ask for ask in asks if self.reads(ask.question)]
         vectors = dict(zip(read, self._batcher.vectors([ask.question for ask in read]), strict=True))
+
+        # Others wrote while the questions were embedded.
+        wait_for(ask.writes for ask in asks)
 
         def one(ask: Ask) -> Lookup:
             if ask not in vectors:
@@ -202,11 +208,7 @@ class SemanticCache:
         self._change(self._store.unindex, ids)
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry, durable when this returns, and make it findable if it is semantic.
-
-        Returns:
-            Whether it was kept; an entry that is larger than the whole store may be is not.
-        """
+        """Store an entry, durable and findable when this returns; whether it was kept: one larger than the store is not."""
         return await self._writes.put(await self._embedded(entry))
 
     async def _embedded(self, entry: Entry) -> Put:
@@ -224,10 +226,8 @@ class SemanticCache:
         Args:
             told: told then what the lookup would have found, if given; never where too many wait, see `behind`.
         """
-        if not entry.semantic or self._batcher.known(entry.prompt) is not None:
-            kept = await self.insert(entry)
-        else:
-            kept = await self._writes.put(Put(entry))
+        at_once = not entry.semantic or self._batcher.known(entry.prompt) is not None
+        kept = await (self.insert(entry) if at_once else self._writes.put(Put(entry)))
         if kept and entry.semantic:
             self.behind.add(Late(entry, told))
         return kept

@@ -40,6 +40,14 @@ def run_server(server: uvicorn.Server) -> Iterator[str]:
             thread.join(timeout=60)
 
 
+def until_stored(services: Services) -> None:
+    """Wait until every answer is stored that a client has by now."""
+    end = time.monotonic() + 60
+    while len(services.answerer.cache.coming):
+        assert time.monotonic() < end, "an answer is on its way to the store for a minute"
+        time.sleep(0.001)
+
+
 @contextlib.contextmanager
 def run_proxy(settings: Settings) -> Iterator[tuple[str, Services]]:
     """Serve a proxy; its URL and its parts. It waits for no request when it is stopped, unless the settings say how long."""

@@ -133,6 +133,9 @@ class Store(Protocol):
     def has_key(self, key: str) -> bool:
         """Whether an entry with an exact key is there, expired or not."""
 
+    def takes(self, entry: Entry) -> bool:
+        """Whether an entry is smaller than what may be stored, in all and of its tenant. Told at once."""
+
     def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> Written:
         """`put_many` of one."""
 

@@ -12,12 +12,13 @@ import numpy as np
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.freshness import KEPT, KEPT_UNTIL, SKEW
-from kvproxy.index.store.eviction import PINNED
+from kvproxy.index.store import eviction
 from kvproxy.index.store.heads import HEAD, read_heads
 from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
 from kvproxy.index.store.protocol import Head
 from kvproxy.index.store.purging import purge_of
 from kvproxy.index.store.sealing import Row
+from kvproxy.index.store.share import share_of
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 
 _PAGE = 500
@@ -56,6 +57,10 @@ class SqlStore(SqlWriter):
 
     def version(self) -> int | None:
         return None
+
+    def takes(self, entry: Entry) -> bool:
+        size, share = eviction.entry_bytes(entry, 0), share_of(self._capacity, entry.tenant)
+        return eviction.room_for(self._capacity, size) and (share is None or size <= share)
 
     def find(self, key: str) -> Entry | None:
         sql = f"select {COLUMNS} from responses where key = :key and {KEPT}"
@@ -142,7 +147,7 @@ class SqlStore(SqlWriter):
 
     def pinned(self) -> list[str]:
         rows = self._query(
-            "select id from responses where priority >= :pinned order by priority, id", {"pinned": PINNED}
+            "select id from responses where priority >= :pinned order by priority, id", {"pinned": eviction.PINNED}
         )
         return [row["id"] for row in rows]
 
@@ -275,4 +280,4 @@ def _why(row: Row) -> Literal["expired", "saves least", "pinned"]:
     """Why an entry goes when its turn comes."""
     if not row["kept"]:
         return "expired"
-    return "pinned" if row["priority"] >= PINNED else "saves least"
+    return "pinned" if row["priority"] >= eviction.PINNED else "saves least"

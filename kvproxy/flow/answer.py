@@ -28,7 +28,7 @@ from kvproxy.journal.journal import Journal, NoJournal
 from kvproxy.settings import CacheSettings
 
 HOLD_SECONDS = 1.0
-"""How long an answer that is no stream is held back after its head, so that Cache-Status can tell whether it is stored."""
+"""How long an answer that is no stream is held back after its head, so that Cache-Status can tell which entry will keep it."""
 _SLOW_BYTES = 64 * 1024
 """From here on a digest takes long enough to leave the event loop."""
 
@@ -190,7 +190,7 @@ class Answerer:
         """End what is under way, and wait for the answers that are still being stored."""
         await self._renewals.close()
         await self.flights.close()
-        await self._shelf.settled()
+        await self.cache.coming.settled()
         if self.semantic is not None:
             await self.semantic.behind.stop()
 
@@ -202,11 +202,11 @@ class Answerer:
         return cache_key(request, name, shared=shared)
 
     async def _forward(self, asked: Asked) -> Answer:
-        alone = self._boarding.alone(asked)
+        alone, confirm = self._boarding.alone(asked), asked.request.control.confirm
         flight, collapsed = self._boarding.board(asked)
         try:
             source = await flight.head()
-            whole = not source.streams and await flight.settle(None if asked.request.control.confirm else HOLD_SECONDS)
+            whole = not source.streams and await flight.settle(None if confirm else HOLD_SECONDS)
             if flight.error is not None and not isinstance(flight.error, UpstreamBroken):
                 raise flight.error
             failed = source.status >= 500 or flight.error is not None
@@ -214,21 +214,21 @@ class Answerer:
                 hit = await self._paid(asked, hit)
                 flight.leave()
                 return hit
+            stored = whole and confirm and await flight.stored()
             outcome = Outcome(
                 "forward",
                 entry=flight.entry,
                 forwarded=_why(asked, alone=alone),
                 skipped=asked.near is not None and asked.near.skipped,
-                stored=flight.entry is not None,
+                stored=stored,
                 collapsed=collapsed,
                 status=source.status,
                 prefix=source.prefix,
             )
             trail.forwarded(asked.draft, outcome, flight)
             if not whole:
-                return Answer(
-                    source.status, source.headers, flight.chunks(), outcome, lambda: self._close(asked, flight)
-                )
+                chunks = flight.chunks(confirm=confirm)
+                return Answer(source.status, source.headers, chunks, outcome, lambda: self._close(asked, flight))
             body = await flight.body()
         except BaseException:
             flight.leave()

@@ -40,14 +40,15 @@ class Outcome:
 
     Attributes:
         layer: who answered.
-        entry: id of the entry that answered, or of the one that was made; None where there is none.
+        entry: id of the entry that answered, or of the one that was made, which may be on its way to the store; None where there
+            is none.
         age, ttl: seconds since a hit was stored, and for which it may still be served; less than 0 where it was past its time.
         stale: why it was given all the same.
         tokens: of a hit's answer.
         match: of a semantic hit.
         forwarded: why it was forwarded, where it was.
         skipped: whether there was no time to look for similar questions.
-        stored: whether the answer is in the cache now; a stream is stored only at its end.
+        stored: whether the answer is known to be stored, durable: only who asks for that (`confirm`) waits for it.
         collapsed: whether it was shared with an identical request under way.
         status: the backend's HTTP status.
         prefix: what the backend reused of the prompt, where it tells.

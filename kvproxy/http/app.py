@@ -16,6 +16,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
 from kvproxy.http.access.clients import ClientGuard
 from kvproxy.http.access.guard import AdminGuard, PageGuard
+from kvproxy.http.admin.caught_up import CaughtUp
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import Labels
@@ -38,7 +39,10 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access)])
+    caught_up = Middleware(CaughtUp, coming=services.answerer.cache.coming)
+    guarded = Mount(
+        "/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access), caught_up]
+    )
     app = Starlette(
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.OTHER],
         lifespan=lifespan,

@@ -80,6 +80,8 @@ class Services:
         while True:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
+                # Answers on their way to the store may have hits that are counted already.
+                await self.answerer.cache.coming.settled()
                 await asyncio.to_thread(self.answerer.cache.maintain)
             except CacheStoreError:
                 # A server that is down, a full disk: the store has said so, and it may not end all later rounds.

@@ -51,8 +51,8 @@ class CacheSettings(BaseModel):
     budget: float = Field(
         0.03,
         ge=0.0,
-        description="Seconds that a request waits at most for a similar question to be found, and an answer to be stored. What"
-        " takes longer goes on behind the answer: the lookup counts as skipped, and the answer is not called stored.",
+        description="Seconds that a request waits at most for a similar question to be found. What takes longer goes on behind"
+        " the answer, and the lookup counts as skipped.",
     )
     shadow: bool = Field(
         False, description="Serve no similar question's answer, but count what would have been served."

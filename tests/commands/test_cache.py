@@ -16,6 +16,7 @@ from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream, said
 from tests.index.entries import make_entry
 from tests.servers import run_app, run_proxy
+from tests.statuses import makes_entry
 
 Demo = tuple[str, Services]
 
@@ -83,11 +84,11 @@ def test_odd_requests_leave_and_come_back_through_a_running_proxy(tmp_path: Path
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
         with run_proxy(settings) as (url, _):
             for question in ("one\u2028more", "two"):
-                assert "stored" in ask(url, question, **ODD).headers["cache-status"]
+                assert makes_entry(ask(url, question, **ODD).headers["cache-status"])
             # Too deep for Python's own reader of JSON.
             deep = b'{"model": "demo", "messages": [], "metadata": ' + b"[" * 1010 + b"]" * 1010 + b"}"
             deep = deep.replace(b"[]", b'[{"role": "user", "content": "three"}]', 1)
-            assert "stored" in httpx.post(f"{url}/v1/chat/completions", content=deep).headers["cache-status"]
+            assert makes_entry(httpx.post(f"{url}/v1/chat/completions", content=deep).headers["cache-status"])
             assert kvproxy("cache", "export", url=url).stdout.count("\n") == 3
             assert kvproxy("cache", "rm", "--search", "three", "--yes", url=url).returncode == 0
             assert len(result("cache", "ls", url=url)) == 2

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.store import Put, ResponseStore, Written
-from tests.flow.test_decisions import CLOSE, FAR, QUESTION, ask, compared, observed, proxy, stats
+from tests.flow.test_decisions import CLOSE, QUESTION, ask, compared, observed, proxy, stats
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 NOTHING = 0.0
@@ -75,46 +73,6 @@ def test_who_takes_only_a_cached_answer_has_all_the_time(tmp_path: Path, slow: t
         slow.clear()
         threading.Timer(0.4, slow.set).start()
         assert "semantic" in ask(url, CLOSE, "only-if-cached").headers["cache-status"]
-
-
-def test_an_answer_waits_for_its_store_no_longer_than_the_budget_unless_it_is_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go, put_many = threading.Event(), ResponseStore.put_many
-
-    def held(self: ResponseStore, puts: Sequence[Put]) -> Written:
-        assert go.wait(30)
-        return put_many(self, puts)
-
-    monkeypatch.setattr(ResponseStore, "put_many", held)
-    with proxy(tmp_path, checked(), budget=0.05) as (url, services, _):
-        assert "stored" not in ask(url, QUESTION).headers["cache-status"]
-        assert services.answerer.store.count() == 0
-        # An equal request is answered from what is on its way.
-        assert 'detail="exact"' in ask(url, QUESTION).headers["cache-status"]
-        with monkeypatch.context() as patch:
-            patch.setattr("kvproxy.flow.answer.HOLD_SECONDS", 0.1)
-            threading.Timer(0.4, go.set).start()
-            assert "; stored" in ask(url, FAR, "confirm").headers["cache-status"]
-        assert services.answerer.store.count() == 2
-    # Nobody waits behind many others, however large the budget is.
-    monkeypatch.setattr("kvproxy.flow.answer.HOLD_SECONDS", 600.0)
-    go.clear()
-    with proxy(tmp_path / "many", checked(), budget=600.0) as (url, services, _), ThreadPoolExecutor(5) as pool:
-        waiting = [pool.submit(ask, url, f"{FAR} number {number}") for number in range(5)]
-        until(lambda: len(services.answerer._shelf._under_way) == 5)
-        assert "stored" not in ask(url, QUESTION).headers["cache-status"]
-        go.set()
-        told = [each.result().headers["cache-status"] for each in waiting]
-        assert all("; stored" in each for each in told), told
-    # A proxy that ends stores what is on its way first.
-    go.clear()
-    with proxy(tmp_path / "other", checked(), budget=NOTHING) as (url, services, _):
-        assert "stored" not in ask(url, QUESTION).headers["cache-status"]
-        threading.Timer(0.2, go.set).start()
-    again = ResponseStore(tmp_path / "other" / "responses.db")
-    assert again.count() == 1
-    again.close()
 
 
 def test_comparisons_that_are_dropped_behind_the_answers_are_counted(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from kvproxy.flow.edits import edited
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
 from tests.servers import run_proxy
+from tests.statuses import makes_entry
 
 DATE = EditSettings(name="date", action="strip", pattern=r"Today is (\d{4}-\d\d-\d\d)", lead="Today is ")
 MOVED = DATE.model_copy(update={"action": "move"})
@@ -90,7 +91,7 @@ def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
             messages = [said("system", f"Today is 2026-11-{day}."), said("user", "What is a block?")]
             return client.post("/v1/chat/completions", json={"model": "demo", "messages": messages})
 
-        assert "stored" in ask(20).headers["cache-status"]
+        assert makes_entry(ask(20).headers["cache-status"])
         assert "exact" in ask(21).headers["cache-status"]
         told = client.get("/admin/cache").json()
     assert told[0]["tags"] == ["edit:date"]

@@ -9,6 +9,9 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.flow.flight.flights import STEP, Flight, Flights
 from kvproxy.flow.flight.source import Source as Answer
+from kvproxy.index.coming import Coming
+from kvproxy.index.entry import Entry
+from tests.index.entries import make_entry
 
 PARTS = [b"a", b"b", b"c"]
 
@@ -24,10 +27,12 @@ class Keeper:
     def push(self, source: Answer, chunk: bytes) -> bool:
         return source.said.push(chunk)
 
-    async def finish(self, source: Answer) -> str | None:
+    async def finish(self, source: Answer) -> Coming | None:
         assert self._source.kept == PARTS
         self._source.finished += 1
-        return "an entry"
+        known: asyncio.Future[Entry | None] = asyncio.get_running_loop().create_future()
+        known.set_result(make_entry(id="an entry"))
+        return Coming("key", None, known, asyncio.create_task(self._source.stored.wait()))
 
 
 class Source:
@@ -38,6 +43,7 @@ class Source:
         self.error_at = error_at
         self.kept: list[bytes] = []
         self.gate = asyncio.Semaphore(0)
+        self.stored = asyncio.Event()
 
     def flight(self) -> Flight:
         return Flight(self._open, Keeper(self))
@@ -90,6 +96,25 @@ async def test_a_late_client_gets_everything_from_the_start() -> None:
     assert (source.begun, source.finished) == (1, 1)
     await until_landed(flights)
     assert source.closed == 1
+
+
+async def test_only_who_asks_to_know_waits_until_the_answer_is_stored() -> None:
+    source, flights = Source(), Flights()
+    flight, _ = flights.board("k", source.flight)
+    source.release(3)
+    assert await flight.body() == b"abc"
+    assert flight.entry == "an entry"
+    second, _ = flights.board("k", lambda: flight)
+    sure = asyncio.create_task(anext(second.chunks(confirm=True)))
+    told = asyncio.create_task(second.stored())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not sure.done()
+    assert not told.done()
+    source.stored.set()
+    assert await sure == b"a"
+    assert await told
+    await until_landed(flights)
 
 
 async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:

@@ -252,7 +252,8 @@ async def nothing() -> None: ...
 def flight(source: Source | None, **fields: Any) -> Flight:
     """A flight as it is at some moment; nothing flies."""
     made = object.__new__(Flight)
-    for name, value in {"source": source, "ended": True, "error": None, "entry": "e"}.items():
+    coming = SimpleNamespace(id="e")
+    for name, value in {"source": source, "ended": True, "error": None, "_coming": coming}.items():
         setattr(made, name, fields.get(name, value))
     return made
 

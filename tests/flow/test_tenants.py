@@ -15,6 +15,7 @@ from starlette.routing import Route
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.servers import run_app, run_proxy
+from tests.statuses import makes_entry
 
 SYSTEM = "You are the agent of a company whose secrets nobody may guess. " * 8
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
@@ -87,7 +88,7 @@ def test_what_an_upstream_forbids_is_not_kept(
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     asked = {"x-region": "eu", "origin": url}
     first = httpx.post(f"{url}/v1/chat/completions", json=body, headers=asked)
-    assert ("stored" in first.headers["cache-status"]) == kept
+    assert makes_entry(first.headers["cache-status"]) == kept
     assert {name: first.headers[name] for name in sent} == sent
     again = httpx.post(f"{url}/v1/chat/completions", json=body, headers=asked)
     assert ("hit" in again.headers["cache-status"]) == kept

@@ -10,6 +10,7 @@ import pytest
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
+from tests.statuses import makes_entry
 
 QUESTION = "What is a block?"
 ANSWER = "A block is a fixed number of tokens"
@@ -59,7 +60,7 @@ def test_anthropic_messages(url: str, clients: contextlib.ExitStack) -> None:
         )
 
     miss = ask(QUESTION)
-    assert "fwd=uri-miss; stored" in last_status(miss)
+    assert makes_entry(last_status(miss))
     message = miss.parse()
     assert message.content[0].text.startswith(ANSWER)
     assert message.stop_reason == "end_turn"
@@ -112,7 +113,7 @@ def test_anthropic_conversations_tools_and_errors(url: str, clients: contextlib.
     ]
     with pytest.raises(anthropic.BadRequestError, match="chat template cannot write calls of tools"):
         client.messages.create(model="demo", max_tokens=5, messages=turns, tools=tools)
-    assert "stored" in statuses[0]
+    assert makes_entry(statuses[0])
     assert 'detail="exact"' in statuses[1]
     cut = client.messages.create(model="demo", max_tokens=2, messages=[{"role": "user", "content": QUESTION}])
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
@@ -134,7 +135,7 @@ def test_openai_responses(url: str, clients: contextlib.ExitStack) -> None:
         )
 
     miss = ask(QUESTION)
-    assert "fwd=uri-miss; stored" in last_status(miss)
+    assert makes_entry(last_status(miss))
     assert miss.parse().output_text.startswith(ANSWER)
     exact = ask(QUESTION)
     assert 'detail="exact"' in last_status(exact)

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import Settings, load_settings
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, until_stored
+from tests.statuses import makes_entry
 
 ANSWER = {
     "object": "chat.completion",
@@ -57,7 +58,7 @@ def test_a_request_sets_the_lifetime_within_the_limit(
     upstream: tuple[str, Seen], tmp_path: Path, max_ttl: float | None, asked: str, kept: float
 ) -> None:
     with run_proxy(settings(tmp_path, upstream[0], max_ttl=max_ttl)) as (url, services):
-        assert "stored" in ask(url, x_kvproxy_ttl=asked).headers["cache-status"]
+        assert "; stored" in ask(url, x_kvproxy_ttl=asked, cache_control="confirm").headers["cache-status"]
         (entry,) = services.answerer.store.ls()
         assert entry.expires - entry.created == pytest.approx(kept)
         # How long an answer is kept is no part of the question.
@@ -66,7 +67,7 @@ def test_a_request_sets_the_lifetime_within_the_limit(
 
 def test_the_settings_limit_those_who_do_not_ask(upstream: tuple[str, Seen], tmp_path: Path) -> None:
     with run_proxy(settings(tmp_path, upstream[0], max_ttl=10.0)) as (url, services):
-        ask(url)
+        ask(url, cache_control="confirm")
         (entry,) = services.answerer.store.ls()
         assert entry.expires - entry.created == pytest.approx(10.0)
 
@@ -84,7 +85,7 @@ def test_an_answer_is_gone_after_its_own_time(upstream: tuple[str, Seen], tmp_pa
 
 def test_a_lifetime_of_nothing_keeps_nothing(upstream: tuple[str, Seen], tmp_path: Path) -> None:
     with run_proxy(settings(tmp_path, upstream[0])) as (url, services):
-        assert "stored" not in ask(url, x_kvproxy_ttl="0").headers["cache-status"]
+        assert not makes_entry(ask(url, x_kvproxy_ttl="0").headers["cache-status"])
         assert services.answerer.store.count() == 0
         ask(url)
         # As with no-store, an answer that is there is served all the same.
@@ -121,6 +122,7 @@ def test_a_chain_of_proxies_hands_them_on(upstream: tuple[str, Seen], tmp_path: 
     ):
         ask(front, **OURS)
         for services in (behind, before):
+            until_stored(services)
             (entry,) = services.answerer.store.ls()
             assert (entry.tags, entry.expires - entry.created) == (("a",), pytest.approx(60.0))
         assert not [name for name in upstream[1][0] if name.startswith("x-kvproxy-")]

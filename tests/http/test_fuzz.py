@@ -19,7 +19,7 @@ from kvproxy.http.app import create_app
 from kvproxy.http.services import Services, build
 from kvproxy.settings import load_settings
 from tests.http.wild import Script, Seen, Wild, observe
-from tests.servers import run_app
+from tests.servers import run_app, until_stored
 
 EXAMPLES = int(os.environ.get("KVPROXY_FUZZ_EXAMPLES", "60"))
 OURS = {b"cache-status", b"x-request-id", b"date", b"connection", b"content-length", b"transfer-encoding"}
@@ -65,6 +65,7 @@ class Bench:
 
     @property
     def entries(self) -> int:
+        until_stored(self.services)
         return int(self.services.answerer.store.stats()["entries"])
 
     def nothing_is_left(self) -> None:

@@ -18,6 +18,7 @@ from kvproxy.http.access import clients
 from kvproxy.http.server import serve
 from kvproxy.settings import Settings, load_settings
 from tests.servers import run_app, run_proxy
+from tests.statuses import makes_entry
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -54,10 +55,10 @@ def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[st
                 assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
         assert httpx.get(f"{url}/v1/models").status_code == 401
         assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
-        assert "stored" in post(url, authorization=f"Bearer {one}").headers["cache-status"]
+        assert makes_entry(post(url, authorization=f"Bearer {one}").headers["cache-status"])
         assert "hit" in post(url, x_api_key=one).headers["cache-status"]
         # Another client's answers are its own.
-        assert "stored" in post(url, api_key=two).headers["cache-status"]
+        assert "; stored" in post(url, api_key=two, cache_control="confirm").headers["cache-status"]
         assert {entry.tenant for entry in services.answerer.store.ls()} == {"client:one", "client:two"}
         post(url, "/v1/rerank", authorization=f"Bearer {two}")
     assert not [headers for headers in seen[1] if one in str(headers) or two in str(headers)]

@@ -10,6 +10,7 @@ import pytest
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
+from tests.statuses import makes_entry
 
 
 def test_a_whole_answer_of_half_a_megabyte_arrives(demo: tuple[str, Services]) -> None:
@@ -23,7 +24,7 @@ def test_a_whole_answer_of_half_a_megabyte_arrives(demo: tuple[str, Services]) -
     answer = httpx.post(f"{demo[0]}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200
     assert len(answer.content) > 300_000
-    assert "stored" in answer.headers["cache-status"]
+    assert makes_entry(answer.headers["cache-status"])
     assert len(answer.json()["choices"][0]["prompt_logprobs"]) == answer.json()["usage"]["prompt_tokens"]
 
 

@@ -10,6 +10,8 @@ import openai
 import pytest
 
 from kvproxy.http.services import Services
+from tests.servers import until_stored
+from tests.statuses import makes_entry
 
 Demo = tuple[str, Services]
 LONG = "You are the support agent of a company. " * 40
@@ -27,7 +29,7 @@ def ask(client: openai.OpenAI, question: str, **options: object):  # type: ignor
 
 def test_miss_exact_semantic_and_prefix(client: openai.OpenAI) -> None:
     miss = ask(client, "What is a block?")
-    assert "fwd=uri-miss; stored" in miss.headers["cache-status"]
+    assert makes_entry(miss.headers["cache-status"])
     answer = miss.parse().choices[0].message.content
     assert answer.startswith("A block is a fixed number of tokens")
     exact = ask(client, "What is a block?")
@@ -162,7 +164,7 @@ def test_malformed_json_and_unknown_routes(demo: Demo) -> None:
 def test_tools_that_must_not_be_called_are_cached_exactly_only(client: openai.OpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     options: dict[str, Any] = {"tools": tools, "tool_choice": "none"}
-    assert "stored" in ask(client, "What is a hash chain?", **options).headers["cache-status"]
+    assert makes_entry(ask(client, "What is a hash chain?", **options).headers["cache-status"])
     assert 'detail="exact"' in ask(client, "What is a hash chain?", **options).headers["cache-status"]
     assert "fwd" in ask(client, "What is the hash chain?", **options).headers["cache-status"]
     assert "fwd" in ask(client, "What is a hash chain?").headers["cache-status"]
@@ -209,13 +211,13 @@ def test_cache_control_steers(client: openai.OpenAI) -> None:
         return str(ask(client, question, extra_headers={"Cache-Control": directive}).headers["cache-status"])
 
     question = "What is copy on write?"
-    assert "stored" not in status(question, "no-store")
+    assert not makes_entry(status(question, "no-store"))
     with pytest.raises(openai.APIStatusError) as caught:
         status(question, "only-if-cached")
     assert caught.value.status_code == 504
-    assert "stored" in status(question, "max-age=100")
+    assert makes_entry(status(question, "max-age=100"))
     assert "hit" in status(question, "only-if-cached")
-    assert "fwd=request; stored" in status(question, "no-cache")
+    assert "fwd=request; stored" in status(question, "no-cache, confirm")
     time.sleep(1.1)
     assert "fwd=uri-miss" in status(question, "max-age=1")
     with pytest.raises(openai.BadRequestError, match="max-age"):
@@ -247,6 +249,7 @@ async def test_identical_requests_in_flight_share_one_generation(demo: Demo) -> 
 
 async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: Demo) -> None:
     url, services = demo
+    until_stored(services)
     entries = services.answerer.store.stats()["entries"]
     assert services.built.worker is not None
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="c", max_retries=0) as client:
@@ -267,6 +270,7 @@ async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: De
     while len(services.answerer.flights) and time.monotonic() < end:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     assert len(services.answerer.flights) == 0
+    until_stored(services)
     assert services.answerer.store.stats()["entries"] == entries
 
 

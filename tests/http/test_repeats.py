@@ -26,7 +26,7 @@ from kvproxy.settings import load_settings
 from tests.backends.fleets import until
 from tests.index.entries import make_entry
 from tests.requests import api_request
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, until_stored
 
 PATH = "/v1/chat/completions"
 RULES = """
@@ -103,6 +103,7 @@ def test_it_is_recorded_and_counted(proxy: tuple[httpx.Client, Services]) -> Non
     client, services = proxy
     warm(client)
     ask(client, x_request_id="the-last")
+    until_stored(services)
     records = services.answerer.journal.latest(10)
     hits = [record for record in records if record.reason == "hit-exact"]
     assert records[: len(hits)] == hits
@@ -128,6 +129,7 @@ def test_what_is_removed_is_not_given_again(proxy: tuple[httpx.Client, Services]
 def test_another_process_may_remove_it(proxy: tuple[httpx.Client, Services]) -> None:
     client, services = proxy
     warm(client)
+    until_stored(services)
     other = ResponseStore(services.settings.data / "responses.db")
     other.delete([entry.id for entry in other.ls()])
     other.close()

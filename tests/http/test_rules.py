@@ -30,7 +30,8 @@ from tests.commands.run import kvproxy, result
 from tests.http.test_lifetimes import process
 from tests.http.test_upstream import PARTS
 from tests.requests import api_request
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, until_stored
+from tests.statuses import makes_entry
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 FILE = """
@@ -82,6 +83,7 @@ def ask(
 
 
 def lifetime(services: Services, question: str) -> int:
+    until_stored(services)
     (entry,) = [entry for entry in services.answerer.store.ls() if entry.prompt == question]
     return round(entry.expires - entry.created)
 
@@ -134,7 +136,7 @@ def test_sighup_reads_them_again(upstream: str, tmp_path: Path) -> None:
         before = file.read_text()
         file.write_text(f"{before}[[rules]]\nname = 'off'\ncache = 'maybe'\n")
         run.send_signal(signal.SIGHUP)
-        assert "stored" in ask(url, "one").headers["cache-status"]
+        assert makes_entry(ask(url, "one").headers["cache-status"])
         file.write_text(f"{before}[[rules]]\nname = 'off'\ncache = false\n")
         run.send_signal(signal.SIGHUP)
         until(lambda: ask(url, "one").headers["cache-status"] == "kvproxy; fwd=request")
@@ -283,6 +285,7 @@ def test_a_rule_says_which_edits_are_made(upstream: str, tmp_path: Path) -> None
     with ruled(tmp_path, upstream, rule(edits=["date"]), edits=edits, cache={"semantic": False}) as (url, services):
         ask(url, "on 2026-11-20 ##", x_team="ours")
         ask(url, "on 2026-11-20 ##")
+        until_stored(services)
         assert {entry.prompt: entry.tags for entry in services.answerer.store.ls()} == {
             "on  ##": ("edit:date",),
             "on  ": ("edit:date", "edit:noise"),

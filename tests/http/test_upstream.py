@@ -19,7 +19,8 @@ from starlette.routing import Route
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.backends.fleets import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, until_stored
+from tests.statuses import makes_entry
 
 WHOLE = {
     "id": "x",
@@ -130,9 +131,11 @@ def test_a_stream_is_kept_whole_however_it_is_cut(upstream: tuple[str, Services,
 @pytest.mark.parametrize("model", ["error", "garbage"])
 def test_failures_are_passed_on_and_never_stored(upstream: tuple[str, Services, Fake], model: str) -> None:
     url, services, fake = upstream
+    until_stored(services)
     before, count = services.answerer.store.stats()["entries"], len(fake.seen)
     answers = [post(url, model) for _ in range(2)]
     assert len(fake.seen) == count + 2
+    until_stored(services)
     assert services.answerer.store.stats()["entries"] == before
     if model == "error":
         assert answers[0].status_code == 500
@@ -146,6 +149,7 @@ def test_failures_are_passed_on_and_never_stored(upstream: tuple[str, Services, 
 @pytest.mark.filterwarnings("default::pytest.PytestUnhandledThreadExceptionWarning")
 def test_streams_without_their_end_are_never_stored(upstream: tuple[str, Services, Fake], model: str) -> None:
     url, services, _ = upstream
+    until_stored(services)
     before = services.answerer.store.stats()["entries"]
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     received = b""
@@ -155,6 +159,7 @@ def test_streams_without_their_end_are_never_stored(upstream: tuple[str, Service
             received += chunk
     assert b"Hello there" in received
     assert b"[DONE]" not in received
+    until_stored(services)
     assert services.answerer.store.stats()["entries"] == before
     until(lambda: len(services.answerer.flights) == 0)
 
@@ -188,13 +193,14 @@ def test_a_store_that_fails_costs_the_cache_and_nothing_else(
 ) -> None:
     target = upstream[1].settings.upstream
     with run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, services):
-        assert "stored" in post(url, "m").headers["cache-status"]
+        assert makes_entry(post(url, "m").headers["cache-status"])
+        until_stored(services)
         with sqlite3.connect(services.settings.store_path) as other:
             other.execute("alter table responses rename to hidden")
         other.close()
         answer = post(url, "m")
         assert answer.json() == WHOLE
-        assert "stored" not in answer.headers["cache-status"]
+        assert "hit" not in answer.headers["cache-status"]
         with sqlite3.connect(services.settings.store_path) as other:
             other.execute("alter table hidden rename to responses")
         other.close()
@@ -237,7 +243,7 @@ def test_what_an_upstream_reused_is_told(tmp_path: Path) -> None:
         ),
     ):
         first = post(proxy, "m")
-        assert 'stored; detail="prefix 645/662"' in first.headers["cache-status"]
+        assert 'fwd=uri-miss; detail="prefix 645/662"; key="' in first.headers["cache-status"]
         assert first.json()["usage"] == usage
         assert 'detail="exact"' in post(proxy, "m").headers["cache-status"]
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

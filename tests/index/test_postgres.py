@@ -61,7 +61,8 @@ def test_proxies_answer_from_each_others_responses_and_live_without_them(
 
     def ask(url: str, question: str = "What is a block?") -> httpx.Response:
         body = BODY | {"messages": [{"role": "user", "content": question}]}
-        return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-kvproxy-tags": "t"}, timeout=60)
+        headers = {"x-kvproxy-tags": "t", "cache-control": "confirm"}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
 
     assert "stored" in ask(one).headers["cache-status"]
     assert 'detail="exact"' in ask(other).headers["cache-status"]

@@ -68,8 +68,9 @@ def two(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
 
 
 def ask(url: str, question: str, system: str, **headers: str) -> str:
+    """Ask, and have the answer held back until it is stored, so that the other proxy finds it."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named = {"cache-control": "confirm"} | {name.replace("_", "-"): value for name, value in headers.items()}
     answer = httpx.post(
         f"{url}/v1/chat/completions", json={"model": "m", "messages": messages}, headers=named, timeout=60
     )

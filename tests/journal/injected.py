@@ -117,12 +117,12 @@ class World:
         object.__setattr__(request, "request_id", id)
         answer = await self.answerer.answer(request)
         if not isinstance(answer.body, bytes):
-            # On a busy machine an answer is handed on before it is stored.
+            # On a busy machine an answer is handed on before it is whole.
             async for _ in answer.body:
                 pass
             answer.close()
-        # Nobody waits behind many others for an answer to be stored.
-        await self.answerer._shelf.settled()
+        # Nobody waits for an answer to be stored.
+        await self.cache.coming.settled()
         # What is stored gets its vector behind the answer.
         await self.semantic.behind.idle()
         return id

@@ -40,13 +40,14 @@ def layers(
         settings = load_settings(data=data, upstream=upstream, cache={"budget": 60.0} | cache)
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
             observer, semantic = services.answerer.observer, services.answerer.semantic
+            coming = services.answerer.cache.coming
             if chance is not None and semantic is not None:
                 semantic.decider.chance = chance
             for each in lines:
                 told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
                 found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1
                 # A comparison takes less time than a person's next question.
-                while observer is not None and not observer.is_idle:
+                while observer is not None and (len(coming) or not observer.is_idle):
                     time.sleep(0.001)
     return found
 

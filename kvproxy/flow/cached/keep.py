@@ -15,6 +15,7 @@ from kvproxy.flow.keys import CacheKey
 from kvproxy.flow.learning.observer import Observer
 from kvproxy.flow.outcome import PrefixUse
 from kvproxy.ids import Ids
+from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.lookup import Lookup
@@ -23,8 +24,6 @@ from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
-_FEW = 4
-"""With more answers than these on their way to the store, no client waits for one more: that would take most of its time."""
 _MOST_BEHIND = 256
 """Answers that may be on their way to the store behind their clients' backs; further ones are waited for."""
 _log = logging.getLogger("kvproxy")
@@ -77,7 +76,6 @@ class Shelf:
         self._observer = observer
         self._journal = journal
         self._ids = Ids()
-        self._under_way: set[asyncio.Task[str | None]] = set()
 
     def lifetime(self, request: ApiRequest, said: Directives = Directives()) -> float:
         """Seconds that an answer is served: those that the request asks for, as far as it may, or those of its rule.
@@ -92,38 +90,46 @@ class Shelf:
         longest = usual if self.settings.max_ttl is None else self.settings.max_ttl
         return min(usual if asked is None else asked, longest)
 
-    async def put(self, asked: Asked, whole: JsonObject, said: Directives) -> str | None:
-        """Keep an answer within the time that there is for it, or behind its client's back.
+    async def put(self, asked: Asked, whole: JsonObject, said: Directives) -> Coming | None:
+        """Begin to keep an answer, and have it compared with that of a similar question once it is stored.
+
+        Nobody waits here until it is, unless too many others are on their way. What must not be stored may take a while to be
+        found out, where that is asked: it is waited for, so that a client is told what becomes of its answer.
 
         Args:
             said: what its upstream says of its keeping.
 
         Returns:
-            The entry's id; None where it is not kept, or not yet.
+            The answer on its way; None where it is not kept.
         """
-        ahead = len(self._under_way)
-        task = asyncio.create_task(self._put(asked, whole, said))
-        self._under_way.add(task)
-        task.add_done_callback(self._landed)
-        patient = asked.request.control.confirm or ahead >= _MOST_BEHIND
-        if patient or ahead <= _FEW:
-            await asyncio.wait([task], timeout=None if patient else self.settings.budget)
-        return task.result() if task.done() and task.exception() is None else None
+        entry = self._entry(asked, whole, said)
+        if entry is None:
+            return None
+        near, observer, crowded = asked.near, self._observer, len(self._cache.coming) >= _MOST_BEHIND
+        late = near is not None and near.skipped
+        told = partial(observer.compare, asked.request, entry, late=True) if late and observer is not None else None
+        coming = self._cache.begin(entry, late=late, told=told)
+        coming.task.add_done_callback(partial(self._landed, asked, entry))
+        if crowded:
+            await coming.stored()
+        else:
+            await coming.entry(self.settings.budget)
+        return coming
 
-    def _landed(self, task: "asyncio.Task[str | None]") -> None:
-        self._under_way.discard(task)
+    def _landed(self, asked: Asked, entry: Entry, task: "asyncio.Task[bool]") -> None:
+        """The way of an entry is over."""
         error = None if task.cancelled() else task.exception()
         # Of a store that fails there is one line in the log already, for all answers.
         if error is not None and not isinstance(error, CacheStoreError):
             _log.error("the answer was not stored: %s", error or type(error).__name__)
+        if task.cancelled() or error is not None or not task.result():
+            return
+        self._journal.kept(entry)
+        if self._observer is not None and asked.near is not None and not asked.near.skipped:
+            self._observer.compare(asked.request, entry, asked.near)
 
-    async def settled(self) -> None:
-        """Wait until everything is stored that is on its way."""
-        if self._under_way:
-            await asyncio.wait(self._under_way)
-
-    async def _put(self, asked: Asked, whole: JsonObject, said: Directives) -> str | None:
-        """Keep an answer, and have it compared with that of a similar question; the entry's id, None where it is not kept."""
+    def _entry(self, asked: Asked, whole: JsonObject, said: Directives) -> Entry | None:
+        """What is to be kept of an answer; None where nothing is."""
         request, key, now = asked.request, asked.key, self._clock()
         if not request.api.keeps(whole, request.body):
             return None
@@ -154,19 +160,7 @@ class Shelf:
             stale_while_revalidate=stale_while,
             stale_if_error=stale_error,
         )
-        near, observer = asked.near, self._observer
-        if near is not None and near.skipped:
-            told = partial(observer.compare, request, entry, late=True) if observer is not None else None
-            if not await self._cache.insert_soon(entry, told):
-                return None
-            self._journal.kept(entry)
-            return entry.id
-        if not await self._cache.insert(entry):
-            return None
-        self._journal.kept(entry)
-        if observer is not None and near is not None:
-            observer.compare(request, entry, near)
-        return entry.id
+        return entry if self._cache.store.takes(entry) else None
 
 
 class FlightKeeper:
@@ -196,7 +190,7 @@ class FlightKeeper:
     def _keeps(self, source: Source) -> bool:
         return self._keep and source.status == 200 and not source.private
 
-    async def finish(self, source: Source) -> str | None:
+    async def finish(self, source: Source) -> Coming | None:
         try:
             whole = await source.said.whole() if self._reads(source) else None
             if whole is not None:
@@ -205,9 +199,6 @@ class FlightKeeper:
             if whole is None or not self._keeps(source):
                 return None
             return await self._shelf.put(self._asked, whole, read_directives(source.headers))
-        except CacheStoreError:
-            # The store has said so, once for all answers.
-            return None
         except Exception as error:
             # Whatever keeps an answer out of the cache must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)

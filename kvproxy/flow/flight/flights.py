@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Protocol
 
 from kvproxy.flow.flight.source import Source
+from kvproxy.index.coming import Coming
 
 WINDOW = 256 * 1024
 """Bytes that may wait for a client before the source has to."""
@@ -26,8 +27,8 @@ class Keeper(Protocol):
     def push(self, source: Source, chunk: bytes) -> bool:
         """Take a part before it is handed on; True if the answer is complete with it."""
 
-    async def finish(self, source: Source) -> str | None:
-        """Called once, when the answer is complete or has ended; the id of the entry that keeps it now, if one does."""
+    async def finish(self, source: Source) -> Coming | None:
+        """Called once, when the answer is complete or has ended; the entry that is to keep it, on its way to the store."""
 
 
 class Flight:
@@ -51,7 +52,7 @@ class Flight:
         self.error: BaseException | None = None
         self.source: Source | None = None
         self.ended = False
-        self.entry: str | None = None
+        self._coming: Coming | None = None
         self.passengers = 0
         self.task = asyncio.create_task(self._fly())
 
@@ -59,6 +60,15 @@ class Flight:
     def open_to_all(self) -> bool:
         """Whether one more client would get everything from the start."""
         return not (self.ended or self._dropped or self.task.cancelling())
+
+    @property
+    def entry(self) -> str | None:
+        """Id of the entry that keeps the answer, from its way to the store on."""
+        return None if self._coming is None else self._coming.id
+
+    async def stored(self) -> bool:
+        """Wait until the answer is stored, or is not; whether it is, durable."""
+        return self._coming is not None and await self._coming.stored()
 
     async def _fly(self) -> None:
         source: Source | None = None
@@ -70,14 +80,14 @@ class Flight:
             async for chunk in source.chunks:
                 if not finished and await self._push(source, chunk):
                     finished = True
-                    self.entry = await self._keeper.finish(source)
+                    self._coming = await self._keeper.finish(source)
                 self._chunks.append(chunk)
                 self._size += len(chunk)
                 self._notify()
                 if not source.at_once:
                     await self._room()
             if not finished:
-                self.entry = await self._keeper.finish(source)
+                self._coming = await self._keeper.finish(source)
         except BaseException as error:
             self.error = error
             if isinstance(error, asyncio.CancelledError):
@@ -166,8 +176,12 @@ class Flight:
         """The whole answer."""
         return b"".join([chunk async for chunk in self.chunks()])
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """All parts from the first one on; raises what broke the answer off."""
+    async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
+        """All parts from the first one on; raises what broke the answer off.
+
+        Args:
+            confirm: hold back what is left when the answer is complete, until it is stored.
+        """
         me = object()
         sent = self._dropped
         self._read[me], self._taken[me] = 0, sent
@@ -175,6 +189,8 @@ class Flight:
             while True:
                 changed = self._changed
                 while sent < self._dropped + len(self._chunks):
+                    if confirm:
+                        await self.stored()
                     chunk = self._chunks[sent - self._dropped]
                     yield chunk
                     sent += 1
@@ -187,6 +203,8 @@ class Flight:
                     await changed.wait()
             if self.error is not None:
                 raise self.error
+            if confirm:
+                await self.stored()
         finally:
             del self._read[me], self._taken[me]
             self._moved.set()

@@ -159,6 +159,8 @@ async def delete_many(request: Request) -> Response:
     where = _filter(query)
     if where == EVERYTHING and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
+    # However long that takes: what is purged must not appear afterwards.
+    await app.answerer.cache.coming.settled()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
     # The list of purges is neither encrypted nor redacted.
     clear = not (app.settings.encryption.enabled or app.settings.redaction.enabled)

@@ -1,0 +1,139 @@
+"""Answers on their way to the store. Equal requests are answered from them, and who reads what is stored can wait for them."""
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvproxy.index.entry import Entry
+
+_FEW = 4
+"""With more answers than these on their way, no lookup waits for them: lookups would stand in line behind commits."""
+_SHARE = 0.75
+"""Of the time that a lookup has, what it may wait for others' writes: then there is time to decide over what is stored."""
+_MOST_SECONDS = 1.0
+"""No lookup waits for longer, however much time it has: others wait for its thread, and a store may hang."""
+
+
+class Coming:
+    """An entry on its way to the store.
+
+    Args:
+        key: its exact key.
+        namespace: where similar questions find it once it is stored; None where they do not.
+        entry: what is stored of it, as soon as that is known; None where it must not be stored.
+        task: stores it; whether it was kept.
+
+    Attributes:
+        written: done when the way is over, whatever became of it. Any thread may wait for it.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        namespace: str | None,
+        entry: "asyncio.Future[Entry | None]",
+        task: "asyncio.Task[bool]",
+    ) -> None:
+        self.key = key
+        self.namespace = namespace
+        self.task = task
+        self.written: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._entry = entry
+
+    @property
+    def id(self) -> str | None:
+        """The entry's id while it is on its way, and once it is stored; None where it is not kept, or not known to be."""
+        entry = self._known()
+        lost = entry is None or (self.task.done() and not self._kept())
+        return None if entry is None or lost else entry.id
+
+    async def entry(self, seconds: float | None = None) -> Entry | None:
+        """What is stored of it; None where nothing is, or where that is not known in time.
+
+        Args:
+            seconds: time for it; None waits until it is known.
+        """
+        if not self._entry.done():
+            await asyncio.wait([self._entry], timeout=seconds)
+        return self._known()
+
+    def _known(self) -> Entry | None:
+        done = self._entry.done() and not self._entry.cancelled()
+        return self._entry.result() if done and self._entry.exception() is None else None
+
+    async def stored(self) -> bool:
+        """Wait until the way is over; whether the entry is stored now, durable."""
+        if not self.task.done():
+            await asyncio.wait([self.task])
+        return self._kept()
+
+    def _kept(self) -> bool:
+        return not self.task.cancelled() and self.task.exception() is None and self.task.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Writes that a reader wants to see, and until when it waits for them, by `time.monotonic`."""
+
+    under_way: tuple["concurrent.futures.Future[None]", ...] = ()
+    until: float = 0.0
+
+
+NOTHING = Writes()
+
+
+def wait_for(each: Iterable[Writes]) -> None:
+    """Wait for writes on the calling thread, for each as long as there is time."""
+    for writes in each:
+        if writes.under_way:
+            concurrent.futures.wait(writes.under_way, max(0.0, writes.until - time.monotonic()))
+
+
+class OnTheWay:
+    """The entries that are on their way to the store. To be used on the event loop."""
+
+    def __init__(self) -> None:
+        self._all: set[Coming] = set()
+        self._latest: dict[str, Coming] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, coming: Coming) -> None:
+        """Take note of an entry until its way is over. Of two with the same key the later one counts."""
+        self._all.add(coming)
+        self._latest[coming.key] = coming
+        coming.task.add_done_callback(lambda _: self._arrived(coming))
+
+    def _arrived(self, coming: Coming) -> None:
+        self._all.discard(coming)
+        if self._latest.get(coming.key) is coming:
+            del self._latest[coming.key]
+        coming.written.set_result(None)
+
+    def get(self, key: str) -> Coming | None:
+        """The entry with an exact key."""
+        return self._latest.get(key)
+
+    def writes(self, namespace: str, seconds: float | None) -> Writes:
+        """What a lookup in a namespace has to wait for, so that it finds what clients were told before it came.
+
+        Args:
+            seconds: that the lookup may take; None where it has all the time that it needs.
+        """
+        if not 0 < len(self._all) <= _FEW:
+            return NOTHING
+        under_way = tuple(coming.written for coming in self._all if coming.namespace == namespace)
+        patience = _MOST_SECONDS if seconds is None else min(_MOST_SECONDS, _SHARE * seconds)
+        return Writes(under_way, time.monotonic() + patience)
+
+    async def settled(self, seconds: float | None = None) -> None:
+        """Wait for what is on its way now; what comes meanwhile is not waited for.
+
+        Args:
+            seconds: time for it; None waits as long as it takes.
+        """
+        if self._all:
+            await asyncio.wait([coming.task for coming in self._all], timeout=seconds)

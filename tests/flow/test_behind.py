@@ -1,0 +1,246 @@
+"""An answer goes out before it is stored, unless its client asks to know: nobody waits, nothing is missed, nothing is lost."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvproxy.apis import APIS
+from kvproxy.apis.json import JsonObject
+from kvproxy.flow.cached import keep
+from kvproxy.http.services import Services
+from kvproxy.index import semantic
+from kvproxy.index.coming import Coming, OnTheWay
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.store import Put, ResponseStore, Written
+from kvproxy.settings import load_settings
+from tests.flow.test_decisions import CLOSE, FAR, QUESTION, Model, ask, checked, proxy
+from tests.servers import run_app, run_proxy, until_stored
+from tests.statuses import makes_entry
+
+PATIENT = 600.0
+
+
+@pytest.fixture
+def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While it is clear, nothing is written."""
+    go, put_many = threading.Event(), ResponseStore.put_many
+
+    def held(self: ResponseStore, puts: Sequence[Put]) -> Written:
+        assert go.wait(60)
+        return put_many(self, puts)
+
+    monkeypatch.setattr(ResponseStore, "put_many", held)
+    yield go
+    go.set()
+
+
+@contextlib.contextmanager
+def held_proxy(path: Path, go: threading.Event, **cache: Any) -> Iterator[tuple[str, Services, Model]]:
+    """A proxy whose store is let go at the end at the latest, so that it can stop."""
+    with proxy(path, checked(), **cache) as running:
+        try:
+            yield running
+        finally:
+            go.set()
+
+
+def status(url: str, question: str, control: str = "") -> str:
+    return str(ask(url, question, control).headers["cache-status"])
+
+
+def when(monkeypatch: pytest.MonkeyPatch, place: object, name: str, go: threading.Event) -> None:
+    """Let the store go as soon as a function is called, which is the one that waits for it."""
+    function: Callable[..., Any] = getattr(place, name)
+
+    def called(*args: Any) -> Any:
+        go.set()
+        return function(*args)
+
+    monkeypatch.setattr(place, name, called)
+
+
+def test_an_answer_goes_out_while_its_store_hangs_and_answers_equal_requests(
+    tmp_path: Path, go: threading.Event
+) -> None:
+    with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _):
+        first, again = status(url, QUESTION), status(url, QUESTION)
+        assert makes_entry(first)
+        assert "stored" not in first
+        assert 'detail="exact"' in again
+        assert again.split("key=")[1] == first.split("key=")[1]
+        assert services.answerer.store.count() == 0
+        go.set()
+        until_stored(services)
+        (entry,) = services.answerer.store.ls()
+        assert f'key="{entry.id}"' in first
+
+
+def test_who_asks_to_know_waits_and_is_told(
+    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when(monkeypatch, Coming, "stored", go)
+    with held_proxy(tmp_path, go) as (url, services, _):
+        assert "fwd=uri-miss; stored" in status(url, QUESTION, "confirm")
+        assert services.answerer.store.count() == 1
+
+
+def test_a_similar_question_finds_the_answer_that_was_given_just_before_it(
+    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when(monkeypatch, semantic, "wait_for", go)
+    with held_proxy(tmp_path, go, budget=PATIENT) as (url, _, _):
+        assert makes_entry(status(url, QUESTION))
+        assert "semantic" in status(url, CLOSE)
+
+
+def test_a_similar_question_waits_for_no_store_that_hangs(tmp_path: Path, go: threading.Event) -> None:
+    with held_proxy(tmp_path, go, budget=0.05) as (url, _, _):
+        status(url, QUESTION)
+        assert "fwd=uri-miss" in status(url, CLOSE)
+        assert not go.is_set()
+
+
+def test_nobody_waits_for_many_answers_on_their_way(tmp_path: Path, go: threading.Event) -> None:
+    with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _), ThreadPoolExecutor(5) as pool:
+        questions = [f"{FAR} number {number}" for number in range(5)]
+        assert all(map(makes_entry, pool.map(lambda each: status(url, each, "no-cache"), questions)))
+        assert len(services.answerer.cache.coming) == 5
+        assert makes_entry(status(url, QUESTION))
+        assert not go.is_set()
+
+
+def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "_MOST_BEHIND", 1)
+    with held_proxy(tmp_path, go, budget=0.05) as (url, services, _):
+        status(url, QUESTION)
+        when(monkeypatch, Coming, "stored", go)
+        status(url, FAR)
+        assert services.answerer.store.count() == 2
+
+
+@pytest.mark.parametrize("soft", ["false", "true"])
+def test_a_purge_catches_what_is_on_its_way(
+    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, soft: str
+) -> None:
+    when(monkeypatch, OnTheWay, "settled", go)
+    with held_proxy(tmp_path, go) as (url, services, _):
+        status(url, QUESTION)
+        done = httpx.delete(f"{url}/admin/cache", params={"all": "true", "soft": soft}, timeout=30)
+        assert done.json() == {"removed": 1}
+        assert services.answerer.store.count() == (soft == "true")
+        assert "fwd=uri-miss" in status(url, QUESTION)
+
+
+@pytest.mark.parametrize("path", ["/admin/cache", "/admin/cache/export", "/admin/cache/KEY", "/admin/cache/KEY/pin"])
+def test_an_operator_finds_the_key_that_a_client_was_told(
+    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    when(monkeypatch, OnTheWay, "settled", go)
+    with held_proxy(tmp_path, go) as (url, _, _):
+        key = status(url, QUESTION).split('key="')[1].removesuffix('"')
+        method = "POST" if path.endswith("pin") else "GET"
+        told = httpx.request(method, url + path.replace("KEY", key), timeout=30)
+        assert told.status_code == 200
+        assert key in told.text
+
+
+def test_a_stream_ends_before_it_is_stored_unless_its_client_asks_to_know(
+    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(question: str, control: str) -> str:
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": question}]}
+        headers = {"cache-control": control}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=30).text
+
+    whole: JsonObject = {
+        "id": "1",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Well."}, "finish_reason": "stop"}],
+    }
+
+    async def chat(request: Request) -> Response:
+        return Response(b"".join(APIS["chat"].replay(whole, {})), media_type="text/event-stream")
+
+    with run_app(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as upstream:
+        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
+        with run_proxy(settings) as (url, services):
+            assert stream(QUESTION, "").endswith("data: [DONE]\n\n")
+            assert services.answerer.store.count() == 0
+            when(monkeypatch, Coming, "stored", go)
+            assert stream(FAR, "confirm").endswith("data: [DONE]\n\n")
+            assert services.answerer.store.count() == 2
+
+
+def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+
+        def failing(self: ResponseStore, puts: Sequence[Put]) -> Written:
+            with self.condition.watch("write"):
+                raise CacheStoreError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ResponseStore, "put_many", failing)
+            for question in (QUESTION, FAR):
+                answer = ask(url, question)
+                assert answer.status_code == 200
+                assert "stored" not in answer.headers["cache-status"]
+                until_stored(services)
+            sure = status(url, QUESTION, "confirm")
+            assert sure == "kvproxy; fwd=uri-miss"
+            assert httpx.get(f"{url}/health").json()["status"] == "degraded"
+        lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [(each.levelname, "no room" in each.getMessage(), each.exc_info) for each in lines] == [
+            ("ERROR", True, None)
+        ]
+        assert "; stored" in status(url, QUESTION, "confirm")
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_that(
+    tmp_path: Path, refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def redact(text: str) -> str:
+        if text == "An answer.":
+            assert go.wait(60)
+            if refuses:
+                raise RedactionFailed("it cannot be told")
+        return text
+
+    with proxy(tmp_path, checked(), budget=0.05) as (url, services, _):
+        services.answerer.cache._redact = redact
+        # What may not be kept has no name.
+        assert status(url, QUESTION) == "kvproxy; fwd=uri-miss"
+        when(monkeypatch, Coming, "entry", go)
+        assert ("exact" in status(url, QUESTION)) != refuses
+        until_stored(services)
+        assert services.answerer.store.count() == (not refuses)
+
+
+def test_a_proxy_that_ends_stores_what_is_on_its_way_first(tmp_path: Path, go: threading.Event) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+        assert makes_entry(status(url, QUESTION))
+        settled = services.answerer.cache.coming.settled
+
+        async def ending() -> None:
+            go.set()
+            await settled()
+
+        services.answerer.cache.coming.settled = ending  # type: ignore[method-assign]
+    again = ResponseStore(tmp_path / "responses.db")
+    assert again.count() == 1
+    again.close()

@@ -15,21 +15,22 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.redactor import Redactor
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import Hit, Hits, hit_of
+from kvproxy.journal.hits import ID_BYTES, PACKED, Hits, Kind, hit_of
 from kvproxy.journal.past import Gone, Kept
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.trouble import Trouble
-from kvproxy.journal.waiting import Waiting, What, records_of
+from kvproxy.journal.waiting import MOST, Waiting, What, records_of
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
 _EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
-_AT_ONCE = 2048
+_AT_ONCE = 8192
 """Records in one transaction: few enough that other threads need not wait long for their turn."""
 _PRUNE_EVERY = 10.0
+_pack = PACKED.pack
 _log = logging.getLogger("kvproxy")
 
 
@@ -39,7 +40,7 @@ class Journal(Protocol):
     def add(self, draft: Draft) -> None:
         """Take a request that is over. Costs next to nothing: it is looked at later, elsewhere."""
 
-    def repeated(self, hit: Hit) -> bool:
+    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
         """Take an exact hit in plain values; False where its prompt is not at hand, so that it must come as a draft."""
 
     def kept(self, entry: Entry) -> None:
@@ -70,7 +71,7 @@ class NoJournal:
     def add(self, draft: Draft) -> None:
         """Forget it."""
 
-    def repeated(self, hit: Hit) -> bool:
+    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
         return True
 
     def kept(self, entry: Entry) -> None:
@@ -145,13 +146,19 @@ class FileJournal:
         else:
             self._waiting.add(draft)
 
-    def repeated(self, hit: Hit) -> bool:
-        if self._waiting.full:
+    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
+        waiting = self._waiting
+        if kind.number >= waiting.oldest and len(request_id) < ID_BYTES and len(waiting.queue) < MOST:
+            # It is packed and put there right here, since hits come thousands a second.
+            waiting.queue.append(_pack(time, seconds, seconds, kind.number, request_id))
+            return True
+        if waiting.full:
             self.lost += 1
             return True
-        if not self._writer.knows(hit[0][0]):
+        if not self._writer.knows(kind.equal[0]):
             return False
-        self._waiting.add_hit(hit)
+        waiting.expect(kind)
+        waiting.add_hit((kind.equal, time, request_id.decode("latin-1"), seconds, seconds))
         return True
 
     def kept(self, entry: Entry) -> None:
@@ -182,7 +189,7 @@ class FileJournal:
             while left > 0:
                 what = self._waiting.take(_AT_ONCE)
                 self._write(what)
-                left -= len(what)
+                left -= sum([len(each) if isinstance(each, Hits) else 1 for each in what])
 
     def _run(self) -> None:
         while not self._closing:

@@ -11,7 +11,7 @@ from kvproxy.journal.asked import Asked
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import finished
 from kvproxy.journal.hit_rows import HitRows
-from kvproxy.journal.hits import Equal, Hits
+from kvproxy.journal.hits import Hits
 from kvproxy.journal.past import Gone, Kept, Past, Prompt
 from kvproxy.journal.reasons import reason_without_past
 from kvproxy.journal.record import Record
@@ -106,14 +106,14 @@ class Writer:
         return self._past.why_gone(short_key(key), known, time)
 
     def _write(self, what: Sequence[What], number: int) -> None:
-        hits: list[Equal | float | str] = []
+        hits: list[Hits] = []
         numbers: list[int] = []
         records: dict[int, Record] = {}
         self._past.begin(self._keys(what))
         read = self._read(what)
         for place, each in enumerate(what):
             if isinstance(each, Hits):
-                hits += each.values
+                hits.append(each)
                 numbers += range(number, number + len(each))
                 number += len(each)
             elif isinstance(each, Draft):

@@ -12,7 +12,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import finished
-from kvproxy.journal.hits import Hit
+from kvproxy.journal.hits import Kind
 from kvproxy.journal.journal import Journal
 from kvproxy.journal.past import Gone
 from kvproxy.journal.reader import Reader
@@ -70,7 +70,7 @@ class TracedJournal:
         else:
             self._waiting.append(draft)
 
-    def repeated(self, hit: Hit) -> bool:
+    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
         # What is told of a request is told of its draft.
         return False
 

@@ -21,7 +21,6 @@ from kvproxy.http.repeats.memory import Bytes, Memory, Remembered, sent_bytes
 from kvproxy.http.services import Services
 from kvproxy.index.store.sqlite import ResponseStore
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import equal_of
 from kvproxy.settings import load_settings
 from tests.backends.fleets import until
 from tests.index.entries import make_entry
@@ -215,7 +214,7 @@ def test_the_memory_is_bounded_and_forgets_what_was_used_longest_ago() -> None:
         key = cache_key(request, "upstream")
         entry = make_entry(key=key.exact)
         asked = Asked(request, key, True, Draft("chat", "id", "public", request, 0.0))
-        again = Again(asked, entry, equal_of("public", request, key.exact, entry))
+        again = Again(asked, entry)
         return sent_bytes(PATH, b"", request.raw, []), Remembered(again, [], entry.response)
 
     memory = Memory(most=10 * hit(0)[1].bytes)

@@ -1,7 +1,7 @@
 """Answers a request that equals one of a moment ago, byte for byte: neither is it read again, nor is its answer looked up."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from kvproxy.apis.request import ApiRequest
@@ -12,7 +12,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import Equal, equal_of
+from kvproxy.journal.hits import Kind, equal_of
 from kvproxy.journal.journal import Journal
 
 
@@ -23,14 +23,17 @@ class Again:
     Attributes:
         asked: the request that was answered.
         entry: the stored answer.
-        equal: what the records of its hits share.
         version: of the store when the entry was last seen there; None before it was looked for.
+        kind: of its hits.
     """
 
     asked: Asked
     entry: Entry
-    equal: Equal
     version: int | None = None
+    kind: Kind = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = Kind(equal_of(self.request.tenant, self.request, self.asked.key.exact, self.entry))
 
     @property
     def request(self) -> ApiRequest:
@@ -45,7 +48,7 @@ class Again:
     def update(self, entry: Entry, version: int) -> None:
         """The entry as it is in a version of the store."""
         self.entry, self.version = entry, version
-        self.equal = equal_of(self.request.tenant, self.request, self.asked.key.exact, entry)
+        self.__post_init__()
 
 
 class Repeater:
@@ -63,7 +66,7 @@ class Repeater:
         self._journal = journal
         self._clock = clock
 
-    def give(self, again: Again, request_id: str) -> bool:
+    def give(self, again: Again, request_id: bytes) -> bool:
         """Count and record a request that is answered once more; False where its answer may not be given."""
         began, now, entry = perf_counter(), self._clock(), again.entry
         if not entry.created <= now < entry.expires or not self._stands(again):
@@ -71,8 +74,8 @@ class Repeater:
         self._store.touch(entry.id)
         # It is answered as soon as it is found.
         seconds = perf_counter() - began
-        if not self._journal.repeated((again.equal, now, request_id, seconds, seconds)):
-            self._record(again, request_id, now, began)
+        if not self._journal.repeated(again.kind, now, request_id, seconds):
+            self._record(again, request_id.decode("latin-1"), now, began)
         return True
 
     def _record(self, again: Again, request_id: str, now: float, began: float) -> None:

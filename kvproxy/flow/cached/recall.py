@@ -18,7 +18,6 @@ from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.lookup import FRESH, KEPT, Lookup
 from kvproxy.index.redactor import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.journal.hits import equal_of
 from kvproxy.settings import CacheSettings
 
 _SLOW_BYTES = 64 * 1024
@@ -199,7 +198,7 @@ class Recall:
         weighed = outcome.layer != "exact" or outcome.stale is not None or request.control.max_age is not None
         if weighed or request.account is not None or request.trace is not None or self._store.remote:
             return None
-        return Again(asked, entry, equal_of(request.tenant, request, asked.key.exact, entry))
+        return Again(asked, entry)
 
 
 def _match(lookup: Lookup) -> Match:

@@ -98,7 +98,7 @@ class Repeats:
 
     async def _again(self, known: Remembered, scope: Scope, send: Send, began: float) -> bool:
         request_id = self._ids.of(scope)
-        if not self._repeater.give(known.again, request_id.decode("latin-1")):
+        if not self._repeater.give(known.again, request_id):
             return False
         now = time.time()
         headers = [*known.all_headers(now), (b"x-request-id", request_id), (b"date", date(int(now)))]

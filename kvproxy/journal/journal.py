@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,9 @@ from kvproxy.settings.journal import JournalSettings
 _EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
 _AT_ONCE = 8192
 """Records in one transaction: few enough that other threads need not wait long for their turn."""
+_LONG = 128
+"""Of what takes long, as anything but a hit does: at a go it would hold up every answer under way."""
+_REST = 0.005
 _PRUNE_EVERY = 10.0
 _pack = PACKED.pack
 _log = logging.getLogger("kvproxy")
@@ -182,19 +185,25 @@ class FileJournal:
     def asked(self, number: int) -> str | None:
         return self._writer.asked.of(number)
 
-    def flush(self) -> None:
-        """Write what has come until now; what comes meanwhile waits, or a busy proxy would have it written one by one."""
+    def flush(self, rest: float = 0.0) -> None:
+        """Write what has come until now; what comes meanwhile waits, or a busy proxy would have it written one by one.
+
+        Args:
+            rest: seconds of rest after each transaction, for the threads that answer.
+        """
         with self._writing:
             left = len(self._waiting)
             while left > 0:
                 what = self._waiting.take(_AT_ONCE)
-                self._write(what)
+                for part in _parts(what):
+                    self._write(part)
+                    self._wake.wait(rest)
                 left -= sum([len(each) if isinstance(each, Hits) else 1 for each in what])
 
     def _run(self) -> None:
         while not self._closing:
             self._wake.wait(_EVERY)
-            self.flush()
+            self.flush(_REST)
             if time.monotonic() - self._pruned > _PRUNE_EVERY:
                 self._prune()
         self.flush()
@@ -245,3 +254,16 @@ class FileJournal:
         self._wake.set()
         self._thread.join()
         self._connection.close()
+
+
+def _parts(what: Sequence[What]) -> Iterator[list[What]]:
+    """What is written in one transaction each."""
+    part, long = list[What](), 0
+    for each in what:
+        part.append(each)
+        long += not isinstance(each, Hits)
+        if long >= _LONG:
+            yield part
+            part, long = [], 0
+    if part:
+        yield part

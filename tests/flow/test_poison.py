@@ -45,7 +45,7 @@ def test_an_embedder_that_fails_costs_similar_questions_only(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
-        ask(url, QUESTION)
+        ask(url, QUESTION, "confirm")
 
         def embed(self: HashEmbedder, texts: Sequence[str]) -> np.ndarray:
             if model == "raises":

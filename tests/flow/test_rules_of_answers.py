@@ -422,7 +422,7 @@ def test_a_stream_is_told_in_its_first_event() -> None:
 class Semantic:
     """What an observer asks of a semantic cache, as far as it only collects."""
 
-    busy = False
+    lookups = SimpleNamespace(busy=False, overloaded=False)
     learning = None
     behind = SimpleNamespace(dropped=2)
 

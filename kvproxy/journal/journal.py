@@ -27,7 +27,7 @@ from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
 _EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
-_AT_ONCE = 8192
+_AT_ONCE = 20_000
 """Records in one transaction: few enough that other threads need not wait long for their turn."""
 _LONG = 128
 """Of what takes long, as anything but a hit does: at a go it would hold up every answer under way."""

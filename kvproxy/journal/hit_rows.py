@@ -1,15 +1,14 @@
 """Writes exact hits, thousands at a time: numpy finds what they come to, and few statements insert their rows."""
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvproxy.journal.finished import LONGEST_ID, client_of
-from kvproxy.journal.hits import ID_BYTES, PACKED, Equal, Hits, Kind
+from kvproxy.journal.hits import ID_BYTES, PACKED, Equal, Hits
 from kvproxy.journal.inserts import Insert
 from kvproxy.journal.past import Past, Prompt
 from kvproxy.journal.rows import blob_of
@@ -20,32 +19,41 @@ _STATUS = 200
 _DAY = 86_400.0
 _MICRO = 1e6
 _EQUALS = "number, last, tenant, client, model, api, tags, layer, reason, status, prompt, entry, prompt_tokens, completion_tokens"
-_RECORDS = "number, equal, time, request, exact_us, total_us"
+_RECORDS = "equal, time, request, exact_us, total_us"
 
-Packed: TypeAlias = NDArray[np.void]
-Numbers: TypeAlias = NDArray[np.int64]
+_AT_ONCE = 2_000
+"""Hits whose rows are made before they are inserted."""
+_BLOCK = 500
+"""Hits of one array: beyond these, numpy hands Python's lock over and back with almost every operation."""
+_FIELDS = [("time", "<f8"), ("found", "<f8"), ("answered", "<f8"), ("kind", "<u8"), ("length", "u1")]
+_SIZE = PACKED.size
+_ID = _SIZE - ID_BYTES + 1
+"""Where in a packed hit its request id begins."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Tally:
     """Hits of equal requests on one day, in one transaction.
 
     Attributes:
         equal: what they share.
+        day: its first second.
         prompt: what they asked, where that is known.
         first, last: numbers of the first and the last of them.
-        requests: how many they are.
-        seconds: until they were answered, in sum.
-        saved: seconds that they saved in sum.
+        seconds: until each was answered.
     """
 
     equal: Equal
+    day: float
     prompt: Prompt | None
     first: int
-    last: int
-    requests: int
-    seconds: float
-    saved: float
+    last: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    def saved(self) -> float:
+        """Seconds that the hits saved in sum."""
+        took = (self.prompt.seconds if self.prompt is not None else None) or 0.0
+        return sum([took - seconds for seconds in self.seconds if seconds < took])
 
 
 class HitRows:
@@ -61,61 +69,72 @@ class HitRows:
     def __init__(
         self, connection: sqlite3.Connection, words: Words, past: Past, prompt_of: Callable[[str], Prompt | None]
     ) -> None:
-        self._records = Insert(connection, "records", _RECORDS, 2048)
-        self._equals = Insert(connection, "equals", _EQUALS, 256)
+        self._next = Insert(connection, "records", _RECORDS, _AT_ONCE)
+        self._numbered = Insert(connection, "records", f"{_RECORDS}, number", 250)
+        self._equals = Insert(connection, "equals", _EQUALS, 250)
         self._words = words
         self._past = past
         self._prompt_of = prompt_of
 
-    def write(self, numbers: Sequence[int], hits: Sequence[Hits], totals: Totals) -> None:
+    def write(self, numbers: Sequence[int], hits: Sequence[Hits], totals: Totals, *, alone: bool) -> None:
         """Write records of hits in the transaction under way, and count them.
 
         Args:
             numbers: of the records.
             hits: as many.
+            alone: whether no other records are written with them. SQLite gives them the same numbers then, for less.
             totals: what they are added to.
         """
         if not hits:
             return
-        packed = unpacked(b"".join([each.packed for each in hits]))
-        kinds, of_records = hits[-1].kinds, np.array(numbers, np.int64)
-        days = packed["time"] // _DAY
-        tallies: list[_Tally] = []
-        for day in np.unique(days).tolist():
-            here = days == day
-            some = self._write(of_records[here], packed[here], kinds)
-            for tally in some:
-                _count(totals, day * _DAY, tally)
-            tallies += some
-        self._equals.write([value for tally in tallies for value in self._row(tally)])
-        self._past.asked((each.last, each.prompt.number) for each in tallies if each.prompt is not None)
+        packed, kinds = b"".join([each.packed for each in hits]), hits[-1].kinds
+        tallies: dict[tuple[Equal, float], _Tally] = {}
+        insert = self._next if alone else self._numbered
+        for start in range(0, len(numbers), _AT_ONCE):
+            rows: list[Any] = []
+            for block in range(start, min(start + _AT_ONCE, len(numbers)), _BLOCK):
+                part = packed[block * _SIZE : (block + _BLOCK) * _SIZE]
+                columns = self._columns(numbers[block : block + _BLOCK], Hits(part, kinds), tallies)
+                rows += _in_rows(columns[: insert.width])
+            insert.write(rows)
+        for tally in tallies.values():
+            _count(totals, tally)
+        self._equals.write([value for tally in tallies.values() for value in self._row(tally)])
+        self._past.asked((each.last, each.prompt.number) for each in tallies.values() if each.prompt is not None)
 
-    def _write(self, numbers: Numbers, packed: Packed, kinds: Mapping[int, Kind]) -> list[_Tally]:
-        """Write the records of hits of one day, and tell what these come to."""
-        found, places = np.unique(packed["kind"], return_inverse=True)
-        groups: dict[Equal, int] = {}
-        of_kinds = [groups.setdefault(kinds[kind].equal, len(groups)) for kind in found.tolist()]
-        group = np.array(of_kinds)[places]
-        firsts, lasts = np.empty(len(groups), np.int64), np.empty(len(groups), np.int64)
-        firsts[group[::-1]] = numbers[::-1]
-        lasts[group] = numbers
-        for start in range(0, len(packed), self._records.most):
-            part = slice(start, start + self._records.most)
-            self._insert(numbers[part], firsts[group[part]], packed[part], kinds)
-        prompts = [self._prompt_of(equal[0]) for equal in groups]
-        took = np.array([(prompt.seconds if prompt is not None else None) or 0.0 for prompt in prompts])
-        requests, seconds = np.bincount(group), np.bincount(group, packed["answered"])
-        saved = np.bincount(group, np.maximum(took[group] - packed["answered"], 0.0))
-        columns = [each.tolist() for each in (firsts, lasts, requests, seconds, saved)]
-        return [_Tally(*values) for values in zip(groups, prompts, *columns, strict=True)]
-
-    def _insert(self, numbers: Numbers, firsts: Numbers, packed: Packed, kinds: Mapping[int, Kind]) -> None:
-        micros = [(packed[column] * _MICRO).astype(np.int64).tolist() for column in ("found", "answered")]
-        columns = (numbers.tolist(), firsts.tolist(), packed["time"].tolist(), _ids(packed, kinds), *micros)
-        rows: list[Any] = [None] * (len(packed) * self._records.width)
-        for place, column in enumerate(columns):
-            rows[place :: self._records.width] = column
-        self._records.write(rows)
+    def _columns(
+        self, numbers: Sequence[int], hits: Hits, tallies: dict[tuple[Equal, float], _Tally]
+    ) -> tuple[Sequence[object], ...]:
+        """The values of some hundred hits by column, and the numbers of their records; they are added to their tallies."""
+        values = np.frombuffer(hits.packed, [*_FIELDS, ("id", "V", ID_BYTES - 1)])
+        times, answered, kinds = values["time"].tolist(), values["answered"].tolist(), values["kind"].tolist()
+        day = times[0] // _DAY
+        if min(times) // _DAY != max(times) // _DAY:
+            return tuple(
+                [value for column in columns for value in column]
+                for columns in zip(
+                    *(self._columns([number], hit, tallies) for number, hit in zip(numbers, hits, strict=True)),
+                    strict=True,
+                )
+            )
+        of_kinds: dict[int, _Tally] = {}
+        for kind, number in dict(zip(kinds[::-1], numbers[::-1], strict=True)).items():
+            equal = hits.kinds[kind].equal
+            tally = tallies.get((equal, day))
+            if tally is None:
+                tally = tallies[equal, day] = _Tally(equal, day * _DAY, self._prompt_of(equal[0]), number)
+            tally.first = min(tally.first, number)
+            of_kinds[kind] = tally
+        for kind, number in dict(zip(kinds, numbers, strict=True)).items():
+            of_kinds[kind].last = max(of_kinds[kind].last, number)
+        if len(of_kinds) == 1:
+            of_kinds[kinds[0]].seconds += answered
+        else:
+            for kind, seconds in zip(kinds, answered, strict=True):
+                of_kinds[kind].seconds.append(seconds)
+        firsts = [of_kinds[kind].first for kind in kinds]
+        micros = [(values[column] * _MICRO).astype(np.int64).tolist() for column in ("found", "answered")]
+        return firsts, times, _ids(hits, kinds, values["length"].tolist()), *micros, numbers
 
     def _row(self, tally: _Tally) -> tuple[object, ...]:
         _, tenant, model, api, tags, entry, prompt_tokens, completion_tokens = tally.equal
@@ -125,38 +144,35 @@ class HitRows:
         return *numbers, blob_of(entry), prompt_tokens, completion_tokens
 
 
-def unpacked(packed: bytes) -> Packed:
-    """Hits as an array, with a field for each of their values."""
-    fields = [("time", "<f8"), ("found", "<f8"), ("answered", "<f8"), ("kind", "<u8"), ("length", "u1")]
-    array: Packed = np.frombuffer(packed, [*fields, ("id", "u1", (ID_BYTES - 1,))])
-    assert array.itemsize == PACKED.size
-    return array
+def _in_rows(columns: Sequence[Sequence[object]]) -> list[object]:
+    """Values by row, where they were by column."""
+    rows: list[object] = [None] * (len(columns) * len(columns[0]))
+    for place, column in enumerate(columns):
+        rows[place :: len(columns)] = column
+    return rows
 
 
-def _ids(packed: Packed, kinds: Mapping[int, Kind]) -> list[str]:
+def _ids(hits: Hits, kinds: list[int], lengths: list[int]) -> list[str]:
     """The request ids of hits."""
-    lengths = packed["length"]
-    length = int(lengths[0])
-    if length and (lengths == length).all():
-        # As when all are made here.
-        text = packed["id"][:, :length].tobytes().decode("latin-1")
-        return [text[start : start + length] for start in range(0, len(text), length)]
-    text = packed["id"].tobytes().decode("latin-1")
-    starts = range(0, len(text), ID_BYTES - 1)
-    ids = [text[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)]
-    for place in np.flatnonzero(lengths == 0).tolist():
-        ids[place] = (kinds[int(packed["kind"][place])].request_id or "")[:LONGEST_ID]
-    return ids
+    text = hits.packed.decode("latin-1")
+    starts, length = range(_ID, len(text), _SIZE), lengths[0]
+    if length and lengths.count(length) == len(lengths):
+        return [text[start : start + length] for start in starts]
+    return [
+        text[start : start + length] if length else (hits.kinds[kind].request_id or "")[:LONGEST_ID]
+        for start, length, kind in zip(starts, lengths, kinds, strict=True)
+    ]
 
 
-def _count(totals: Totals, day: float, tally: _Tally) -> None:
+def _count(totals: Totals, tally: _Tally) -> None:
     """Add hits to the totals, under each of their tags too."""
     _, tenant, model, _, tags, _, prompt_tokens, completion_tokens = tally.equal
+    requests, seconds, saved = len(tally.seconds), sum(tally.seconds), tally.saved()
     for tag in (ALL, *tags):
-        total = totals.of(day, tenant, model, "exact", tag)
-        total.requests += tally.requests
-        total.prompt_tokens += tally.requests * prompt_tokens
-        total.completion_tokens += tally.requests * completion_tokens
-        total.first_seconds += tally.seconds
-        total.seconds += tally.seconds
-        total.saved_seconds += tally.saved
+        total = totals.of(tally.day, tenant, model, "exact", tag)
+        total.requests += requests
+        total.prompt_tokens += requests * prompt_tokens
+        total.completion_tokens += requests * completion_tokens
+        total.first_seconds += seconds
+        total.seconds += seconds
+        total.saved_seconds += saved

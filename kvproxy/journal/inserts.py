@@ -15,7 +15,7 @@ class Insert:
         connection: used by one thread at a time.
         table: its name.
         columns: that get values, with commas between.
-        most: rows of one statement, a power of two. SQLite takes 32,766 values.
+        most: rows of one statement. SQLite takes 32,766 values.
     """
 
     def __init__(self, connection: sqlite3.Connection, table: str, columns: str, most: int) -> None:
@@ -23,9 +23,8 @@ class Insert:
         self.width = columns.count(",") + 1
         row = f"({', '.join('?' * self.width)})"
         # Half as many each time: so SQLite has every one of the few at hand, and no number of rows takes many.
-        sizes = [most >> power for power in range(most.bit_length())]
+        sizes = [most >> halves for halves in range(most.bit_length())]
         self._statements = {rows: f"insert into {table} ({columns}) values {', '.join([row] * rows)}" for rows in sizes}
-        self.most = most
 
     def write(self, values: list[Any]) -> None:
         """Insert rows, given by their values one after another. May raise sqlite3.Error."""

@@ -27,7 +27,7 @@ from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
 _EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
-_AT_ONCE = 8192
+_AT_ONCE = 20_000
 """Records in one transaction: few enough that other threads need not wait long for their turn."""
 _LONG = 128
 """Of what takes long, as anything but a hit does: at a go it would hold up every answer under way."""
@@ -215,9 +215,11 @@ class FileJournal:
             self._trouble.worked()
         except sqlite3.Error as error:
             # A full disk: the proxy serves on.
+            self._waiting.forget()
             self._trouble.failed(error, self._lost_of(what))
         except Exception:
             # One of them is of a kind that none of this foresaw; it goes alone.
+            self._waiting.forget()
             for each in itertools.chain.from_iterable(each if isinstance(each, Hits) else (each,) for each in what):
                 try:
                     self._writer.write([each])
@@ -243,7 +245,8 @@ class FileJournal:
             with self._writing:
                 self._look()
                 while self._writer.prune() and not self._closing:
-                    pass
+                    # Prompts may have gone with them.
+                    self._waiting.forget()
         except sqlite3.Error as error:
             self._trouble.failed(error)
         except Exception as error:

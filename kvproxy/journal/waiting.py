@@ -96,7 +96,8 @@ class Waiting:
     def take(self, most: int) -> list[What]:
         """So many of those that have waited longest, or all."""
         with self._lock:
-            taken = [self.queue.popleft() for _ in range(min(most, len(self.queue)))]
+            next_ = self.queue.popleft
+            taken = [next_() for _ in range(min(most, len(self.queue)))]
             kinds = ChainMap(self._kinds, self._earlier)
             if len(self._kinds) >= _MOST_KINDS:
                 # What waits still, and a hit that is about to be put there, are of these.

@@ -125,7 +125,7 @@ class Writer:
             else:
                 self._move(each, records)
         self._past.asked((number, record.prompt) for number, record in records.items() if record.prompt is not None)
-        self._hits.write(numbers, hits, self._totals)
+        self._hits.write(numbers, hits, self._totals, alone=not records)
         insert_many(self._connection, INSERT, [row_of(record, self._words) for record in records.values()])
         self._past.write()
 

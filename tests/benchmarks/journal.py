@@ -165,7 +165,9 @@ def _request(draw: random.Random, asked: list[Draft]) -> Draft:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--bytes"]:
+    if set(sys.argv[1:]) & {"--help", "-h"}:
+        print(__doc__)
+    elif sys.argv[1:2] == ["--bytes"]:
         size(int(sys.argv[2]) if sys.argv[2:] else 1_000_000)
     elif sys.argv[1:2] == ["--seconds"]:
         seconds()

@@ -72,9 +72,9 @@ def test_hits_in_batches_equal_hits_one_by_one(
 
 
 def test_a_large_batch_is_written_whole_and_in_order(tmp_path: Path) -> None:
-    batch = [hit("ab"[number % 2], "", float(number), f"request {number}") for number in range(700)]
-    records, last, totals = left_by(tmp_path / "journal.db", [batch], plain=True)
+    batch = [hit("ab"[number % 2], "", float(number), f"request {number}") for number in range(2_700)]
+    records, last, totals = left_by(tmp_path / "journal.db", [batch], plain=True, rows=10_000)
     assert [row[2] for row in records[2:]] == [each.request_id for each in batch]
     assert [row[1] for row in records[2:]] == pytest.approx([each.time for each in batch])
-    assert last == [(701,), (702,)]
-    assert sum(row[5] for row in totals if row[3] == "exact") == 700
+    assert last == [(2_701,), (2_702,)]
+    assert sum(row[5] for row in totals if row[3] == "exact") == 2_700

@@ -20,10 +20,8 @@ from kvproxy.index.policies.policy import Limits, PolicyName
 _MOST = 32
 _RECENT = 0.2  # How much the last batch counts in what a lookup is expected to take.
 _OVERLOADED = 0.05  # Seconds after a lookup was skipped in which what is not urgent stays out of the way.
-_PAUSE, _LONGEST_PAUSE = (
-    0.02,
-    1.0,
-)  # Seconds in which none is tried after one came too late; twice as many after the next.
+_PAUSE = 0.02  # Seconds in which none is tried after a second one in a row came too late; twice as many after the next.
+_LONGEST_PAUSE = 1.0
 _SHARE = 0.5  # Of the time that a caller has, what a batch may take: a caller that comes just too late waits for two.
 
 
@@ -56,8 +54,8 @@ class Lookups:
         self._work = work
         self._seconds = 0.0
         self._room = float(_MOST)
-        self._pause = 0.0
-        self._again = float("-inf")
+        self._late = 0  # In a row.
+        self._late_at = self._again = float("-inf")
         self._skipped = float("-inf")
         self._batches: Batcher[Ask, Lookup] = Batcher(self._timed, _MOST)
 
@@ -101,19 +99,21 @@ class Lookups:
             future.cancel()
             # A busy event loop delays what the job itself does not know of.
             self._room = max(1.0, self._room / 2)
-            self._rest()
+            self._rest(now)
             return self._skip(ask)
-        self._pause = 0.0
+        self._late = 0
         if ahead + 1 >= self._room:
             self._room += 1
         return found
 
-    def _rest(self) -> None:
-        """One came too late: try none for a while. Those that were tried together count once."""
-        now = time.monotonic()
-        if now >= self._again:
-            self._pause = min(max(_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
-            self._again = now + self._pause
+    def _rest(self, asked: float) -> None:
+        """One came too late that was asked at a moment. After a single one the next is tried at once, since anybody is late
+        now and then; after more in a row none is tried for a while. Those that were tried together count once."""
+        if asked < self._late_at:
+            return
+        self._late, self._late_at = self._late + 1, time.monotonic()
+        if self._late > 1:
+            self._again = self._late_at + min(_PAUSE * 2 ** (self._late - 2), _LONGEST_PAUSE)
 
     def _skip(self, ask: Ask) -> Lookup:
         self._skipped = time.monotonic()

@@ -24,6 +24,7 @@ class Coming:
         namespace: where similar questions find it once it is stored; None where they do not.
         entry: what is stored of it, as soon as that is known; None where it must not be stored.
         task: stores it; whether it was kept.
+        size: bytes that it takes in memory, about.
 
     Attributes:
         written: done when the way is over, whatever became of it. Any thread may wait for it.
@@ -35,7 +36,9 @@ class Coming:
         namespace: str | None,
         entry: "asyncio.Future[Entry | None]",
         task: "asyncio.Task[bool]",
+        size: int = 0,
     ) -> None:
+        self.size = size
         self.key = key
         self.namespace = namespace
         self.task = task
@@ -95,6 +98,8 @@ class OnTheWay:
     """The entries that are on their way to the store. To be used on the event loop."""
 
     def __init__(self) -> None:
+        self.bytes = 0
+        """That they take in memory, about."""
         self._all: set[Coming] = set()
         self._latest: dict[str, Coming] = {}
 
@@ -104,11 +109,13 @@ class OnTheWay:
     def add(self, coming: Coming) -> None:
         """Take note of an entry until its way is over. Of two with the same key the later one counts."""
         self._all.add(coming)
+        self.bytes += coming.size
         self._latest[coming.key] = coming
         coming.task.add_done_callback(lambda _: self._arrived(coming))
 
     def _arrived(self, coming: Coming) -> None:
         self._all.discard(coming)
+        self.bytes -= coming.size
         if self._latest.get(coming.key) is coming:
             del self._latest[coming.key]
         coming.written.set_result(None)

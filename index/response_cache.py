@@ -19,6 +19,7 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import PurgedBy, Put, Store
 
 _DAY = 86_400.0
+_BESIDES = 4096  # Bytes that an entry on its way takes beside its texts, about.
 _OWN = "library"  # Neither a key nor a namespace of a program can be one of the proxy's, which may share the store.
 
 
@@ -167,7 +168,8 @@ class ResponseCache:
         else:
             kept = asyncio.create_task(asyncio.to_thread(redacted, entry, self._redact))
         task = asyncio.create_task(self._store(kept, late, told))
-        coming = Coming(entry.key, entry.namespace if entry.semantic and not late else None, kept, task)
+        size = _BESIDES + len(entry.request) + len(entry.response)
+        coming = Coming(entry.key, entry.namespace if entry.semantic and not late else None, kept, task, size)
         self.coming.add(coming)
         return coming
 

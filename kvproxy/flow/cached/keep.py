@@ -24,8 +24,9 @@ from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
-_MOST_BEHIND = 256
-"""Answers that may be on their way to the store behind their clients' backs; further ones are waited for."""
+_MOST_BEHIND = 64 * 2**20
+"""Bytes of answers that may be on their way to the store behind their clients' backs; further ones are waited for. A disk that
+takes its time now and then holds up hundreds of small ones, for which nobody should wait."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -105,7 +106,7 @@ class Shelf:
         entry = self._entry(asked, whole, said)
         if entry is None:
             return None
-        near, observer, crowded = asked.near, self._observer, len(self._cache.coming) >= _MOST_BEHIND
+        near, observer, crowded = asked.near, self._observer, self._cache.coming.bytes >= _MOST_BEHIND
         late = near is not None and near.skipped
         told = partial(observer.compare, asked.request, entry, late=True) if late and observer is not None else None
         coming = self._cache.begin(entry, late=late, told=told)

@@ -60,8 +60,8 @@ def some(store: ResponseStore, count: int) -> np.ndarray:
     """Vectors from all over the namespace, `[count, DIM]`."""
     numbers = store.vector_ids(NAMESPACE, EMBEDDER)[0]
     places = np.linspace(0, len(numbers) - 1, count).astype(int)
-    kept = store.by_number(NAMESPACE, EMBEDDER, numbers[places].tolist())
-    return np.stack([vector for _, vector in kept.values()])
+    kept = store.near(NAMESPACE, EMBEDDER, numbers[places].tolist(), vectors=True)
+    return np.stack([vector for _, vector in kept.values() if vector is not None])
 
 
 def timed(searches: dict[str, Callable[[int], Any]], queries: int) -> dict[str, np.ndarray]:

@@ -15,10 +15,10 @@ SIZES = (64, 16, 4, 1)
 Each = TypeVar("Each")
 
 
-def parts(rows: Sequence[Each]) -> Iterator[Sequence[Each]]:
-    """Rows in their order, as many at a time as one statement takes."""
+def parts(rows: Sequence[Each], sizes: Sequence[int] = SIZES) -> Iterator[Sequence[Each]]:
+    """Rows in their order, as many at a time as one statement takes; the sizes fall, the last one is 1."""
     done = 0
-    for size in SIZES:
+    for size in sizes:
         while len(rows) - done >= size:
             yield rows[done : done + size]
             done += size
@@ -32,13 +32,33 @@ def insert_many(connection: sqlite3.Connection, begin: str, rows: Sequence[Seque
         rows: of one width.
         end: what follows the values.
     """
-    for part in parts(rows):
-        sql = _repeated(f"{begin} ", f"({', '.join('?' * len(part[0]))})", ", ", end, len(part))
-        connection.execute(sql, list(chain.from_iterable(part)))
+    if rows:
+        insert_values(connection, begin, len(rows[0]), list(chain.from_iterable(rows)), end=end)
 
 
-def select_many(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The rows of a statement for all of some values, which `(?)` in it stands for."""
+def insert_values(
+    connection: sqlite3.Connection,
+    begin: str,
+    width: int,
+    values: Sequence[Any],
+    sizes: Sequence[int] = SIZES,
+    end: str = "",
+) -> None:
+    """Insert rows that are given by their values one after another.
+
+    Args:
+        begin, end: as above.
+        width: of a row. SQLite takes 32,766 values by one statement.
+        sizes: rows of one statement, as for `parts`.
+    """
+    row = f"({', '.join('?' * width)})"
+    for part in parts(range(0, len(values), width), sizes):
+        sql = _repeated(f"{begin} ", row, ", ", end, len(part))
+        connection.execute(sql, values[part[0] : part[0] + width * len(part)])
+
+
+def run_many(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The rows that a statement gives for all of some values, which `(?)` in it stands for."""
     begin, end = sql.split("(?)")
     return [
         row

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kvproxy.index.many import insert_values
 from kvproxy.journal.finished import LONGEST_ID, client_of
 from kvproxy.journal.hits import ID_BYTES, PACKED, Equal, Hits
-from kvproxy.journal.inserts import Insert
 from kvproxy.journal.past import Past, Prompt
 from kvproxy.journal.rows import blob_of
 from kvproxy.journal.totals import ALL, Totals
@@ -22,7 +22,9 @@ _EQUALS = "number, last, tenant, client, model, api, tags, layer, reason, status
 _RECORDS = "equal, time, request, exact_us, total_us"
 
 _AT_ONCE = 2_000
-"""Hits whose rows are made before they are inserted."""
+"""Hits whose rows are made before they are inserted, by one statement where SQLite numbers them."""
+_AT_ONCE_NUMBERED = 250
+"""Rows of a statement that gives them their numbers."""
 _BLOCK = 500
 """Hits of one array: beyond these, numpy hands Python's lock over and back with almost every operation."""
 _FIELDS = [("time", "<f8"), ("found", "<f8"), ("answered", "<f8"), ("kind", "<u8"), ("length", "u1")]
@@ -69,9 +71,7 @@ class HitRows:
     def __init__(
         self, connection: sqlite3.Connection, words: Words, past: Past, prompt_of: Callable[[str], Prompt | None]
     ) -> None:
-        self._next = Insert(connection, "records", _RECORDS, _AT_ONCE)
-        self._numbered = Insert(connection, "records", f"{_RECORDS}, number", 250)
-        self._equals = Insert(connection, "equals", _EQUALS, 250)
+        self._connection = connection
         self._words = words
         self._past = past
         self._prompt_of = prompt_of
@@ -89,18 +89,28 @@ class HitRows:
             return
         packed, kinds = b"".join([each.packed for each in hits]), hits[-1].kinds
         tallies: dict[tuple[Equal, float], _Tally] = {}
-        insert = self._next if alone else self._numbered
+        names, most = (_RECORDS, _AT_ONCE) if alone else (f"{_RECORDS}, number", _AT_ONCE_NUMBERED)
         for start in range(0, len(numbers), _AT_ONCE):
             rows: list[Any] = []
             for block in range(start, min(start + _AT_ONCE, len(numbers)), _BLOCK):
                 part = packed[block * _SIZE : (block + _BLOCK) * _SIZE]
                 columns = self._columns(numbers[block : block + _BLOCK], Hits(part, kinds), tallies)
-                rows += _in_rows(columns[: insert.width])
-            insert.write(rows)
+                rows += _in_rows(columns[: names.count(",") + 1])
+            self._insert("records", names, rows, most)
         for tally in tallies.values():
             _count(totals, tally)
-        self._equals.write([value for tally in tallies.values() for value in self._row(tally)])
+        self._insert(
+            "equals", _EQUALS, [value for tally in tallies.values() for value in self._row(tally)], _AT_ONCE_NUMBERED
+        )
         self._past.asked((each.last, each.prompt.number) for each in tallies.values() if each.prompt is not None)
+
+    def _insert(self, table: str, columns: str, values: list[Any], most: int) -> None:
+        """Insert rows into a table by few statements, the largest of them of so many rows."""
+        # Half as many each time: so SQLite has every one of the few at hand, and no number of rows takes many.
+        sizes = [most >> halves for halves in range(most.bit_length())]
+        insert_values(
+            self._connection, f"insert into {table} ({columns}) values", columns.count(",") + 1, values, sizes
+        )
 
     def _columns(
         self, numbers: Sequence[int], hits: Hits, tallies: dict[tuple[Equal, float], _Tally]

@@ -28,10 +28,10 @@ from kvproxy.settings.journal import JournalSettings
 
 _EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
 _AT_ONCE = 20_000
-"""Records in one transaction: few enough that other threads need not wait long for their turn."""
+"""What is taken from those that wait, at a time. Of it, one transaction writes as many hits as come,"""
 _LONG = 128
-"""Of what takes long, as anything but a hit does: at a go it would hold up every answer under way."""
-_REST = 0.005
+"""but no more than so many of what takes longer: at a go it would hold up every answer under way."""
+_REST = 0.005  # Seconds between two transactions, for the threads that answer.
 _PRUNE_EVERY = 10.0
 _pack = PACKED.pack
 _log = logging.getLogger("kvproxy")

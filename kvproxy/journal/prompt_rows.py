@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.index.many import insert_many, select_each, select_many
+from kvproxy.index.many import insert_many, run_many, select_each
 
 _SELECT = "select key, number, entry, expires, seconds, last from prompts where key in (?)"
 _ALIKE = "select question, number, key, regions, shape from prompts where question = ? order by number desc limit {}"
@@ -92,7 +92,7 @@ class PromptRows:
 
     def _read(self, keys: list[bytes]) -> None:
         self._rows.update(dict.fromkeys(keys))
-        for row in select_many(self._connection, _SELECT, keys):
+        for row in run_many(self._connection, _SELECT, keys):
             found = PromptRow(*row)
             self._rows[found.key] = self._by_number[found.number] = found
 
@@ -142,10 +142,6 @@ class PromptRows:
             self._asked[number] = max(record, self._asked.get(number, 0))
         else:
             row.last, row.changed = max(record, row.last or 0), True
-
-    def by_number(self, number: int) -> PromptRow | None:
-        """A prompt that was read or added in this transaction."""
-        return self._by_number.get(number)
 
     def write(self) -> None:
         """Write what is new and what has changed."""

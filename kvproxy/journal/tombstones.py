@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterable
 
-from kvproxy.index.many import insert_many, select_many
+from kvproxy.index.many import insert_many, run_many
 
 _MOST = 100_000
 
@@ -32,7 +32,7 @@ class Tombstones:
     def _read(self, keys: list[bytes]) -> None:
         self._rows.update(dict.fromkeys(keys))
         sql = "select key, why, time from tombstones where key in (?)"
-        self._rows.update({key: (why, time) for key, why, time in select_many(self._connection, sql, keys)})
+        self._rows.update({key: (why, time) for key, why, time in run_many(self._connection, sql, keys)})
 
     def get(self, key: bytes) -> Tombstone | None:
         """That of a key."""
@@ -50,7 +50,7 @@ class Tombstones:
     def write(self) -> None:
         """Write what has changed."""
         gone = [key for key in self._changed if self._rows[key] is None]
-        select_many(self._connection, "delete from tombstones where key in (?)", gone)
+        run_many(self._connection, "delete from tombstones where key in (?)", gone)
         rows = [(key, *stone) for key in self._changed if (stone := self._rows[key]) is not None]
         insert_many(self._connection, "insert or replace into tombstones (key, why, time) values", rows)
         self.end()

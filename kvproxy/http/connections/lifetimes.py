@@ -36,10 +36,6 @@ class Lifetimes:
         for end in self._open:
             self._end(end, error, "drain_seconds")
 
-    def until(self, deadline: float, seconds: float, fix: str) -> "Ending":
-        """While it is entered, a future that tells of the end; its error names the time and what gives more."""
-        return Ending(self, deadline, seconds, fix)
-
     def enter(self, end: "asyncio.Future[KvproxyError]") -> None:
         """A request is under way until its end, or until it leaves."""
         if self._stopped is not None:
@@ -61,7 +57,7 @@ class Lifetimes:
 
 
 class Ending:
-    """The time that is left for a request; see `Lifetimes.until`."""
+    """While it is entered, a future that tells of a request's end; its error names the time and what gives more."""
 
     __slots__ = ("_all", "_deadline", "_end", "_fix", "_seconds", "_timer")
 
@@ -99,4 +95,4 @@ class Lifetime:
 
     def over(self) -> Ending:
         """While this is entered, a future that gets the error to end the request with, when its time is over."""
-        return self._all.until(self._began + self._seconds, self._seconds, self._fix)
+        return Ending(self._all, self._began + self._seconds, self._seconds, self._fix)

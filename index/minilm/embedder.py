@@ -24,6 +24,9 @@ from kvproxy.index.minilm.weights import (
     read_tensors,
 )
 
+FLOATS = "all-MiniLM-L6-v2"
+INTEGERS = "all-MiniLM-L6-v2-int8.2"
+"""Names 8-bit vectors. The number counts the ways of rounding: vectors of another one are near, and not comparable."""
 MAX_TOKENS = 256
 # The verifier reads as many of two questions together.
 _MAX_READ = MAX_TOKENS // 2
@@ -52,7 +55,7 @@ class MiniLMEmbedder:
         integers = keeps_integers(files) if integers is None else integers
         folder = packaged_model()
         ranges = _ranges() if integers else None
-        self.name = "all-MiniLM-L6-v2-int8" if integers else "all-MiniLM-L6-v2"
+        self.name = INTEGERS if integers else FLOATS
         made_from = digest_of(ranges or {}, PACKAGED, builder())
         self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = lookup_tables(folder)

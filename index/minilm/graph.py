@@ -4,6 +4,7 @@ The graph starts after the tokens were looked up, which NumPy does: word vectors
 out of the graph. With `ranges`, every matrix multiplies 8-bit integers: weights have one scale for each output,
 activations one scale for each run. A few channels of MiniLM's activations are far larger than the others. Both sides
 are rescaled by channel first, so that the large channels do not use up the 8 bits (SmoothQuant, arXiv 2211.10438).
+Who changes how anything is rounded gives the embedder another name, see `embedder.INTEGERS`.
 """
 
 from pathlib import Path
@@ -54,8 +55,8 @@ class Graph:
         infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in inputs.items()]
         outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)]
         graph = helper.make_graph(self.nodes, "minilm", infos, outputs, self.constants)
-        opsets = [helper.make_opsetid("", 20), helper.make_opsetid(_RUNTIME, 1)]
-        model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+        opsets = [helper.make_opsetid("", 23), helper.make_opsetid(_RUNTIME, 1)]
+        model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=11).SerializeToString()
         return model
 
 
@@ -64,7 +65,7 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
-    unit = graph.node("LpNormalization", mean, axis=1, p=2)
+    unit = graph.node("Div", mean, graph.node("ReduceL2", mean, graph.constant(np.array([1]))))
     return graph.serialise({"tokens": [1, "length", WIDTH]}, unit, [1, WIDTH])
 
 
@@ -97,44 +98,40 @@ def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
     def constant(name: str) -> str:
         return graph.constant(weights[name])
 
-    def norm(x: str, onto: str, layer: str, matrix: str, number: int) -> str:
-        scale, shift = constant(f"{layer}.norm{number}.weight"), constant(f"{layer}.norm{number}.bias")
-        bias = constant(f"{layer}.{matrix}.bias")
-        return graph.node("SkipLayerNormalization", x, onto, scale, shift, bias, domain=_RUNTIME, epsilon=EPSILON)
+    def norm(x: str, name: str) -> str:
+        return graph.node(
+            "LayerNormalization", x, constant(f"{name}.weight"), constant(f"{name}.bias"), axis=-1, epsilon=EPSILON
+        )
 
-    scale, shift = constant("embeddings.norm.weight"), constant("embeddings.norm.bias")
-    x = graph.node("LayerNormalization", "tokens", scale, shift, axis=-1, epsilon=EPSILON)
+    x = norm("tokens", "embeddings.norm")
     for number in range(LAYERS):
         layer = f"layer.{number}"
-        heads = graph.split(
-            "Split", _multiply(graph, x, weights, f"{layer}.qkv", ranges), parts=3, axis=2, num_outputs=3
-        )
-        bias = constant(f"{layer}.qkv.bias")
-        seen = graph.node("MultiHeadAttention", *heads, bias, domain=_RUNTIME, num_heads=HEADS)
-        x = norm(_multiply(graph, seen, weights, f"{layer}.out", ranges), x, layer, "out", 1)
-        up = _multiply(graph, x, weights, f"{layer}.up", ranges)
-        up = graph.node("BiasGelu", up, constant(f"{layer}.up.bias"), domain=_RUNTIME)
-        x = norm(_multiply(graph, up, weights, f"{layer}.down", ranges), x, layer, "down", 2)
+        joined = _multiply(graph, x, weights, f"{layer}.qkv", ranges)
+        heads = graph.split("Split", joined, parts=3, axis=2, num_outputs=3)
+        seen = graph.node("Attention", *heads, q_num_heads=HEADS, kv_num_heads=HEADS)
+        x = norm(graph.node("Add", x, _multiply(graph, seen, weights, f"{layer}.out", ranges)), f"{layer}.norm1")
+        up = graph.node("Gelu", _multiply(graph, x, weights, f"{layer}.up", ranges))
+        x = norm(graph.node("Add", x, _multiply(graph, up, weights, f"{layer}.down", ranges)), f"{layer}.norm2")
     return x
 
 
 def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights | None) -> str:
-    """A matrix without its bias, which the next node adds."""
-    matrix = weights[f"{name}.weight"]
+    """`x` times a matrix, plus its bias."""
+    matrix, bias = weights[f"{name}.weight"], graph.constant(weights[f"{name}.bias"])
     if ranges is None:
-        return graph.node("MatMul", x, graph.constant(matrix.T))
+        return graph.node("Add", graph.node("MatMul", x, graph.constant(matrix.T)), bias)
     share = _SHARES[name.rsplit(".", 1)[-1]]
     wanted = np.maximum(ranges[name].astype(np.float32), 1e-3) ** share
     channel = wanted / np.maximum(np.abs(matrix).max(axis=0), 1e-4) ** (1 - share)
     integers, scales = _integers(matrix * channel)
-    x = graph.node("Mul", x, graph.constant(1 / channel))
     constants = graph.constant(integers), graph.constant(scales)
+    x = graph.node("Mul", x, graph.constant(1 / channel))
     if not name.endswith(".down"):
-        return graph.node("DynamicQuantizeMatMul", x, *constants, domain=_RUNTIME)
+        return graph.node("DynamicQuantizeMatMul", x, *constants, "", bias, domain=_RUNTIME)
     # What gelu leaves differs most from token to token too; each is scaled by its own largest value.
     most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
     product = graph.node("DynamicQuantizeMatMul", graph.node("Div", x, most), *constants, domain=_RUNTIME)
-    return graph.node("Mul", product, most)
+    return graph.node("Add", graph.node("Mul", product, most), bias)
 
 
 def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

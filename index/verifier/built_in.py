@@ -118,7 +118,7 @@ class BuiltInVerifier:
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
     """The calibration noted for an embedder's cosines, in whatever precision it computes, else the one without any."""
     noted = json.loads(notes["calibration"])
-    family = (embedder or "").removesuffix("-int8")
+    family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**noted.get(family, noted[ALONE]))
 
 

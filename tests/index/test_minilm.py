@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ from kvproxy.index.minilm.files import GraphFiles, graph_files
 from kvproxy.index.minilm.integers import keeps_integers
 from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, packaged_model
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.store import ResponseStore
 from kvproxy.index.training.network import CrossEncoder
 from kvproxy.index.training.tensors import pad
+from tests.index.entries import make_entry
 
 TEXTS = [
     "What is a block?",
@@ -51,7 +56,18 @@ def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> N
     cosines = (vectors * reference).sum(axis=1)
     assert [text for text, cosine in zip(TEXTS, cosines, strict=True) if text and cosine < 0.995] == []
     assert np.abs(vectors @ vectors.T - reference @ reference.T).max() < 0.05
-    assert embedder.name == "all-MiniLM-L6-v2-int8"
+    assert embedder.name == "all-MiniLM-L6-v2-int8.2"
+
+
+async def test_a_store_of_a_former_graph_s_vectors_is_embedded_again_at_the_start(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    elsewhere = np.eye(1, MiniLMEmbedder.dim, dtype=np.float32)[0]
+    store.put(make_entry("What is a block?"), elsewhere, "all-MiniLM-L6-v2-int8")
+    semantic = SemanticCache(store, MiniLMEmbedder(integers=True), ThresholdPolicy(0.8, guards=()))
+    assert semantic.rebuild() == 1
+    assert semantic.rebuild() == 0
+    assert (await semantic.lookup("n", "What is a block?")).similarity == pytest.approx(1, abs=1e-3)
+    store.close()
 
 
 def test_a_vector_does_not_depend_on_what_else_is_embedded() -> None:

@@ -80,7 +80,7 @@ def test_the_adapter_is_small_and_says_how_it_is_calibrated() -> None:
 
 def test_a_known_embedder_s_cosine_counts_and_another_s_does_not() -> None:
     near, far = np.full(len(SAME), 0.95), np.full(len(SAME), 0.65)
-    for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8"):
+    for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8", "all-MiniLM-L6-v2-int8.2"):
         knows = load_verifier(embedder=name)
         assert (knows.score(SAME, near) > knows.score(SAME, far)).all()
     other = load_verifier(embedder="intfloat/e5-small")

@@ -82,7 +82,7 @@ def test_a_hit_keeps_its_kind_while_kinds_are_numbered_anew() -> None:
     waiting.take(10_000)
     assert early.number < waiting.oldest
     # One that was about to be put there meanwhile.
-    waiting.queue.append(packed)
+    waiting.hits += packed
     assert plain(waiting.take(1)) == [(equal(0), 1.0, "id", 2.0, 2.0)]
 
 

@@ -127,24 +127,24 @@ class HitRows:
                     strict=True,
                 )
             )
+        firsts, lasts = _ends(kinds, numbers)
         of_kinds: dict[int, _Tally] = {}
-        for kind, number in dict(zip(kinds[::-1], numbers[::-1], strict=True)).items():
+        for kind, first in firsts.items():
             equal = hits.kinds[kind].equal
             tally = tallies.get((equal, day))
             if tally is None:
-                tally = tallies[equal, day] = _Tally(equal, day * _DAY, self._prompt_of(equal[0]), number)
-            tally.first = min(tally.first, number)
+                tally = tallies[equal, day] = _Tally(equal, day * _DAY, self._prompt_of(equal[0]), first)
+            tally.first, tally.last = min(tally.first, first), max(tally.last, lasts[kind])
             of_kinds[kind] = tally
-        for kind, number in dict(zip(kinds, numbers, strict=True)).items():
-            of_kinds[kind].last = max(of_kinds[kind].last, number)
         if len(of_kinds) == 1:
             of_kinds[kinds[0]].seconds += answered
+            equals = [of_kinds[kinds[0]].first] * len(kinds)
         else:
             for kind, seconds in zip(kinds, answered, strict=True):
                 of_kinds[kind].seconds.append(seconds)
-        firsts = [of_kinds[kind].first for kind in kinds]
+            equals = [of_kinds[kind].first for kind in kinds]
         micros = [(values[column] * _MICRO).astype(np.int64).tolist() for column in ("found", "answered")]
-        return firsts, times, _ids(hits, kinds, values["length"].tolist()), *micros, numbers
+        return equals, times, _ids(hits, kinds, values["length"].tolist()), *micros, numbers
 
     def _row(self, tally: _Tally) -> tuple[object, ...]:
         _, tenant, model, api, tags, entry, prompt_tokens, completion_tokens = tally.equal
@@ -152,6 +152,13 @@ class HitRows:
         prompt = None if tally.prompt is None else tally.prompt.number
         numbers = (tally.first, tally.last, *map(self._words.number, words), _STATUS, prompt)
         return *numbers, blob_of(entry), prompt_tokens, completion_tokens
+
+
+def _ends(kinds: list[int], numbers: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """The first and the last number of each kind."""
+    if kinds.count(kinds[0]) == len(kinds):
+        return {kinds[0]: numbers[0]}, {kinds[0]: numbers[-1]}
+    return dict(zip(kinds[::-1], numbers[::-1], strict=True)), dict(zip(kinds, numbers, strict=True))
 
 
 def _in_rows(columns: Sequence[Sequence[object]]) -> list[object]:

@@ -22,7 +22,7 @@ from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.trouble import Trouble
-from kvproxy.journal.waiting import MOST, Waiting, What, records_of
+from kvproxy.journal.waiting import Waiting, What, records_of
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
@@ -151,9 +151,10 @@ class FileJournal:
 
     def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
         waiting = self._waiting
-        if kind.number >= waiting.oldest and len(request_id) < ID_BYTES and len(waiting.queue) < MOST:
+        hits = waiting.hits
+        if kind.number >= waiting.oldest and len(request_id) < ID_BYTES and len(hits) < waiting.room:
             # It is packed and put there right here, since hits come thousands a second.
-            waiting.queue.append(_pack(time, seconds, seconds, kind.number, request_id))
+            hits += _pack(time, seconds, seconds, kind.number, request_id)
             return True
         if waiting.full:
             self.lost += 1

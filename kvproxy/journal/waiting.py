@@ -3,8 +3,7 @@
 import threading
 from collections import ChainMap, deque
 from collections.abc import Iterable
-from itertools import groupby
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.hits import ID_BYTES, PACKED, Equal, Hit, Hits, Kind
@@ -23,15 +22,18 @@ class Waiting:
     """A queue. Safe to use from several threads.
 
     Attributes:
-        queue: a hit is here as `PACKED` has it, and may be put here without a lock: a deque takes it in one step.
+        hits: those that came after all else, as `PACKED` has them. One may be put there without a lock: a bytearray takes it in
+            one step.
+        room: the most bytes of them.
         oldest: the least number of a kind of which hits are expected.
-        moved: how many of those that wait become no records.
     """
 
     def __init__(self) -> None:
-        self.queue: deque[bytes | Draft | Kept | Gone] = deque()
+        self.hits = bytearray()
+        self.room = MOST * PACKED.size
         self.oldest = 1
-        self.moved = 0
+        self._queue: deque[bytes | Draft | Kept | Gone] = deque()
+        self._queued = 0
         self._next = 1
         self._kinds: dict[int, Kind] = {}
         self._earlier: dict[int, Kind] = {}
@@ -42,7 +44,7 @@ class Waiting:
     @property
     def full(self) -> bool:
         """Whether no more records can wait."""
-        return len(self.queue) - self.moved >= MOST
+        return len(self.hits) >= self.room
 
     def add(self, draft: Draft) -> None:
         """Let a request that is over wait."""
@@ -51,7 +53,7 @@ class Waiting:
                 self._bytes += len(draft.request.raw)
                 if self._bytes > _MOST_BYTES:
                     draft.parts = None
-            self.queue.append(draft)
+            self._append(draft)
 
     def add_hit(self, hit: Hit) -> None:
         """Let an exact hit wait."""
@@ -64,7 +66,7 @@ class Waiting:
                     kind = self._equals[equal] = self._numbered(Kind(equal))
             else:
                 kind, packed = self._numbered(Kind(equal, request_id=request_id)), b""
-            self.queue.append(PACKED.pack(time, found, answered, kind.number, packed))
+            self.hits += PACKED.pack(time, found, answered, kind.number, packed)
 
     def expect(self, kind: Kind) -> None:
         """Be ready for hits of a kind, which need its number only."""
@@ -87,30 +89,52 @@ class Waiting:
         """Let entries wait that came or went."""
         with self._lock:
             for each in moved:
-                self.queue.append(each)
-                self.moved += 1
+                self._append(each)
+
+    def _append(self, what: bytes | Draft | Kept | Gone) -> None:
+        """Let something wait behind the hits that came before it."""
+        self._queue_hits()
+        self._queue.append(what)
+        self._queued += 1
+        self.room -= isinstance(what, Draft) * PACKED.size
+
+    def _queue_hits(self) -> None:
+        if self.hits:
+            packed = bytes(self.hits)
+            # One that has come since stays there.
+            del self.hits[: len(packed)]
+            self._queue.append(packed)
+            self._queued += len(packed) // PACKED.size
+            self.room -= len(packed)
 
     def __len__(self) -> int:
-        return len(self.queue)
+        return self._queued + len(self.hits) // PACKED.size
 
     def take(self, most: int) -> list[What]:
         """So many of those that have waited longest, or all."""
         with self._lock:
-            next_ = self.queue.popleft
-            taken = [next_() for _ in range(min(most, len(self.queue)))]
+            self._queue_hits()
             kinds = ChainMap(self._kinds, self._earlier)
             if len(self._kinds) >= _MOST_KINDS:
                 # What waits still, and a hit that is about to be put there, are of these.
                 self._earlier, self._kinds, self._equals = self._kinds, {}, {}
                 self.oldest = self._next
             what: list[What] = []
-            for type_, some in groupby(taken, type):
-                if type_ is bytes:
-                    what.append(Hits(b"".join(cast("Iterable[bytes]", some)), kinds))
+            left = min(most, self._queued)
+            self._queued -= left
+            while left > 0:
+                each = self._queue.popleft()
+                if isinstance(each, bytes):
+                    some = each[: left * PACKED.size]
+                    if len(some) < len(each):
+                        self._queue.appendleft(each[len(some) :])
+                    what.append(Hits(some, kinds))
+                    left -= len(some) // PACKED.size
                 else:
-                    what += cast("Iterable[Draft | Kept | Gone]", some)
-            self.moved -= sum([isinstance(each, Kept | Gone) for each in what])
-            if not self.queue:
+                    what.append(each)
+                    left -= 1
+            self.room += sum(map(records_of, what)) * PACKED.size
+            if not self._queue:
                 self._bytes = 0
         return what
 

@@ -1,10 +1,13 @@
 """What waits for the journal comes out as it went in, against a plain list."""
 
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +45,15 @@ def plain(what: Iterable[What]) -> list[Any]:
     return found
 
 
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_what_waits_comes_out_in_its_order(steps: list[Any]) -> None:
@@ -71,6 +83,50 @@ def test_what_waits_comes_out_in_its_order(steps: list[Any]) -> None:
             waiting.add_moved(left[-1:])
         assert len(waiting) == len(left)
     assert plain(waiting.take(1_000)) == left
+    assert waiting.room == Waiting().room
+
+
+def test_hits_that_come_while_others_are_taken_are_neither_lost_nor_doubled(often: None) -> None:
+    waiting, kind, each = Waiting(), Kind(equal(0)), 20_000
+    waiting.expect(kind)
+
+    def come(thread: int) -> None:
+        for number in range(each):
+            waiting.hits += PACKED.pack(number, 0.0, 0.0, kind.number, b"%d" % thread)
+            if number % 10 == 0:
+                waiting.add_moved([Gone("key", None, 1.0)])
+
+    with ThreadPoolExecutor(3) as threads:
+        coming = [threads.submit(come, thread) for thread in range(3)]
+        taken: list[What] = []
+        while not all(each.done() for each in coming):
+            taken += waiting.take(50)
+    found = [hit for hit in plain(taken + waiting.take(100_000)) if not isinstance(hit, Gone)]
+    for thread in range(3):
+        assert [came for _, came, id, *_ in found if id == str(thread)] == list(range(each))
+    assert waiting.room == Waiting().room
+
+
+def test_no_more_hits_wait_than_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.journal.waiting.MOST", 10)
+    journal = FileJournal(tmp_path / "journal.db", JournalSettings())
+    hit = hit_of(draft("a", "", hit=True))
+    assert hit is not None
+    kind = Kind(hit[0])
+    journal.add(draft("a", "miss"))
+    journal.flush()
+    with journal._writing:
+        for number in range(8):
+            assert journal.repeated(kind, 1e9, b"%d" % number, 0.5)
+        journal.gone([Gone("key", "removed", time.time())])
+        journal.add(draft("b", "other"))
+        for number in range(8, 12):
+            assert journal.repeated(kind, 1e9, b"%d" % number, 0.5)
+        assert journal.lost == 3
+    assert [each.request_id for each in journal.latest(20)] == ["8", "other", *"76543210", "miss"]
+    assert journal.repeated(kind, 1e9, b"again", 0.5)
+    assert journal.lost == 3
+    journal.close()
 
 
 def test_a_hit_keeps_its_kind_while_kinds_are_numbered_anew() -> None:
@@ -82,7 +138,7 @@ def test_a_hit_keeps_its_kind_while_kinds_are_numbered_anew() -> None:
     waiting.take(10_000)
     assert early.number < waiting.oldest
     # One that was about to be put there meanwhile.
-    waiting.queue.append(packed)
+    waiting.hits += packed
     assert plain(waiting.take(1)) == [(equal(0), 1.0, "id", 2.0, 2.0)]
 
 

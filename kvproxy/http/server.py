@@ -19,9 +19,10 @@ from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
 
-_GARBAGE = 20_000
-"""Objects made and not gone after which Python looks for circles among them. By default it is 700, of which a request that
-waits to be written into the journal has a hundred: the looks took a tenth of all time."""
+_GARBAGE = 200_000
+"""Objects made and not gone after which Python looks for circles among them. By default it is 700, which some requests under way
+have. Each look passes over all that are under way and stops every request for up to a tenth of a second, and finds next to nothing:
+a request leaves one object in a circle at most."""
 _log = logging.getLogger("kvproxy")
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
@@ -46,6 +46,12 @@ class Coming:
         self._entry = entry
 
     @property
+    def question(self) -> str | None:
+        """What is stored as its question; None where that is not known yet."""
+        entry = self._known()
+        return None if entry is None else entry.prompt
+
+    @property
     def id(self) -> str | None:
         """The entry's id while it is on its way, and once it is stored; None where it is not kept, or not known to be."""
         entry = self._known()
@@ -78,20 +84,24 @@ class Coming:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """Writes that a reader wants to see, and until when it waits for them, by `time.monotonic`."""
+    """What is on its way and a reader may want to see, and until when it waits for it, by `time.monotonic`."""
 
-    under_way: tuple["concurrent.futures.Future[None]", ...] = ()
+    under_way: tuple[Coming, ...] = ()
     until: float = 0.0
 
 
 NOTHING = Writes()
 
 
-def wait_for(each: Iterable[Writes]) -> None:
-    """Wait for writes on the calling thread, for each as long as there is time."""
-    for writes in each:
-        if writes.under_way:
-            concurrent.futures.wait(writes.under_way, max(0.0, writes.until - time.monotonic()))
+def wait_for(writes: Writes, wanted: Callable[[str], bool]) -> None:
+    """Wait on the calling thread for what is on its way, as long as there is time.
+
+    Args:
+        wanted: whether an entry with a question is worth the wait. One whose question is not known is.
+    """
+    written = [each.written for each in writes.under_way if each.question is None or wanted(each.question)]
+    if written:
+        concurrent.futures.wait(written, max(0.0, writes.until - time.monotonic()))
 
 
 class OnTheWay:
@@ -132,7 +142,7 @@ class OnTheWay:
         """
         if not 0 < len(self._all) <= _FEW:
             return NOTHING
-        under_way = tuple(coming.written for coming in self._all if coming.namespace == namespace)
+        under_way = tuple(coming for coming in self._all if coming.namespace == namespace)
         patience = _MOST_SECONDS if seconds is None else min(_MOST_SECONDS, _SHARE * seconds)
         return Writes(under_way, time.monotonic() + patience)
 

@@ -51,7 +51,7 @@ class Decider:
             vector: of the question.
             besides: id of an entry that is left out.
         """
-        policy = self._named(ask.policy)
+        policy = self.named(ask.policy)
         reach = policy.reach if ask.reach is None else ask.reach
         near = self._near(ask, vector, reach, besides)
         chance = self.chance if ask.explore else None
@@ -69,7 +69,8 @@ class Decider:
         # What another policy decides teaches the one that learns nothing, and is not charged to its bound.
         return found if policy is self.policy else replace(found, judged=None)
 
-    def _named(self, name: PolicyName | None) -> Policy:
+    def named(self, name: PolicyName | None) -> Policy:
+        """The policy that decides where a question names this one; None names none."""
         if name is None or name == self.policy.name or self._other is None:
             return self.policy
         return self._other(name)

@@ -194,6 +194,8 @@ class Policy(Protocol):
     name: str
     reach: int
     """How many neighbours it looks at."""
+    floor: float
+    """Least cosine of what it serves."""
 
     @property
     def learns(self) -> Learns | None:

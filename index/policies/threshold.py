@@ -20,13 +20,13 @@ class ThresholdPolicy:
     learns = None
 
     def __init__(self, threshold: float, guards: Sequence[Guard] = GUARDS) -> None:
-        self.threshold = threshold
+        self.floor = threshold
         self._guards = tuple(guards)
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> Ruling:
-        refused = screen(question, neighbours, max(self.threshold, limits.similarity or 0.0), self._guards)
+        refused = screen(question, neighbours, max(self.floor, limits.similarity or 0.0), self._guards)
         decisions = [
             refusal or Decision("accepted", score=neighbour.similarity)
             for refusal, neighbour in zip(refused, neighbours, strict=True)

@@ -19,7 +19,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
 from kvproxy.flow.cached import keep
 from kvproxy.http.services import Services
-from kvproxy.index import semantic
+from kvproxy.index import coming, semantic
 from kvproxy.index.coming import Coming, OnTheWay
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.redactor import RedactionFailed
@@ -110,6 +110,17 @@ def test_a_similar_question_waits_for_no_store_that_hangs(tmp_path: Path, go: th
         status(url, QUESTION)
         assert "fwd=uri-miss" in status(url, CLOSE)
         assert not go.is_set()
+
+
+def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
+    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coming, "_MOST_SECONDS", PATIENT)
+    with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _):
+        assert makes_entry(status(url, QUESTION))
+        assert makes_entry(status(url, "when does the next train to Oslo leave"))
+        assert not go.is_set()
+        assert services.answerer.store.count() == 0
 
 
 def test_nobody_waits_for_many_answers_on_their_way(tmp_path: Path, go: threading.Event) -> None:

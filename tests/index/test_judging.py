@@ -16,6 +16,7 @@ class Ruled:
 
     name = "ruled"
     reach = 5
+    floor = 0.0
     learns = None
 
     def __init__(self, ruling: Ruling) -> None:

@@ -20,9 +20,8 @@ from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
 
 _GARBAGE = 200_000
-"""Objects made and not gone after which Python looks for circles among them. By default it is 700, which some requests under way
-have. Each look passes over all that are under way and stops every request for up to a tenth of a second, and finds next to nothing:
-a request leaves one object in a circle at most."""
+"""Objects made and not gone after which Python looks for circles among them. By default it is 700, fewer than some requests under
+way have. A look stops every request, for up to a tenth of a second, and finds next to nothing: not one object a request."""
 _log = logging.getLogger("kvproxy")
 
 

@@ -75,6 +75,18 @@ class Decider:
             return self.policy
         return self._other(name)
 
+    def may_serve(
+        self, ask: Ask, vector: np.ndarray | None, known: Callable[[str], np.ndarray | None], question: str
+    ) -> bool:
+        """Whether the answer to another question is near enough to be served, or nobody knows.
+
+        Args:
+            vector: of what is asked.
+            known: the vector of a text, where that is at hand.
+        """
+        other = known(question)
+        return other is None or vector is None or float(vector @ other) >= self.named(ask.policy).floor
+
     def _near(self, ask: Ask, vector: np.ndarray, reach: int, besides: str) -> list[tuple[Head, float]]:
         """The nearest entries, those that are past their time too; and as many more that are not."""
 

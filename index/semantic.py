@@ -168,7 +168,7 @@ class SemanticCache:
 
         # Others wrote while the questions were embedded.
         for ask in read:
-            wait_for(ask.writes, partial(self._may_serve, ask, vectors[ask]))
+            wait_for(ask.writes, partial(self.decider.may_serve, ask, vectors[ask], self._batcher.known))
 
         def one(ask: Ask) -> Lookup:
             if ask not in vectors:
@@ -176,11 +176,6 @@ class SemanticCache:
             return self.decider.decide(ask, comparable(vectors[ask], self._embedder))
 
         return [one(asks[0])] if len(asks) == 1 else list(self._judges.map(one, asks))
-
-    def _may_serve(self, ask: Ask, vector: np.ndarray | None, question: str) -> bool:
-        """Whether the answer to another question could be served."""
-        other = self._batcher.known(question)
-        return other is None or vector is None or float(vector @ other) >= self.decider.named(ask.policy).floor
 
     def reads(self, text: str) -> bool:
         """Whether the models know its language and take in all of it; other texts are answered from equal requests only."""

@@ -21,7 +21,7 @@ class Draft:
         request: the request, once it was read.
         key: its exact key.
         parts: what the key is a digest of, by name.
-        failure: what was raised.
+        failure: the reason token of what was raised; the error itself knows all frames that it passed, this record among them.
         hit: the entry that answered.
         stale: why it answered although its time was over: `stale-while-revalidate` or `stale-if-error`.
         lookup: what was found of similar questions.
@@ -40,7 +40,7 @@ class Draft:
     parts: JsonObject | None = None
     layer: Layer = "error"
     status: int = 500
-    failure: BaseException | None = None
+    failure: str | None = None
     hit: Entry | None = None
     stale: str | None = None
     lookup: Lookup | None = None

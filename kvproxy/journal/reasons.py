@@ -119,7 +119,7 @@ def reason_of(draft: Draft) -> str:
     `miss-new` is what nothing speaks against yet.
     """
     if draft.failure is not None:
-        return reason_of_failure(draft.failure)
+        return draft.failure
     if draft.left:
         return "gone-reading"
     if draft.layer in ("exact", "semantic"):

@@ -305,15 +305,20 @@ def test_a_record_tells_what_was_reused_and_how_it_ended() -> None:
     broken = UpstreamBroken("x")
     draft = drafted()
     trail.ended(draft, flight(None, error=broken))
-    assert (draft.failure, draft.left, draft.entry) == (broken, False, None)
+    assert (draft.failure, draft.left, draft.entry) == ("error-broken", False, None)
     draft = drafted()
     # Its client left before it ended.
     trail.ended(draft, flight(source(), ended=False, error=broken))
     assert (draft.failure, draft.left) == (None, True)
-    for error, status in ((NotCached("x"), 504), (ValueError(), 500), (KeyboardInterrupt(), 499)):
+    raised = (
+        (NotCached("x"), 504, "not-cached"),
+        (ValueError(), 500, "error-internal"),
+        (KeyboardInterrupt(), 499, "gone-waiting"),
+    )
+    for error, status, reason in raised:
         draft = drafted()
         trail.failed(draft, error)
-        assert (draft.status, draft.failure) == (status, error)
+        assert (draft.status, draft.failure) == (status, reason)
 
 
 SYSTEM, TURNS = "s" * 98, [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]

@@ -88,10 +88,12 @@ class Flight:
                     await self._room()
             if not finished:
                 self._coming = await self._keeper.finish(source)
+        except asyncio.CancelledError:
+            # One of its own: that which was raised here knows this frame, and so would be kept in a circle with all of it.
+            self.error = asyncio.CancelledError()
+            raise
         except BaseException as error:
             self.error = error
-            if isinstance(error, asyncio.CancelledError):
-                raise
         finally:
             self.ended = True
             self._notify()
@@ -236,7 +238,8 @@ class Flights:
         self._flying.discard(flight)
         if self._boarding.get(key) is flight:
             del self._boarding[key]
-        if not task.cancelled():
+        # A task that was cancelled keeps the error until somebody asks for it, and the error all that the flight holds.
+        with contextlib.suppress(asyncio.CancelledError):
             task.exception()
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ from kvproxy.flow.flight.flights import Flight
 from kvproxy.flow.outcome import Outcome
 from kvproxy.index.entry import Entry
 from kvproxy.journal.draft import Draft
+from kvproxy.journal.reasons import reason_of_failure
 
 GONE = 499
 """The customary status in logs of a request whose client has left."""
@@ -37,7 +38,7 @@ def ended(draft: Draft, flight: Flight) -> None:
     draft.ended = time.perf_counter()
     source = flight.source
     if flight.ended and flight.error is not None:
-        draft.failure = flight.error
+        draft.failure = reason_of_failure(flight.error)
     draft.left = not flight.ended
     if source is None:
         return
@@ -62,6 +63,6 @@ def renewed(draft: Draft, flight: Flight) -> None:
 
 def failed(draft: Draft, error: BaseException) -> None:
     """Nobody answered, or nobody is there to read it."""
-    draft.failure = error
+    draft.failure = reason_of_failure(error)
     draft.status = error.status if isinstance(error, KvproxyError) else 500 if isinstance(error, Exception) else GONE
     draft.ended = time.perf_counter()

@@ -1,7 +1,9 @@
 """Flights share one generation, and end it when nobody waits for it any more."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -96,6 +98,32 @@ async def test_a_late_client_gets_everything_from_the_start() -> None:
     assert (source.begun, source.finished) == (1, 1)
     await until_landed(flights)
     assert source.closed == 1
+
+
+@pytest.fixture
+def no_look_for_circles() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+async def test_a_flight_that_its_client_has_left_is_in_no_circle(no_look_for_circles: None, parts: int) -> None:
+    flights = Flights()
+
+    async def leave() -> "weakref.ref[Flight]":
+        source = Source()
+        flight, _ = flights.board("k", source.flight)
+        source.release(parts)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        flight.leave()
+        return weakref.ref(flight)
+
+    flight = await leave()
+    await until_landed(flights)
+    assert flight() is None
 
 
 async def test_only_who_asks_to_know_waits_until_the_answer_is_stored() -> None:

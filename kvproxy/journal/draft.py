@@ -21,7 +21,8 @@ class Draft:
         request: the request, once it was read.
         key: its exact key.
         parts: what the key is a digest of, by name.
-        failure: the reason token of what was raised; the error itself knows all frames that it passed, this record among them.
+        failure: the reason token of what was raised. The error itself is not kept: its traceback holds this record, so that
+            neither would go before Python looks for circles.
         hit: the entry that answered.
         stale: why it answered although its time was over: `stale-while-revalidate` or `stale-if-error`.
         lookup: what was found of similar questions.

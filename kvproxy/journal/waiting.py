@@ -91,12 +91,12 @@ class Waiting:
             for each in moved:
                 self._append(each)
 
-    def _append(self, what: bytes | Draft | Kept | Gone) -> None:
+    def _append(self, what: Draft | Kept | Gone) -> None:
         """Let something wait behind the hits that came before it."""
         self._queue_hits()
         self._queue.append(what)
         self._queued += 1
-        self.room -= isinstance(what, Draft) * PACKED.size
+        self.room -= records_of(what) * PACKED.size
 
     def _queue_hits(self) -> None:
         if self.hits:

@@ -89,7 +89,7 @@ class Flight:
             if not finished:
                 self._coming = await self._keeper.finish(source)
         except asyncio.CancelledError:
-            # One of its own: that which was raised here knows this frame, and so would be kept in a circle with all of it.
+            # A new error: the traceback of the one that was raised holds this frame, and the frame holds the flight.
             self.error = asyncio.CancelledError()
             raise
         except BaseException as error:
@@ -238,7 +238,7 @@ class Flights:
         self._flying.discard(flight)
         if self._boarding.get(key) is flight:
             del self._boarding[key]
-        # A task that was cancelled keeps the error until somebody asks for it, and the error all that the flight holds.
+        # A cancelled task keeps its error until it is asked for it, and the traceback of that error holds the flight.
         with contextlib.suppress(asyncio.CancelledError):
             task.exception()
 

@@ -5,7 +5,6 @@ Every write begins with the row of totals, so writers come one after another, an
 
 import abc
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -17,12 +16,15 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.freshness import KEPT_UNTIL
 from kvproxy.index.store import eviction
 from kvproxy.index.store.condition import Condition
+from kvproxy.index.store.hits import Hits
 from kvproxy.index.store.listing import PurgedBy
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
 from kvproxy.index.store.purging import expire_now, remember
+from kvproxy.index.store.room import Comer, make_room
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Row, Texts
-from kvproxy.index.store.share import make_room, share_of
+from kvproxy.index.store.share import make_room as make_room_of
+from kvproxy.index.store.share import share_of
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -67,8 +69,7 @@ class SqlWriter(abc.ABC):
         self._clock = clock
         self._capacity = capacity
         self._texts = texts
-        self._hits: dict[str, tuple[int, float]] = {}
-        self._hits_lock = threading.Lock()
+        self._hits = Hits()
         self.when_gone: list[Callable[[Sequence[Gone]], None]] = []
 
     @abc.abstractmethod
@@ -97,7 +98,7 @@ class SqlWriter(abc.ABC):
     def put_many(self, puts: Sequence[Put]) -> Written:
         numbers, gone = list[int | None](), list[Gone]()
         with self._writing() as run:
-            for part in [puts] if self._together(run, puts) else [[put] for put in puts]:
+            for part in self._parts(run, puts):
                 made, went = self._put(run, part)
                 numbers += made
                 gone += went
@@ -109,43 +110,69 @@ class SqlWriter(abc.ABC):
         for listener in self.when_gone if gone else ():
             listener(gone)
 
-    def _together(self, run: Run, puts: Sequence[Put]) -> bool:
-        """Whether it makes no difference that several are put at once: none stands in another's way, and nothing is evicted."""
+    def _parts(self, run: Run, puts: Sequence[Put]) -> list[list[Put]]:
+        """The puts, in their order, in parts that may be put at once: none in it stands in another's way, and where entries
+        must go to make room, none takes the place of a stored one."""
+        alone = [[put] for put in puts]
         if len(puts) < 2 or len({put.embedder for put in puts if put.vector is not None}) > 1:
-            return False
+            return alone
         if len({put.entry.id for put in puts}) + len({put.entry.key for put in puts}) < 2 * len(puts):
-            return False
+            return alone
         if any(share_of(self._capacity, put.entry.tenant) is not None for put in puts):
-            return False
+            return alone
         totals = run("select entries, bytes from totals", {})[0]
         entries, size = totals["entries"] + len(puts), totals["bytes"] + sum(map(_size, puts))
-        return not eviction.excess(self._capacity, entries, size)
+        if not eviction.excess(self._capacity, entries, size):
+            return [list(puts)]
+        old = self._in_the_way(run, puts)
+        taken = {row["id"] for row in old} | {row["key"] for row in old}
+        replaces = [put.entry.id in taken or self._text(put.entry.key) in taken for put in puts]
+        parts = [alone[0]]
+        for place in range(1, len(puts)):
+            if replaces[place] or replaces[place - 1]:
+                parts.append(alone[place])
+            else:
+                parts[-1].append(puts[place])
+        return parts
 
-    def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
-        """Put one, or several `_together`: the numbers of their vectors, and what went."""
+    def _in_the_way(self, run: Run, puts: Sequence[Put]) -> list[Row]:
+        """What is stored under the ids or keys of puts."""
         ids, keys = [put.entry.id for put in puts], [self._text(put.entry.key) for put in puts]
         chosen = "select id, key, priority from responses where"
         sql = f"{chosen} {self._members} union {chosen} {self._same_keys}"
-        old = run(sql, {"ids": self._list(ids), "keys": self._list(keys)})
+        return run(sql, {"ids": self._list(ids), "keys": self._list(keys)})
+
+    def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
+        """Put one, or one of the `_parts`: the numbers of their vectors, and what went."""
+        old = self._in_the_way(run, puts)
         gone, pinned = self._remove(run, [row["id"] for row in old], "replaced"), eviction.pinned_keys(old)
-        sizes = [_size(put) for put in puts]
         share = share_of(self._capacity, puts[0].entry.tenant)
-        if not eviction.room_for(self._capacity, sum(sizes)) or (share is not None and sum(sizes) > share):
-            return [None] * len(puts), [*gone, *(Gone(put.entry.id, put.entry.namespace) for put in puts)]
-        evict = partial(self._remove, run, why="evicted")
-        own = [] if share is None else make_room(run, evict, self._text(puts[0].entry.tenant), share, sum(sizes))
-        evicted, age = self._make_room(run, sum(sizes))
-        run.many(_INSERT, [self._row(put.entry, size, age, pinned) for put, size in zip(puts, sizes, strict=True)])
-        tags = [(tag, put.entry.id) for put in puts for tag in sorted(set(put.entry.tags))]
+        comers: list[Comer] = []
+        for put in puts:
+            entry, size = put.entry, _size(put)
+            if not eviction.room_for(self._capacity, size) or (share is not None and size > share):
+                gone.append(Gone(entry.id, entry.namespace))
+            else:
+                comers.append(Comer(entry, size, self._text(entry.key) in pinned))
+        if share is not None and comers:
+            evict = partial(self._remove, run, why="evicted")
+            gone += make_room_of(run, evict, self._text(puts[0].entry.tenant), share, comers[0].size)
+        room = make_room(run, partial(self._remove, run), partial(self._expired, run), self._capacity, comers)
+        stay = [comer for comer in comers if comer.entry.id in room.priorities]
+        run.many(_INSERT, [self._row(comer, room.priorities[comer.entry.id]) for comer in stay])
+        tags = [(tag, comer.entry.id) for comer in stay for tag in sorted(set(comer.entry.tags))]
         run.many(_INSERT_TAG, [{"tag": self._text(tag), "id": id} for tag, id in tags])
         embedder = next((put.embedder for put in puts if put.vector is not None), "")
-        numbers = self._put_vectors(run, [(put.entry, put.vector) for put in puts if put.vector is not None], embedder)
-        return [numbers.get(put.entry.id) for put in puts], gone + own + evicted
+        vectors = [
+            (put.entry, put.vector) for put in puts if put.vector is not None and put.entry.id in room.priorities
+        ]
+        numbers = self._put_vectors(run, vectors, embedder)
+        return [numbers.get(put.entry.id) for put in puts], gone + room.gone
 
-    def _row(self, entry: Entry, size: int, age: float, pinned: frozenset[str]) -> Row:
-        row = {name: self._text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
-        priority = eviction.PINNED if row["key"] in pinned else eviction.priority(entry, size, age)
-        return self._texts.close(row) | {"bytes": size, "priority": priority}
+    def _row(self, comer: Comer, priority: float) -> Row:
+        columns = comer.entry.row().items()
+        row = {name: self._text(value) if isinstance(value, str) else value for name, value in columns}
+        return self._texts.close(row) | {"bytes": comer.size, "priority": priority}
 
     def _put_vectors(self, run: Run, vectors: Sequence[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
         """Their numbers by the ids of the entries."""
@@ -159,24 +186,6 @@ class SqlWriter(abc.ABC):
         values = {"ids": self._list([entry.id for entry, _ in vectors]), "embedder": embedder}
         sql = f"select id, number from vectors where embedder = :embedder and {self._members}"
         return {row["id"]: int(row["number"]) for row in run(sql, values)}
-
-    def _make_room(self, run: Run, size: int) -> tuple[list[Gone], float]:
-        """What had to go, and the age that a new entry begins with."""
-        gone: list[Gone] = []
-        while True:
-            totals = run("select entries, bytes, age from totals", {})[0]
-            entries, total = totals["entries"] + 1, totals["bytes"] + size
-            if not eviction.excess(self._capacity, entries, total):
-                return gone, totals["age"]
-            ids = self._expired(run)
-            why: Why = "expired"
-            if not ids:
-                rows = run("select id, bytes, priority from responses order by priority, id limit 100", {})
-                chosen = eviction.victims(self._capacity, entries, total, rows)
-                if chosen[-1]["priority"] < eviction.PINNED:
-                    run("update totals set age = :age", {"age": chosen[-1]["priority"]})
-                ids, why = [row["id"] for row in chosen], "evicted"
-            gone += self._remove(run, ids, why)
 
     def _expired(self, run: Run) -> list[str]:
         over = f"select id from responses where {KEPT_UNTIL} <= :now limit {_MOST_AT_ONCE}"
@@ -255,12 +264,10 @@ class SqlWriter(abc.ABC):
         return [Gone(row["id"], row["namespace"], tuple(numbers.get(row["id"], ())), row["key"], why) for row in rows]
 
     def touch(self, id: str) -> None:
-        with self._hits_lock:
-            self._hits[id] = (self._hits.get(id, (0, 0.0))[0] + 1, self._clock())
+        self._hits.add(id, self._clock())
 
     def flush(self) -> None:
-        with self._hits_lock:
-            hits, self._hits = self._hits, {}
+        hits = self._hits.take()
         if not hits:
             return
         priority = eviction.PRIORITY_AFTER_HITS
@@ -270,15 +277,8 @@ class SqlWriter(abc.ABC):
                 for id, (count, last) in hits.items():
                     run(sql, {"count": count, "last": last, "id": id, "pinned": eviction.PINNED})
         except CacheStoreError:
-            self._put_back(hits)
+            self._hits.put_back(hits)
             raise
-
-    def _put_back(self, hits: dict[str, tuple[int, float]]) -> None:
-        """Count hits that could not be written once more, with the next ones."""
-        with self._hits_lock:
-            for id, (count, last) in hits.items():
-                later, when = self._hits.get(id, (0, last))
-                self._hits[id] = (count + later, max(last, when))
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
         given = {entry.id: (entry, vector) for entry, vector in vectors}

@@ -224,14 +224,16 @@ def test_exports_of_before_there_were_tags_are_read() -> None:
 
 
 # No hypothesis here: threads of the server's connection pool draw from the same source of chance.
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed: int) -> None:
     chance = random.Random(seed)
-    limits = chance.choice([None, None, 3, 6]), chance.choice([None, None, 300, 900])
+    limits = chance.choice([None, 3, 6, 12]), chance.choice([None, None, 900, 2500])
+    # Keys that return are put one by one; others push each other out of a batch.
+    keys = chance.choice(["abcdefgh", "abcdefghijklmnopqrstuvwxyz"])
     batches = [
         [
-            (chance.choice("abcdefgh"), chance.randrange(300), chance.random() < 0.5)
-            for _ in range(chance.randrange(1, 7))
+            (key, chance.randrange(300), chance.randrange(1, 400), chance.random() < 0.5)
+            for key in (chance.sample if seed % 2 else chance.choices)(keys, k=chance.randrange(1, 9))
         ]
         for _ in range(chance.randrange(1, 6))
     ]
@@ -239,11 +241,18 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
     made = [
         [
             Put(
-                make_entry(key, id=f"{number:08x}{place:024x}", key=key, response=b"x" * length, tags=(key,)),
+                make_entry(
+                    key,
+                    id=f"{number:08x}{place:024x}",
+                    key=key,
+                    response=b"x" * length,
+                    completion_tokens=tokens,
+                    tags=(key,),
+                ),
                 np.full(3, place, np.float32) if has_vector else None,
                 "e",
             )
-            for place, (key, length, has_vector) in enumerate(batch)
+            for place, (key, length, tokens, has_vector) in enumerate(batch)
         ]
         for number, batch in enumerate(batches)
     ]
@@ -258,9 +267,38 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
                 assert [number is None for number in written.numbers] >= [put.vector is None for put in puts]
                 gone |= {each.id for each in written.gone}
                 numbers += [number for number in written.numbers if number is not None]
+            if queued := store.queue(1):
+                store.pin(queued[0].entry.id, pinned=seed % 3 == 0)
         assert numbers == sorted(set(numbers))
         assert store.check() == store.count()
         vectors = {entry.id for entry in store.missing_vectors("e", 99)}
-        kept.append((store.ls(), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"]))
+        kept.append((store.ls(), store.queue(99), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"]))
         store.close()
     assert kept[0] == kept[1]
+
+
+def test_what_is_past_its_time_makes_room_for_a_batch_first(make_store: MakeStore) -> None:
+    now = 2000.0
+    store = make_store(clock=lambda: now, capacity=Capacity(entries=6))
+    store.put_many([Put(make_entry(f"old {number}", expires=2500.0, completion_tokens=900)) for number in range(3)])
+    lasting = [make_entry(f"lasting {number}", completion_tokens=100) for number in range(3)]
+    store.put_many([Put(entry) for entry in lasting])
+    now = 3000.0
+    new = [make_entry(f"new {number}", completion_tokens=100) for number in range(3)]
+    gone = store.put_many([Put(entry) for entry in new]).gone
+    assert ({each.why for each in gone}, len(gone)) == ({"expired"}, 3)
+    assert {entry.id for entry in store.ls()} == {entry.id for entry in lasting + new}
+
+
+def test_what_a_later_entry_of_a_batch_pushes_out_is_told_as_evicted(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(entries=4))
+    store.put_many([Put(make_entry(f"stored {tokens}", completion_tokens=tokens)) for tokens in (100, 900, 901, 902)])
+    told: list[str] = []
+    store.when_gone.append(lambda gone: told.extend(each.id for each in gone))
+    cheap = [make_entry(f"cheap {number}", completion_tokens=1) for number in range(5)]
+    gone = store.put_many([Put(entry) for entry in cheap]).gone
+    # Only the last of them stands, in the place of the one that was worth least.
+    assert {entry.prompt for entry in store.ls()} == {"stored 900", "stored 901", "stored 902", "cheap 4"}
+    assert {entry.id for entry in cheap[:4]} <= {each.id for each in gone if each.why == "evicted"}
+    assert len(gone) == 5
+    assert sorted(told) == sorted(each.id for each in gone)

@@ -1,0 +1,99 @@
+"""Makes room in a full store for several entries at once, as if each had come alone: a later one may push out an earlier one."""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvproxy.index.entry import Entry
+from kvproxy.index.store import eviction
+from kvproxy.index.store.protocol import Capacity, Gone, Why
+from kvproxy.index.store.run import Run
+
+_PAGE = 16
+_Place = tuple[float, str, int]
+"""Priority, id and bytes of an entry: the least is the next to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comer:
+    """An entry that is to be stored.
+
+    Attributes:
+        size: bytes that it is counted with, no more than the store may have.
+        pinned: whether it takes the place of a pinned one.
+    """
+
+    entry: Entry
+    size: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What came of it.
+
+    Attributes:
+        gone: stored entries that were removed, and comers that are not stored, since later ones pushed them out.
+        priorities: of the comers that are to be stored, by id.
+    """
+
+    gone: list[Gone]
+    priorities: dict[str, float]
+
+
+def make_room(
+    run: Run,
+    remove: Callable[[Sequence[str], Why], list[Gone]],
+    expired: Callable[[], list[str]],
+    capacity: Capacity,
+    comers: Sequence[Comer],
+) -> Room:
+    """Remove what has expired, where that is needed, and then the least useful entries.
+
+    Args:
+        run: inside of the transaction that writes the comers.
+        remove: takes ids.
+        expired: ids of entries that are past their time, some at a time.
+        comers: in their order.
+    """
+    gone, together = list[Gone](), sum(comer.size for comer in comers)
+    while True:
+        totals = run("select entries, bytes, age from totals", {})[0]
+        short = eviction.excess(capacity, totals["entries"] + len(comers), totals["bytes"] + together)
+        if not short or not (ids := expired()):
+            break
+        gone += remove(ids, "expired")
+    least = _least(run, len(comers) + _PAGE) if short else iter(())
+    entries, size, age = totals["entries"], totals["bytes"], totals["age"]
+    stored, evicted = next(least, None), list[str]()
+    new: list[_Place] = []
+    priorities: dict[str, float] = {}
+    for comer in comers:
+        while eviction.excess(capacity, entries + 1, size + comer.size):
+            if stored is None or (new and new[0] < stored):
+                victim = heapq.heappop(new)
+                del priorities[victim[1]]
+            else:
+                victim, stored = stored, next(least, None)
+                evicted.append(victim[1])
+            entries, size = entries - 1, size - victim[2]
+            age = victim[0] if victim[0] < eviction.PINNED else age
+        entries, size = entries + 1, size + comer.size
+        priority = eviction.PINNED if comer.pinned else eviction.priority(comer.entry, comer.size, age)
+        priorities[comer.entry.id] = priority
+        heapq.heappush(new, (priority, comer.entry.id, comer.size))
+    gone += remove(evicted, "evicted")
+    if age != totals["age"]:
+        run("update totals set age = :age", {"age": age})
+    pushed = [comer.entry for comer in comers if comer.entry.id not in priorities]
+    gone += [Gone(entry.id, entry.namespace, (), entry.key, "evicted") for entry in pushed]
+    return Room(gone, priorities)
+
+
+def _least(run: Run, page: int) -> Iterator[_Place]:
+    """What is stored, the next to go first."""
+    sql = "select id, bytes, priority from responses order by priority, id limit :page offset :offset"
+    offset = 0
+    while rows := run(sql, {"page": page, "offset": offset}):
+        yield from ((row["priority"], row["id"], row["bytes"]) for row in rows)
+        offset += len(rows)

@@ -12,6 +12,9 @@ _FEW = 4
 """With more answers than these on their way, no lookup waits for them: lookups would stand in line behind commits."""
 _SHARE = 0.75
 """Of the time that a lookup has, what it may wait for others' writes: then there is time to decide over what is stored."""
+_MOST_BYTES = 32 * 2**20
+"""Of memory that answers on their way may take before further ones are held back. A disk that takes its time now and then holds
+up hundreds of small ones, for which nobody should wait."""
 _MOST_SECONDS = 1.0
 """No lookup waits for longer, however much time it has: others wait for its thread, and a store may hang."""
 
@@ -112,9 +115,21 @@ class OnTheWay:
         """That they take in memory, about."""
         self._all: set[Coming] = set()
         self._latest: dict[str, Coming] = {}
+        self._room = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._all)
+
+    @property
+    def full(self) -> bool:
+        """Whether further answers should be held back."""
+        return self.bytes >= _MOST_BYTES
+
+    async def room(self) -> None:
+        """Wait until that is no longer so: for some of the first to arrive, not for all that are on their way."""
+        while self.full:
+            self._room.clear()
+            await self._room.wait()
 
     def add(self, coming: Coming) -> None:
         """Take note of an entry until its way is over. Of two with the same key the later one counts."""
@@ -129,6 +144,8 @@ class OnTheWay:
         if self._latest.get(coming.key) is coming:
             del self._latest[coming.key]
         coming.written.set_result(None)
+        if not self.full:
+            self._room.set()
 
     def get(self, key: str) -> Coming | None:
         """The entry with an exact key."""

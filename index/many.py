@@ -1,7 +1,8 @@
 """Statements over many rows at a time.
 
 SQLite makes the rows of one statement by itself. Between two statements Python's lock is handed over and back, and a thread that
-writes waits for it up to five milliseconds each time, while another one answers requests.
+writes waits for it up to five milliseconds each time, while another one answers requests. So rows are padded up to one of few
+numbers of rows: a single statement takes them all, and SQLite has it at hand.
 """
 
 import sqlite3
@@ -10,51 +11,42 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeVar
 
-SIZES = (64, 16, 4, 1)
-"""Rows in one statement: few sizes, so that SQLite has each at hand."""
+MOST = 256
+"""Rows of one statement: a power of two, as are the others."""
+_PADDING = 0  # No None: Python's sqlite3 takes ten times as long over it.
 Each = TypeVar("Each")
 
 
-def parts(rows: Sequence[Each], sizes: Sequence[int] = SIZES) -> Iterator[Sequence[Each]]:
-    """Rows in their order, as many at a time as one statement takes; the sizes fall, the last one is 1."""
-    done = 0
-    for size in sizes:
-        while len(rows) - done >= size:
-            yield rows[done : done + size]
-            done += size
-
-
 def insert_many(connection: sqlite3.Connection, begin: str, rows: Sequence[Sequence[Any]], end: str = "") -> None:
-    """Insert rows.
+    """Insert rows, in their order.
 
     Args:
-        begin: up to `values`.
+        begin: up to the names of the columns.
         rows: of one width.
         end: what follows the values.
     """
-    if rows:
-        insert_values(connection, begin, len(rows[0]), list(chain.from_iterable(rows)), end=end)
+    for part in _parts(rows):
+        width, size = len(part[0]), _size(len(part))
+        values = [*chain.from_iterable(part), *[_PADDING] * (width * (size - len(part))), len(part)]
+        connection.execute(_insert(begin, width, size, end), values)
 
 
 def insert_values(
-    connection: sqlite3.Connection,
-    begin: str,
-    width: int,
-    values: Sequence[Any],
-    sizes: Sequence[int] = SIZES,
-    end: str = "",
+    connection: sqlite3.Connection, begin: str, width: int, values: Sequence[Any], sizes: Sequence[int]
 ) -> None:
-    """Insert rows that are given by their values one after another.
+    """Insert rows that are given by their values one after another, without padding.
 
     Args:
-        begin, end: as above.
+        begin: up to the names of the columns.
         width: of a row. SQLite takes 32,766 values by one statement.
-        sizes: rows of one statement, as for `parts`.
+        sizes: rows of one statement; they fall, and the last one is 1.
     """
-    row = f"({', '.join('?' * width)})"
-    for part in parts(range(0, len(values), width), sizes):
-        sql = _repeated(f"{begin} ", row, ", ", end, len(part))
-        connection.execute(sql, values[part[0] : part[0] + width * len(part)])
+    row, done = f"({', '.join('?' * width)})", 0
+    for size in sizes:
+        while len(values) - done >= size * width:
+            sql = _repeated(f"{begin} values ", row, ", ", "", size)
+            connection.execute(sql, values[done : done + size * width])
+            done += size * width
 
 
 def run_many(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -62,18 +54,44 @@ def run_many(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) ->
     begin, end = sql.split("(?)")
     return [
         row
-        for part in parts(values)
-        for row in connection.execute(_repeated(f"{begin}(", "?", ", ", f"){end}", len(part)), part)
+        for part in _parts(values)
+        for row in connection.execute(_repeated(f"{begin}(", "?", ", ", f"){end}", _size(len(part))), _padded(part))
     ]
 
 
 def select_each(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The rows of a statement with one `?`, for one value after the other: each has its own order and limit."""
-    return [
-        row
-        for part in parts(values)
-        for row in connection.execute(_repeated("", f"select * from ({sql})", " union all ", "", len(part)), part)
-    ]
+    """The rows of a statement with one `?`, for one value after the other: each has its own order and limit.
+
+    Args:
+        sql: its `?` is compared with a column, so that none of its rows is that of a missing value.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for part in _parts(values):
+        size = _size(len(part))
+        one = _repeated("", f"select * from ({sql})", " union all ", "", size)
+        rows += connection.execute(one, [*part, *[None] * (size - len(part))])
+    return rows
+
+
+def _parts(rows: Sequence[Each]) -> Iterator[Sequence[Each]]:
+    return (rows[start : start + MOST] for start in range(0, len(rows), MOST))
+
+
+def _size(rows: int) -> int:
+    """The rows of the statement that takes so many."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _padded(part: Sequence[Each]) -> list[Each]:
+    return [*part, *[part[-1]] * (_size(len(part)) - len(part))]
+
+
+@lru_cache(maxsize=128)
+def _insert(begin: str, width: int, size: int, end: str) -> str:
+    """An insert that takes as many rows as its last value tells."""
+    row = f"({', '.join('?' * width)})"
+    # SQLite needs a condition there to tell `on conflict` from a join.
+    return f"{begin} select * from (values {', '.join([row] * size)}) where true limit ? {end}"
 
 
 @lru_cache(maxsize=128)

@@ -19,7 +19,7 @@ from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import PurgedBy, Put, Store
 
 _DAY = 86_400.0
-_BESIDES = 4096  # Bytes that an entry on its way takes beside its texts, about.
+_BESIDES = 12_288  # Bytes that an entry on its way takes beside its texts, with its request and its task, as measured.
 _OWN = "library"  # Neither a key nor a namespace of a program can be one of the proxy's, which may share the store.
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Step = Callable[["Database"], None]
 _PATIENCE = 10.0  # Seconds that a process waits for another one's transaction.
+_STATEMENTS = 256
+"""That are kept ready. Those over many rows come in nine sizes each, see `many`; the default of 128 has no room for all."""
 
 
 def make_private(path: Path) -> None:
@@ -37,7 +39,7 @@ def connect(path: Path) -> sqlite3.Connection:
     Raises:
         sqlite3.DatabaseError: the file is no database, is damaged, or cannot be opened.
     """
-    connection = sqlite3.connect(path, check_same_thread=False, timeout=_PATIENCE)
+    connection = sqlite3.connect(path, check_same_thread=False, timeout=_PATIENCE, cached_statements=_STATEMENTS)
     try:
         end = time.monotonic() + _PATIENCE
         while True:

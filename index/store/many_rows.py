@@ -7,7 +7,7 @@ from typing import Any
 
 from kvproxy.index.many import insert_many
 
-_INSERT = re.compile(r"(insert into \w+ \([^()]*\) values) \((:\w+(?:, :\w+)*)\)")
+_INSERT = re.compile(r"(insert into \w+ \([^()]*\)) values \((:\w+(?:, :\w+)*)\)")
 
 
 def execute_many(connection: sqlite3.Connection, sql: str, rows: Sequence[Mapping[str, Any]]) -> None:

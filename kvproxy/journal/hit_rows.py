@@ -108,9 +108,7 @@ class HitRows:
         """Insert rows into a table by few statements, the largest of them of so many rows."""
         # Half as many each time: so SQLite has every one of the few at hand, and no number of rows takes many.
         sizes = [most >> halves for halves in range(most.bit_length())]
-        insert_values(
-            self._connection, f"insert into {table} ({columns}) values", columns.count(",") + 1, values, sizes
-        )
+        insert_values(self._connection, f"insert into {table} ({columns})", columns.count(",") + 1, values, sizes)
 
     def _columns(
         self, numbers: Sequence[int], hits: Hits, tallies: dict[tuple[Equal, float], _Tally]

@@ -8,10 +8,8 @@ from kvproxy.index.many import insert_many, run_many, select_each
 
 _SELECT = "select key, number, entry, expires, seconds, last from prompts where key in (?)"
 _ALIKE = "select question, number, key, regions, shape from prompts where question = ? order by number desc limit {}"
-_INSERT = (
-    "insert into prompts (key, number, entry, expires, seconds, last, question, regions, shape, text, whole) values"
-)
-_CHANGE = "insert into prompts (key, number, entry, expires, seconds, last) values"
+_INSERT = "insert into prompts (key, number, entry, expires, seconds, last, question, regions, shape, text, whole)"
+_CHANGE = "insert into prompts (key, number, entry, expires, seconds, last)"
 _CHANGED = (
     " on conflict (number) do update set entry = excluded.entry, expires = excluded.expires, seconds = excluded.seconds,"
     " last = excluded.last"

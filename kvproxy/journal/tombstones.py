@@ -52,7 +52,7 @@ class Tombstones:
         gone = [key for key in self._changed if self._rows[key] is None]
         run_many(self._connection, "delete from tombstones where key in (?)", gone)
         rows = [(key, *stone) for key in self._changed if (stone := self._rows[key]) is not None]
-        insert_many(self._connection, "insert or replace into tombstones (key, why, time) values", rows)
+        insert_many(self._connection, "insert or replace into tombstones (key, why, time)", rows)
         self.end()
 
     def forget(self) -> None:

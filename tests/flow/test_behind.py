@@ -1,5 +1,6 @@
 """An answer goes out before it is stored, unless its client asks to know: nobody waits, nothing is missed, nothing is lost."""
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -17,7 +18,6 @@ from starlette.routing import Route
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
-from kvproxy.flow.cached import keep
 from kvproxy.http.services import Services
 from kvproxy.index import coming, semantic
 from kvproxy.index.coming import Coming, OnTheWay
@@ -133,12 +133,38 @@ def test_nobody_waits_for_many_answers_on_their_way(tmp_path: Path, go: threadin
 
 
 def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "_MOST_BEHIND", 1)
+    monkeypatch.setattr(coming, "_MOST_BYTES", 1)
     with held_proxy(tmp_path, go, budget=0.05) as (url, services, _):
         status(url, QUESTION)
-        when(monkeypatch, Coming, "stored", go)
+        when(monkeypatch, OnTheWay, "room", go)
         status(url, FAR)
         assert services.answerer.store.count() == 2
+
+
+async def test_an_answer_is_held_back_for_the_first_to_arrive_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coming, "_MOST_BYTES", 300)
+    way, arrivals = OnTheWay(), [asyncio.get_running_loop().create_future() for _ in range(5)]
+
+    async def arrive(arrival: "asyncio.Future[bool]") -> bool:
+        return await arrival
+
+    for number, arrival in enumerate(arrivals):
+        entry = asyncio.get_running_loop().create_future()
+        way.add(Coming(f"key {number}", None, entry, asyncio.create_task(arrive(arrival)), 100))
+    waiting = asyncio.create_task(way.room())
+    for arrival in arrivals[:2]:
+        arrival.set_result(True)
+        await asyncio.sleep(0.01)
+        assert way.full
+        assert not waiting.done()
+    arrivals[2].set_result(True)
+    await asyncio.wait_for(waiting, 5)
+    assert len(way) == 2
+    # Nobody is held back now.
+    await asyncio.wait_for(way.room(), 5)
+    for arrival in arrivals[3:]:
+        arrival.set_result(True)
+    await way.settled()
 
 
 @pytest.mark.parametrize("soft", ["false", "true"])

@@ -24,9 +24,6 @@ from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
-_MOST_BEHIND = 64 * 2**20
-"""Bytes of answers that may be on their way to the store behind their clients' backs; further ones are waited for. A disk that
-takes its time now and then holds up hundreds of small ones, for which nobody should wait."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -106,15 +103,14 @@ class Shelf:
         entry = self._entry(asked, whole, said)
         if entry is None:
             return None
-        near, observer, crowded = asked.near, self._observer, self._cache.coming.bytes >= _MOST_BEHIND
+        near, observer, crowded = asked.near, self._observer, self._cache.coming.full
         late = near is not None and near.skipped
         told = partial(observer.compare, asked.request, entry, late=True) if late and observer is not None else None
         coming = self._cache.begin(entry, late=late, told=told)
         coming.task.add_done_callback(partial(self._landed, asked, entry))
+        await coming.entry(self.settings.budget)
         if crowded:
-            await coming.stored()
-        else:
-            await coming.entry(self.settings.budget)
+            await self._cache.coming.room()
         return coming
 
     def _landed(self, asked: Asked, entry: Entry, task: "asyncio.Task[bool]") -> None:

@@ -164,5 +164,9 @@ class Past:
         return Regions(names, tuple(blob[start : start + SIZE] for start in range(0, len(blob), SIZE)), question)
 
     def forget(self) -> None:
+        """Forget what is held in memory: the file has it otherwise."""
+        self._prompts.forget()
+
+    def prune(self) -> None:
         """Let the oldest tombstones go."""
         self._tombstones.forget()

@@ -1,4 +1,8 @@
-"""The prompts that one transaction has to do with, held in memory: read by few statements, changed here, written by few."""
+"""The prompts that one transaction has to do with, held in memory: read by few statements, changed here, written by few.
+
+An answer is stored a moment after its request is over, so most prompts are needed by the next transactions again. They are kept
+here until another connection writes into the file: each row that is read costs a turn of Python's lock.
+"""
 
 import sqlite3
 from collections.abc import Iterable
@@ -14,6 +18,8 @@ _CHANGED = (
     " on conflict (number) do update set entry = excluded.entry, expires = excluded.expires, seconds = excluded.seconds,"
     " last = excluded.last"
 )
+_KEPT = 4_096
+"""Prompts of earlier transactions that are kept."""
 _ASKED = "update prompts set last = max(coalesce(last, 0), ?) where number = ?"
 
 
@@ -76,23 +82,36 @@ class PromptRows:
         self._alike: dict[bytes, list[Alike]] = {}
         self._asked: dict[int, int] = {}
         self._next: int | None = None
+        self._kept: dict[bytes, PromptRow | None] = {}
+        self._kept_by_number: dict[int, PromptRow] = {}
+        self._version: int | None = None
 
     def begin(self, keys: Iterable[bytes]) -> None:
         """Begin a transaction that has to do with some keys; others are read when they are asked for."""
-        self.end()
+        self._end()
+        (version,) = self._connection.execute("pragma data_version").fetchone()
+        if version != self._version:
+            # Another connection has written into the file.
+            self.forget()
+            self._version = version
         self._read(list(keys))
 
-    def end(self) -> None:
-        """Forget what was read: others may change it now."""
+    def _end(self) -> None:
         for held in (self._rows, self._by_number, self._alike, self._asked):
             held.clear()
         self._next = None
 
+    def forget(self) -> None:
+        """Forget what was read before: it is not so in the file."""
+        self._kept.clear()
+        self._kept_by_number.clear()
+
     def _read(self, keys: list[bytes]) -> None:
-        self._rows.update(dict.fromkeys(keys))
-        for row in run_many(self._connection, _SELECT, keys):
-            found = PromptRow(*row)
-            self._rows[found.key] = self._by_number[found.number] = found
+        unknown = [key for key in keys if key not in self._kept]
+        self._rows.update({key: self._kept.get(key) for key in keys})
+        self._rows.update({row[0]: PromptRow(*row) for row in run_many(self._connection, _SELECT, unknown)})
+        found = (self._rows[key] for key in keys)
+        self._by_number.update({row.number: row for row in found if row is not None})
 
     def get(self, key: bytes) -> PromptRow | None:
         """The prompt with a key."""
@@ -136,6 +155,8 @@ class PromptRows:
     def asked(self, record: int, number: int) -> None:
         """A record asked the prompt with a number."""
         row = self._by_number.get(number)
+        if row is None and (row := self._kept_by_number.get(number)) is not None:
+            self._rows[row.key] = self._by_number[number] = row
         if row is None:
             self._asked[number] = max(record, self._asked.get(number, 0))
         else:
@@ -153,4 +174,14 @@ class PromptRows:
         insert_many(self._connection, _INSERT, new)
         insert_many(self._connection, _CHANGE, changed, _CHANGED)
         self._connection.executemany(_ASKED, [(record, number) for number, record in self._asked.items()])
-        self.end()
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keep what is in the file now, for the next transactions."""
+        for row in self._by_number.values():
+            row.new, row.changed = None, False
+        if len(self._kept) + len(self._rows) > _KEPT:
+            self.forget()
+        self._kept.update(self._rows)
+        self._kept_by_number.update(self._by_number)
+        self._end()

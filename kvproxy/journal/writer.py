@@ -79,6 +79,7 @@ class Writer:
                 self._totals.write(self._connection)
         except BaseException:
             self._words.forget()
+            self._past.forget()
             self._known.clear()
             self._unnamed.clear()
             self._totals = Totals()
@@ -278,7 +279,8 @@ class Writer:
             unused = "delete from prompts where number = ? and last < ?"
             self._connection.executemany(unused, [(each, least) for each in prompts])
             self._connection.execute("delete from equals where number < ? and last < ?", [least, least])
-            self._past.forget()
+            self._past.prune()
         if rows:
             self._known.clear()
+            self._past.forget()
         return len(rows)

@@ -12,6 +12,7 @@ from kvproxy.index.store import Why
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.past import Gone, Kept
 from kvproxy.journal.schema import open_file
+from kvproxy.journal.totals import Totals
 from kvproxy.journal.waiting import What
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
@@ -105,9 +106,42 @@ def test_a_large_batch_is_read_and_written_by_few_statements(tmp_path: Path) -> 
     connection.set_trace_callback(said.append)
     writer.write(what_of(steps))
     # There were eleven for each request, and each hands over the lock that answers need.
-    assert len(said) < 150
+    assert len(said) < 40
     count = connection.execute("select count(*) from requests where entry is not null").fetchone()
     assert count == (300,)
+    connection.close()
+
+
+def test_a_prompt_is_read_again_only_where_another_connection_has_written(tmp_path: Path) -> None:
+    connection = open_file(tmp_path / "journal.db")
+    other = sqlite3.connect(tmp_path / "journal.db")
+    writer = Writer(connection, JournalSettings(), lambda: NOW)
+    miss = draft("q", "first")
+    writer.write([miss])
+    said: list[str] = []
+    connection.set_trace_callback(said.append)
+    writer.write([Kept(f"{miss.key}", "e" * 32, NOW + 60, NOW, "first")])
+    assert not [sql for sql in said if sql.startswith("select key, number")]
+    with other:
+        other.execute("update prompts set seconds = 99, last = 40")
+    writer.write([Kept(f"{miss.key}", "f" * 32, NOW + 70, NOW, "second"), draft("q", "third", hit=True)])
+    assert [sql for sql in said if sql.startswith("select key, number")]
+    columns = "entry, expires, seconds, last"
+    assert connection.execute(f"select {columns} from prompts").fetchall() == [("f" * 32, NOW + 70, 99.0, 40)]
+    connection.close()
+    other.close()
+
+
+def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) -> None:
+    now = NOW
+    connection = open_file(tmp_path / "journal.db")
+    writer = Writer(connection, JournalSettings(days=1), lambda: now)
+    writer.write([draft("q", "first", time=NOW)])
+    now += 2 * 86_400
+    assert writer.prune() == 1
+    assert connection.execute("select count(*) from prompts").fetchone() == (0,)
+    writer.write([draft("q", "second", time=now)])
+    assert connection.execute("select number, question is null from prompts").fetchall() == [(1, False)]
     connection.close()
 
 
@@ -134,4 +168,22 @@ def test_after_an_error_nothing_of_a_batch_is_held(tmp_path: Path) -> None:
     writer.write([draft("q", "second")])
     assert connection.execute("select request_id, prompt from requests").fetchall() == [("second", 1)]
     assert connection.execute("select number, last from prompts").fetchall() == [(1, 1)]
+    connection.close()
+
+
+def test_after_a_failed_commit_a_prompt_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = open_file(tmp_path / "journal.db")
+    writer = Writer(connection, JournalSettings(), lambda: NOW)
+    miss = draft("q", "first")
+    writer.write([miss])
+
+    def failing(totals: Totals, connection: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Totals, "write", failing)
+        with pytest.raises(sqlite3.OperationalError):
+            writer.write([Kept(f"{miss.key}", "e" * 32, NOW + 60, NOW, "first")])
+    writer.write([draft("q", "second", hit=True)])
+    assert connection.execute("select entry, expires from prompts").fetchall() == [(None, None)]
     connection.close()

@@ -1,5 +1,6 @@
 """The journal's file: what kill -9 leaves of it, its bounds, and requests that no one foresaw."""
 
+import contextlib
 import signal
 import sqlite3
 import subprocess
@@ -116,8 +117,8 @@ def test_a_hit_whose_prompt_was_forgotten_while_it_waited_leaves_a_record(tmp_pa
     journal.flush()
     with journal._writing:
         journal.add(draft("question", "hit", hit=True))
-        with journal._connection:
-            journal._connection.execute("delete from prompts")
+        with contextlib.closing(sqlite3.connect(journal.path)) as other, other:
+            other.execute("delete from prompts")
         journal._writer._known.clear()
     assert [(each.request_id, each.reason, each.prompt) for each in journal.latest(1)] == [("hit", "hit-exact", None)]
     journal.close()

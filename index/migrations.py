@@ -76,6 +76,11 @@ def m009_stale(db: "Database") -> None:
         db.execute(sql)
 
 
+def m010_sums_of_tenants(db: "Database") -> None:
+    for sql in (*M010, *_M010_TRIGGERS):
+        db.execute(sql)
+
+
 NAME = "kvproxy"
 STEPS = (
     m001_responses,
@@ -87,6 +92,7 @@ STEPS = (
     m007_checksums,
     m008_tenants,
     m009_stale,
+    m010_sums_of_tenants,
 )
 
 # Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
@@ -143,6 +149,19 @@ M009 = (
     "alter table responses add column stale_while_revalidate float8 not null default 0",
     "alter table responses add column stale_if_error float8 not null default 0",
     f"create index idx_responses_kept on responses (({KEPT_UNTIL}))",
+)
+# What each tenant has in sum, kept by triggers: counting it for each write takes longer the more a tenant has.
+M010 = (
+    "create table tenants (tenant text primary key, entries bigint not null, bytes bigint not null)",
+    "insert into tenants select tenant, count(*), sum(bytes) from responses group by tenant",
+)
+_M010_TRIGGERS = (
+    "create trigger tenants_added after insert on responses begin"
+    " insert into tenants values (new.tenant, 1, new.bytes)"
+    " on conflict (tenant) do update set entries = entries + 1, bytes = bytes + excluded.bytes; end",
+    "create trigger tenants_removed after delete on responses begin"
+    " update tenants set entries = entries - 1, bytes = bytes - old.bytes where tenant = old.tenant;"
+    " delete from tenants where tenant = old.tenant and entries = 0; end",
 )
 _M009_PURGES = (
     "create table purges (number integer primary key autoincrement, time float not null, who text not null,"

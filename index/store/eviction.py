@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.store.protocol import Capacity
+from kvproxy.index.store.protocol import Capacity, Put
 
 PINNED = 1e300
 """The priority of an entry that is pinned: no other comes near it, so all others go first."""
@@ -31,6 +31,11 @@ UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priorit
 def entry_bytes(entry: Entry, dim: int) -> int:
     """Bytes that an entry is counted with: request, response, prompt and a float32 vector of `dim` values."""
     return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
+
+
+def put_bytes(put: Put) -> int:
+    """`entry_bytes` of what is put."""
+    return entry_bytes(put.entry, 0 if put.vector is None else len(put.vector))
 
 
 def priority(entry: Entry, size: int, age: float) -> float:

@@ -8,6 +8,7 @@ from kvproxy.index.migrations import M006 as M006_SEALED
 from kvproxy.index.migrations import M007 as M007_CHECKSUMS
 from kvproxy.index.migrations import M008 as M008_TENANTS
 from kvproxy.index.migrations import M009 as M009_STALE
+from kvproxy.index.migrations import M010 as M010_SUMS
 from kvproxy.index.observations import M003 as M003_PRUNED
 
 _LOCK = 0x6B7670726F7879  # "kvproxy": proxies that start together take turns.
@@ -71,9 +72,27 @@ _M009_PURGES = (
         number bigserial primary key, time float8 not null, who text not null, what text not null, soft integer not null,
         entries bigint not null)""",
 )
+_M010_SUMS_OF_TENANTS = (
+    *M010_SUMS,
+    """create function tenants_added() returns trigger language plpgsql as $$ begin
+        insert into kvproxy.tenants as h select a.tenant, count(*), sum(a.bytes) from added a group by a.tenant
+            on conflict (tenant) do update set entries = h.entries + excluded.entries, bytes = h.bytes + excluded.bytes;
+        return null; end $$""",
+    """create function tenants_removed() returns trigger language plpgsql as $$ begin
+        update kvproxy.tenants h set entries = h.entries - r.entries, bytes = h.bytes - r.bytes
+            from (select tenant, count(*) as entries, sum(bytes) as bytes from removed group by tenant) r
+            where h.tenant = r.tenant;
+        delete from kvproxy.tenants h using removed r where h.tenant = r.tenant and h.entries = 0;
+        return null; end $$""",
+    "create trigger tenants_added after insert on responses referencing new table as added"
+    " for each statement execute function tenants_added()",
+    "create trigger tenants_removed after delete on responses referencing old table as removed"
+    " for each statement execute function tenants_removed()",
+)
 _STEPS = (
     *(_M001_RESPONSES, _M002_OBSERVATIONS, _M003_LEARNED, M003_PRUNED, M006_SEALED, M007_CHECKSUMS, M008_TENANTS),
     _M009_PURGES,
+    _M010_SUMS_OF_TENANTS,
 )
 
 

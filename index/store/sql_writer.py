@@ -23,8 +23,8 @@ from kvproxy.index.store.purging import expire_now, remember
 from kvproxy.index.store.room import Comer, make_room
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Row, Texts
-from kvproxy.index.store.share import make_room as make_room_of
-from kvproxy.index.store.share import share_of
+from kvproxy.index.store.share import make_room_of, share_of
+from kvproxy.index.store.together import parts
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -98,7 +98,7 @@ class SqlWriter(abc.ABC):
     def put_many(self, puts: Sequence[Put]) -> Written:
         numbers, gone = list[int | None](), list[Gone]()
         with self._writing() as run:
-            for part in self._parts(run, puts):
+            for part in parts(run, self._capacity, puts, self._text, partial(self._replaces, run, puts)):
                 made, went = self._put(run, part)
                 numbers += made
                 gone += went
@@ -110,30 +110,11 @@ class SqlWriter(abc.ABC):
         for listener in self.when_gone if gone else ():
             listener(gone)
 
-    def _parts(self, run: Run, puts: Sequence[Put]) -> list[list[Put]]:
-        """The puts, in their order, in parts that may be put at once: none in it stands in another's way, and where entries
-        must go to make room, none takes the place of a stored one."""
-        alone = [[put] for put in puts]
-        if len(puts) < 2 or len({put.embedder for put in puts if put.vector is not None}) > 1:
-            return alone
-        if len({put.entry.id for put in puts}) + len({put.entry.key for put in puts}) < 2 * len(puts):
-            return alone
-        if any(share_of(self._capacity, put.entry.tenant) is not None for put in puts):
-            return alone
-        totals = run("select entries, bytes from totals", {})[0]
-        entries, size = totals["entries"] + len(puts), totals["bytes"] + sum(map(_size, puts))
-        if not eviction.excess(self._capacity, entries, size):
-            return [list(puts)]
+    def _replaces(self, run: Run, puts: Sequence[Put]) -> list[bool]:
+        """Whether each put takes the place of what is stored."""
         old = self._in_the_way(run, puts)
         taken = {row["id"] for row in old} | {row["key"] for row in old}
-        replaces = [put.entry.id in taken or self._text(put.entry.key) in taken for put in puts]
-        parts = [alone[0]]
-        for place in range(1, len(puts)):
-            if replaces[place] or replaces[place - 1]:
-                parts.append(alone[place])
-            else:
-                parts[-1].append(puts[place])
-        return parts
+        return [put.entry.id in taken or self._text(put.entry.key) in taken for put in puts]
 
     def _in_the_way(self, run: Run, puts: Sequence[Put]) -> list[Row]:
         """What is stored under the ids or keys of puts."""
@@ -143,13 +124,14 @@ class SqlWriter(abc.ABC):
         return run(sql, {"ids": self._list(ids), "keys": self._list(keys)})
 
     def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
-        """Put one, or one of the `_parts`: the numbers of their vectors, and what went."""
+        """Put one, or one of the `parts`: the numbers of their vectors, and what went."""
         old = self._in_the_way(run, puts)
         gone, pinned = self._remove(run, [row["id"] for row in old], "replaced"), eviction.pinned_keys(old)
-        share = share_of(self._capacity, puts[0].entry.tenant)
+        # Where several are put at once, each tenant has room for its own.
+        share = share_of(self._capacity, puts[0].entry.tenant) if len(puts) == 1 else None
         comers: list[Comer] = []
         for put in puts:
-            entry, size = put.entry, _size(put)
+            entry, size = put.entry, eviction.put_bytes(put)
             if not eviction.room_for(self._capacity, size) or (share is not None and size > share):
                 gone.append(Gone(entry.id, entry.namespace))
             else:
@@ -294,7 +276,3 @@ class SqlWriter(abc.ABC):
         """Write the hits that are pending; those that cannot be written are lost."""
         with contextlib.suppress(Exception):
             self.flush()
-
-
-def _size(put: Put) -> int:
-    return eviction.entry_bytes(put.entry, 0 if put.vector is None else len(put.vector))

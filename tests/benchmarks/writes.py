@@ -1,8 +1,9 @@
 """Durable inserts a second, by writers at once: each with a transaction of its own, and together as the proxy writes them.
 
-python -m tests.benchmarks.writes
+python -m tests.benchmarks.writes [--full 5000 | --shared 100000]
 """
 
+import argparse
 import asyncio
 import statistics
 import tempfile
@@ -13,12 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.batching import WriteBatcher
-from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store import Capacity, Put, ResponseStore
 from tests.index.entries import make_entry
 
 SECONDS = 1.5
 ROUNDS = 3
 VECTOR = np.ones(384, np.float32)
+
+
+def put() -> Put:
+    """Another entry."""
+    entry = make_entry()
+    return Put(make_entry(key=entry.id, id=entry.id, response=b"x" * 1000), VECTOR, "e")
 
 
 async def rate(write: Callable[[Put], Awaitable[object]], writers: int) -> float:
@@ -29,8 +36,7 @@ async def rate(write: Callable[[Put], Awaitable[object]], writers: int) -> float
     async def work() -> None:
         nonlocal done
         while time.perf_counter() < end:
-            entry = make_entry()
-            await write(Put(make_entry(key=entry.id, id=entry.id, response=b"x" * 1000), VECTOR, "e"))
+            await write(put())
             done += 1
 
     began = time.perf_counter()
@@ -39,13 +45,20 @@ async def rate(write: Callable[[Put], Awaitable[object]], writers: int) -> float
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", type=int, help="entries of a store that is full, so that others must go for each")
+    parser.add_argument("--shared", type=int, help="entries of a tenant with a share, who has room for more")
+    chosen = parser.parse_args()
+    capacity = Capacity(entries=chosen.full, of_tenant=None if chosen.shared is None else lambda tenant: 2**40)
     print(f"{'writers':>8} {'alone/s':>10} {'together/s':>11} {'ratio':>7}")
     for writers in (1, 8, 64):
         rates: dict[str, list[float]] = {"alone": [], "together": []}
         for _ in range(ROUNDS):
             for name, seen in rates.items():
                 with tempfile.TemporaryDirectory(dir=".") as folder:
-                    store = ResponseStore(Path(folder) / "r.db")
+                    store = ResponseStore(Path(folder) / "r.db", capacity=capacity)
+                    for _ in range(0, chosen.full or chosen.shared or 0, 500):
+                        store.put_many([put() for _ in range(500)])
                     batcher = WriteBatcher(store.put_many)
 
                     async def alone(put: Put, store: ResponseStore = store) -> object:

@@ -228,6 +228,7 @@ def test_exports_of_before_there_were_tags_are_read() -> None:
 def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed: int) -> None:
     chance = random.Random(seed)
     limits = chance.choice([None, 3, 6, 12]), chance.choice([None, None, 900, 2500])
+    shares = chance.choice([{}, {}, {"t": chance.randrange(2000)}, {"t": 900, "u": 1500}])
     # Keys that return are put one by one; others push each other out of a batch.
     keys = chance.choice(["abcdefgh", "abcdefghijklmnopqrstuvwxyz"])
     batches = [
@@ -245,6 +246,7 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
                     key,
                     id=f"{number:08x}{place:024x}",
                     key=key,
+                    tenant="tuv"[ord(key) % 3],
                     response=b"x" * length,
                     completion_tokens=tokens,
                     tags=(key,),
@@ -258,7 +260,7 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
     ]
     kept = []
     for together in (True, False):
-        store = make_store(clock=clock, capacity=Capacity(*limits))
+        store = make_store(clock=clock, capacity=Capacity(*limits, shares.get))
         gone: set[str] = set()
         numbers: list[int] = []
         for batch in made:
@@ -275,6 +277,24 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
         kept.append((store.ls(), store.queue(99), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"]))
         store.close()
     assert kept[0] == kept[1]
+
+
+def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(entries=30))
+    chance = random.Random(7)
+    for number in range(40):
+        puts = [Put(make_entry(f"{chance.randrange(60)}", tenant=chance.choice("tuv"))) for _ in range(3)]
+        store.put_many(puts)
+        store.delete([entry.id for entry in store.ls(Filter(tenant="v"))[: number % 3]])
+    store.delete(store.ids(Filter(tenant="u")))
+    counted: dict[str, tuple[int, int]] = {}
+    for entry in store.ls():
+        entries, size = counted.get(entry.tenant, (0, 0))
+        counted[entry.tenant] = entries + 1, size + entry_bytes(entry, 0)
+    with store._writing() as run:
+        held = {row["tenant"]: (row["entries"], row["bytes"]) for row in run("select * from tenants", {})}
+    assert held == counted
+    assert set(held) == {"t", "v"}
 
 
 def test_what_is_past_its_time_makes_room_for_a_batch_first(make_store: MakeStore) -> None:

@@ -112,6 +112,9 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
     assert store.count() == 1
     assert store.stats()["entry_bytes"] > 0
     assert store.ids(Filter(tag="t")) == []
+    with store._writing() as run:
+        size = store.stats()["entry_bytes"]
+        assert run("select * from tenants", {}) == [{"tenant": entry.tenant, "entries": 1, "bytes": size}]
     store.delete([entry.id])
     assert store.count() == 0
     store.close()

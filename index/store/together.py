@@ -1,0 +1,53 @@
+"""Which of several puts may be written at once: those that stand in nobody's way, so that the order makes no difference."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from kvproxy.index.store import eviction
+from kvproxy.index.store.protocol import Capacity, Put
+from kvproxy.index.store.run import Run
+from kvproxy.index.store.share import owned_by, share_of
+
+
+def parts(
+    run: Run,
+    capacity: Capacity,
+    puts: Sequence[Put],
+    text: Callable[[str], str],
+    replaces: Callable[[], Sequence[bool]],
+) -> list[list[Put]]:
+    """The puts, in their order, in parts that may be put at once.
+
+    Args:
+        run: inside of the transaction that writes them.
+        text: a tenant as the database has it.
+        replaces: whether each takes the place of a stored entry; asked where others must go to make room.
+    """
+    alone = [[put] for put in puts]
+    if len(puts) < 2 or len({put.embedder for put in puts if put.vector is not None}) > 1:
+        return alone
+    if len({put.entry.id for put in puts}) + len({put.entry.key for put in puts}) < 2 * len(puts):
+        return alone
+    if any(share - owned_by(run, text(tenant)).bytes < size for tenant, share, size in _shared(capacity, puts)):
+        return alone
+    totals = run("select entries, bytes from totals", {})[0]
+    entries, size = totals["entries"] + len(puts), totals["bytes"] + sum(map(eviction.put_bytes, puts))
+    if not eviction.excess(capacity, entries, size):
+        return [list(puts)]
+    replacing = replaces()
+    found = [alone[0]]
+    for place in range(1, len(puts)):
+        if replacing[place] or replacing[place - 1]:
+            found.append(alone[place])
+        else:
+            found[-1].append(puts[place])
+    return found
+
+
+def _shared(capacity: Capacity, puts: Sequence[Put]) -> list[tuple[str, int, int]]:
+    """Tenants that have a share, their shares, and the bytes that are put of them."""
+    sizes: Counter[str] = Counter()
+    for put in puts:
+        sizes[put.entry.tenant] += eviction.put_bytes(put)
+    shares = ((tenant, share_of(capacity, tenant), size) for tenant, size in sizes.items())
+    return [(tenant, share, size) for tenant, share, size in shares if share is not None]

@@ -70,12 +70,14 @@ def make_room(
     priorities: dict[str, float] = {}
     for comer in comers:
         while eviction.excess(capacity, entries + 1, size + comer.size):
-            if stored is None or (new and new[0] < stored):
+            if stored is not None and not (new and new[0] < stored):
+                victim, stored = stored, next(least, None)
+                evicted.append(victim[1])
+            elif new:
                 victim = heapq.heappop(new)
                 del priorities[victim[1]]
             else:
-                victim, stored = stored, next(least, None)
-                evicted.append(victim[1])
+                break  # The sums tell of more than there is: the file was damaged.
             entries, size = entries - 1, size - victim[2]
             age = victim[0] if victim[0] < eviction.PINNED else age
         entries, size = entries + 1, size + comer.size

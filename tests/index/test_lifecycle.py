@@ -297,6 +297,15 @@ def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> N
     assert set(held) == {"t", "v"}
 
 
+def test_sums_that_tell_of_more_than_there_is_keep_nothing_out(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(entries=3))
+    store.put(make_entry("one"))
+    with store._writing() as run:
+        run("update totals set entries = 50", {})
+    store.put_many([Put(make_entry("two")), Put(make_entry("three"))])
+    assert "three" in {entry.prompt for entry in store.ls()}
+
+
 def test_what_is_past_its_time_makes_room_for_a_batch_first(make_store: MakeStore) -> None:
     now = 2000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=6))

@@ -29,6 +29,8 @@ _AROUND = 1.0
 """Seconds of load before the upstream is killed."""
 _PATIENCE = 60.0
 _TTL = 0.5
+_ON_THE_WAY = 0.25
+"""Seconds in which an answer that the upstream gave just before it died is stored at the latest; its time begins then."""
 _SETTINGS = {
     # So short that whatever is given without the upstream is past its time.
     "cache__ttl": _TTL,
@@ -154,7 +156,7 @@ async def _client(url: str, seed: int, outage: Outage, finding: Finding) -> None
             except (httpx.TransportError, ValueError) as error:
                 told, text = None, repr(error)
             # What was stored a moment before is within its time for a moment after.
-            away = 0 < outage.began < began - _TTL and not outage.ended
+            away = 0 < outage.began < began - _TTL - _ON_THE_WAY and not outage.ended
             cut = began <= outage.began
             form = "stream" if stream else "whole"
             _judge(

@@ -28,7 +28,7 @@ _AT_ONCE = 32
 _CHAT = "/v1/chat/completions"
 _GROWTH = {"memory in KiB": 60_000, "descriptors": 8, "threads": 8}
 """How much more there may be at the end than after the beginning; of what is not named here, nothing."""
-_ENGINES_SHARE = 50
+_ENGINES_SHARE = 25
 """One request of so many goes to the embedded engine."""
 
 
@@ -83,7 +83,7 @@ def _proxy(where: str, data: Path) -> Iterator[str]:
 
 async def _soak(proxy: str, rounds: int, seed: int, advance: Advance, finding: Finding, *, engine: bool) -> None:
     generator = random.Random(seed)
-    # torch keeps code and scratch memory for each shape of a batch that it meets, and meets new ones for 12,000 requests.
+    # torch keeps code and scratch memory for each shape of a batch that it meets, and meets new ones for some 20,000 requests.
     first = rounds * 3 // 5 if engine else rounds // 5
     await _send(proxy, first, generator, advance, finding)
     before = await _idle(proxy, engine=engine)

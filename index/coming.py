@@ -126,7 +126,7 @@ class OnTheWay:
         return self.bytes >= _MOST_BYTES
 
     async def room(self) -> None:
-        """Wait until that is no longer so: for some of the first to arrive, not for all that are on their way."""
+        """Wait until no more answers need be held back: some of those on their way have arrived then, not all."""
         while self.full:
             self._room.clear()
             await self._room.wait()

@@ -1,8 +1,8 @@
 """Statements over many rows at a time.
 
 SQLite makes the rows of one statement by itself. Between two statements Python's lock is handed over and back, and a thread that
-writes waits for it up to five milliseconds each time, while another one answers requests. So rows are padded up to one of few
-numbers of rows: a single statement takes them all, and SQLite has it at hand.
+writes waits for it up to five milliseconds each time, while another one answers requests. So rows are padded to a power of
+two, and one statement takes them all. There are few such statements, and SQLite keeps them ready.
 """
 
 import sqlite3
@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeVar
 
-MOST = 256
+_MOST = 256
 """Rows of one statement: a power of two, as are the others."""
 _PADDING = 0  # No None: Python's sqlite3 takes ten times as long over it.
 Each = TypeVar("Each")
@@ -74,7 +74,7 @@ def select_each(connection: sqlite3.Connection, sql: str, values: Sequence[Any])
 
 
 def _parts(rows: Sequence[Each]) -> Iterator[Sequence[Each]]:
-    return (rows[start : start + MOST] for start in range(0, len(rows), MOST))
+    return (rows[start : start + _MOST] for start in range(0, len(rows), _MOST))
 
 
 def _size(rows: int) -> int:

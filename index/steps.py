@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Step = Callable[["Database"], None]
 _PATIENCE = 10.0  # Seconds that a process waits for another one's transaction.
 _STATEMENTS = 256
-"""That are kept ready. Those over many rows come in nine sizes each, see `many`; the default of 128 has no room for all."""
+"""Statements that are kept ready. Those over many rows come in nine sizes each (see `many`): too many for the default of 128."""
 
 
 def make_private(path: Path) -> None:

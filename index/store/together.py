@@ -28,11 +28,15 @@ def parts(
         return alone
     if len({put.entry.id for put in puts}) + len({put.entry.key for put in puts}) < 2 * len(puts):
         return alone
-    if any(share - owned_by(run, text(tenant)).bytes < size for tenant, share, size in _shared(capacity, puts)):
-        return alone
+    sizes: Counter[str] = Counter()
+    for put in puts:
+        sizes[put.entry.tenant] += eviction.put_bytes(put)
+    for tenant, size in sizes.items():
+        share = share_of(capacity, tenant)
+        if share is not None and owned_by(run, text(tenant)).bytes + size > share:
+            return alone
     totals = run("select entries, bytes from totals", {})[0]
-    entries, size = totals["entries"] + len(puts), totals["bytes"] + sum(map(eviction.put_bytes, puts))
-    if not eviction.excess(capacity, entries, size):
+    if not eviction.excess(capacity, totals["entries"] + len(puts), totals["bytes"] + sizes.total()):
         return [list(puts)]
     replacing = replaces()
     found = [alone[0]]
@@ -42,12 +46,3 @@ def parts(
         else:
             found[-1].append(puts[place])
     return found
-
-
-def _shared(capacity: Capacity, puts: Sequence[Put]) -> list[tuple[str, int, int]]:
-    """Tenants that have a share, their shares, and the bytes that are put of them."""
-    sizes: Counter[str] = Counter()
-    for put in puts:
-        sizes[put.entry.tenant] += eviction.put_bytes(put)
-    shares = ((tenant, share_of(capacity, tenant), size) for tenant, size in sizes.items())
-    return [(tenant, share, size) for tenant, share, size in shares if share is not None]

@@ -131,7 +131,7 @@ class Writer:
         self._past.write()
 
     def _keys(self, what: Sequence[What]) -> set[bytes]:
-        """The keys of which something must be known. Of an entry that went nothing must: where it lay, a stone is put."""
+        """The keys of which something must be known. An entry that went leaves a tombstone, whatever was known of it."""
         moved = {short_key(each.key) for each in what if isinstance(each, Kept)}
         asked = (each for each in what if isinstance(each, Draft) and each.parts is not None)
         new = {short_key(each.key) for each in asked if each.key is not None and self._at_hand(each) is None}

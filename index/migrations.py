@@ -81,6 +81,11 @@ def m010_sums_of_tenants(db: "Database") -> None:
         db.execute(sql)
 
 
+def m011_puts(db: "Database") -> None:
+    for sql in _M011:
+        db.execute(sql)
+
+
 NAME = "kvproxy"
 STEPS = (
     m001_responses,
@@ -93,6 +98,7 @@ STEPS = (
     m008_tenants,
     m009_stale,
     m010_sums_of_tenants,
+    m011_puts,
 )
 
 # Sizes, priorities, tags and provenance; and what there is in sum, kept by triggers, so that no write has to count.
@@ -162,6 +168,13 @@ _M010_TRIGGERS = (
     "create trigger tenants_removed after delete on responses begin"
     " update tenants set entries = entries - 1, bytes = bytes - old.bytes where tenant = old.tenant;"
     " delete from tenants where tenant = old.tenant and entries = 0; end",
+)
+# How many entries were ever stored, so that a process that knows the keys notices what others store.
+_M011 = (
+    "alter table totals add column puts integer not null default 0",
+    "drop trigger responses_added",
+    "create trigger responses_added after insert on responses begin"
+    " update totals set entries = entries + 1, bytes = bytes + new.bytes, puts = puts + 1; end",
 )
 _M009_PURGES = (
     "create table purges (number integer primary key autoincrement, time float not null, who text not null,"

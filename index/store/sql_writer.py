@@ -92,6 +92,9 @@ class SqlWriter(abc.ABC):
         """A text as the database takes it."""
         return text
 
+    def _stores(self, keys: Sequence[str]) -> None:  # noqa: B027
+        """Told the keys that the transaction under way stores."""
+
     def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> Written:
         return self.put_many([Put(entry, vector, embedder)])
 
@@ -141,6 +144,7 @@ class SqlWriter(abc.ABC):
             gone += make_room_of(run, evict, self._text(puts[0].entry.tenant), share, comers[0].size)
         room = make_room(run, partial(self._remove, run), partial(self._expired, run), self._capacity, comers)
         stay = [comer for comer in comers if comer.entry.id in room.priorities]
+        self._stores([comer.entry.key for comer in stay])
         run.many(_INSERT, [self._row(comer, room.priorities[comer.entry.id]) for comer in stay])
         tags = [(tag, comer.entry.id) for comer in stay for tag in sorted(set(comer.entry.tags))]
         run.many(_INSERT_TAG, [{"tag": self._text(tag), "id": id} for tag, id in tags])

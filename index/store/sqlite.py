@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.steps import apply_steps, connect, make_private
 from kvproxy.index.store.condition import Kind
 from kvproxy.index.store.heads import HEAD, read_heads
+from kvproxy.index.store.known_keys import KnownKeys
 from kvproxy.index.store.many_rows import execute_many
 from kvproxy.index.store.protocol import Capacity, Head
 from kvproxy.index.store.run import Run
@@ -65,6 +67,7 @@ class ResponseStore(SqlStore):
         self._looked = 0.0
         self._lasting = True  # As `connect` makes it.
         self._closed = False
+        self._keys = KnownKeys(self._query, self._write_lock)
         try:
             make_private(path)
             writer = self._connect()
@@ -97,7 +100,7 @@ class ResponseStore(SqlStore):
 
     @contextlib.contextmanager
     def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
-        with self._write_lock, self._told("write"), self._writer:
+        with self._write_lock, self._told("write"), self._keys.writing(), self._writer:
             # Without a wait for the disk the commit survives a killed process, but perhaps not a power cut.
             if lasting != self._lasting:
                 self._writer.execute(f"pragma synchronous={'full' if lasting else 'normal'}")
@@ -120,6 +123,12 @@ class ResponseStore(SqlStore):
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
         with self._told("read"), self._reading() as reader:
             return _rows(reader.execute(sql, values))
+
+    def find(self, key: str) -> Entry | None:
+        return None if not self._closed and self._keys.lacks(key) else super().find(key)
+
+    def _stores(self, keys: Sequence[str]) -> None:
+        self._keys.add(keys)
 
     def version(self) -> int | None:
         with self._told("read"):
@@ -223,6 +232,7 @@ class ResponseStore(SqlStore):
 
     def close(self) -> None:
         """Write what is pending and close the file."""
+        self._keys.close()
         super().close()
         self._closed = True
         self._writer.close()

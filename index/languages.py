@@ -5,6 +5,7 @@ the same question always gets the same answer, in some microseconds.
 """
 
 import unicodedata
+from collections import Counter
 from collections.abc import Container, Sequence
 from functools import lru_cache
 
@@ -47,7 +48,18 @@ _WORDS = {
     "vi": "là gì của và không có như thế nào tôi làm cho",
     "hi": "kya hai kaise ka ki ke mein nahi kyu kyon hain mujhe karna kare kaun",
 }
-_LISTS = {language: frozenset(text.split()) for language, text in _WORDS.items()}
+
+
+def _by_word() -> dict[str, tuple[str, ...]]:
+    """The languages that have a word."""
+    found: dict[str, tuple[str, ...]] = {}
+    for language, text in _WORDS.items():
+        for word in dict.fromkeys(text.split()):
+            found[word] = (*found.get(word, ()), language)
+    return found
+
+
+_BY_WORD = _by_word()
 _ENGLISH = FUNCTION_WORDS | frozenset(
     "no not into out up over after before between without while because any some more most much many"
     " only does did get got become use used using good best better make makes made".split()
@@ -86,8 +98,9 @@ def language_of(text: str) -> str:
     if script is not None:
         return script
     said = words(text)
-    counts = {language: sum(word in known for word in said) for language, known in _LISTS.items()}
-    language, most = max(counts.items(), key=lambda each: each[1])
+    counts = Counter(language for word in said for language in _BY_WORD.get(word, ()))
+    language = max(_WORDS, key=lambda each: counts[each])
+    most = counts[language]
     english = sum(word in _ENGLISH for word in said)
     # Where as much speaks for both, English words that other languages have too speak for neither.
     if most > english or (most and most == english and not any(word in _ENGLISH - _SHARED for word in said)):

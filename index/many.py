@@ -2,7 +2,8 @@
 
 SQLite makes the rows of one statement by itself. Between two statements Python's lock is handed over and back, and a thread that
 writes waits for it up to five milliseconds each time, while another one answers requests. So rows are padded to a power of
-two, and one statement takes them all. There are few such statements, and SQLite keeps them ready.
+two, and one statement takes them all. There are few such statements, and SQLite keeps them ready. The lock is
+handed over for each row that is read, too.
 """
 
 import sqlite3
@@ -71,6 +72,15 @@ def select_each(connection: sqlite3.Connection, sql: str, values: Sequence[Any])
         one = _repeated("", f"select * from ({sql})", " union all ", "", size)
         rows += connection.execute(one, [*part, *[None] * (size - len(part))])
     return rows
+
+
+def as_one_row(sql: str, names: Sequence[str]) -> str:
+    """A statement whose one row has all that another one gives, as JSON: a list of the rows' values, in the order of the names.
+
+    Args:
+        names: of the columns; none is a blob.
+    """
+    return f"select json_group_array(json_array({', '.join(names)})) as rows from ({sql})"
 
 
 def _parts(rows: Sequence[Each]) -> Iterator[Sequence[Each]]:

@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import pairwise
 
 from kvproxy.index.guards import lexicon
-from kvproxy.index.guards.texts import words
+from kvproxy.index.guards.texts import of_text, words
 
 _QUESTION = re.compile(
     r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
@@ -24,6 +24,7 @@ def question_differs(question: str, cached: str) -> bool:
     return "what" not in ours | theirs or bool({"who"} & (ours | theirs))
 
 
+@of_text
 def _kinds(text: str) -> set[str]:
     """The kinds of the first question words: one, or two of them in `when and where`."""
     found = list(_QUESTION.findall(text.lower()))
@@ -41,6 +42,7 @@ def time_differs(question: str, cached: str) -> bool:
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
 
 
+@of_text
 def _times(text: str) -> set[str]:
     said = words(text)
     shifts = {

@@ -2,6 +2,8 @@
 
 import re
 
+from kvproxy.index.guards.texts import of_text
+
 _UNIT = "(word|line|sentence|paragraph|page|point)s?"
 _LENGTHS = (
     re.compile(rf"\b(\d+|two|three|four|five|six|seven|eight|nine|ten)[ -]{_UNIT}\b"),
@@ -31,6 +33,7 @@ def form_differs(question: str, cached: str) -> bool:
     return _forms(question) != _forms(cached)
 
 
+@of_text
 def _forms(text: str) -> set[str]:
     plain = text.lower().replace("’", "'")
     lengths = {f"{number} {unit}" for length in _LENGTHS for number, unit in length.findall(plain)}

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from kvproxy.index.guards import lexicon
-from kvproxy.index.guards.texts import NUMBER, WORD, words
+from kvproxy.index.guards.texts import NUMBER, WORD, of_text, words
 
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
@@ -39,10 +39,12 @@ def _form(word: str) -> str:
     return lexicon.UNITS.get(word.lower(), word.lower())
 
 
+@of_text
 def _plain_words(text: str) -> set[str]:
     return {word.removesuffix("'s") for word in words(text)}
 
 
+@of_text
 def _names(text: str) -> set[str]:
     names: set[str] = set()
     for match in WORD.finditer(text):
@@ -67,12 +69,14 @@ def order_differs(question: str, cached: str) -> bool:
     return not around and "between" not in one
 
 
+@of_text
 def _frame(text: str) -> list[str]:
     """The function words in their places among the others, articles aside."""
     tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
     return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
 
 
+@of_text
 def _content(text: str) -> list[str]:
     tokens = _TOKEN.findall(text)
     # A capital A inside a sentence is a name, as in `from A to B`, and no article.

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from kvproxy.index.guards import lexicon
-from kvproxy.index.guards.texts import NUMBER, WORD, words
+from kvproxy.index.guards.texts import NUMBER, WORD, of_text, words
 
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
 
@@ -23,6 +23,7 @@ def _one(text: str, other: str) -> bool:
     return "one" in words(text) and "one" not in words(other)
 
 
+@of_text
 def _numbers(text: str) -> Counter[str]:
     found = Counter(map(_plain, NUMBER.findall(text)))
     found += Counter(lexicon.ROMAN[word] for word in WORD.findall(text) if word in lexicon.ROMAN)
@@ -43,10 +44,12 @@ def units_differ(question: str, cached: str) -> bool:
     return bool(ours and theirs) and ours != theirs
 
 
+@of_text
 def _percents(text: str) -> set[str]:
     return set(_PERCENT.findall(text.lower()))
 
 
+@of_text
 def _units(text: str) -> set[str]:
     found = (after or before for after, before in _MEASURE.findall(text.lower()))
     return {lexicon.UNITS[unit] for unit in found if unit in lexicon.UNITS}

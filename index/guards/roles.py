@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from kvproxy.index.guards import lexicon
-from kvproxy.index.guards.texts import words
+from kvproxy.index.guards.texts import of_text, words
 
 _ASKING = frozenset("who whom what which".split())
 _SUPPORT = frozenset("do does did".split())
@@ -38,6 +38,7 @@ def _voice_differs(question: str, cached: str) -> bool:
     return bool(_PASSIVE.search(passive)) and not (_BE | {"by"}) & set(words(active))
 
 
+@of_text
 def _asked(text: str) -> str | None:
     """Whether the question is for the one who does something or the one to whom it is done; None where it is for neither.
 
@@ -56,5 +57,6 @@ def _asked(text: str) -> str | None:
     return None if after[0] in lexicon.FUNCTION_WORDS or _AUXILIARY & set(after[1:]) else "subject"
 
 
+@of_text
 def _content(text: str) -> list[str]:
     return [word for word in words(text) if word not in lexicon.FUNCTION_WORDS]

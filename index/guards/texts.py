@@ -7,8 +7,12 @@ WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
 
 
-# Most guards take the same two texts apart.
-@lru_cache(maxsize=512)
+# Most guards take the same two texts apart, and a text is compared with several others.
+of_text = lru_cache(maxsize=512)
+"""Remembers what a function makes of a text; callers must not change it."""
+
+
+@of_text
 def words(text: str) -> tuple[str, ...]:
     """The words in lower case, with straight apostrophes."""
     return tuple(word.lower().replace("’", "'") for word in WORD.findall(text))

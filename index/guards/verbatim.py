@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from kvproxy.index.guards.texts import words
+from kvproxy.index.guards.texts import of_text, words
 
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
 _PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
@@ -24,6 +24,7 @@ def _quotes_more(text: str, other: str) -> bool:
     return any(_spaced(next(filter(None, groups))) not in said for groups in _QUOTED.findall(text))
 
 
+@of_text
 def _spaced(text: str) -> str:
     """The tokens in lower case, a space around each, so that a phrase is found as a part."""
     return f" {' '.join(_PIECE.findall(text.lower()))} "
@@ -38,6 +39,7 @@ def code_differs(question: str, cached: str) -> bool:
     )
 
 
+@of_text
 def _code(text: str) -> set[str]:
     return {code.strip("`") for code in _CODE.findall(text)}
 
@@ -51,6 +53,7 @@ def signs_differ(question: str, cached: str) -> bool:
     return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})
 
 
+@of_text
 def _signs(text: str) -> set[str]:
     return {
         sign for sign in unicodedata.normalize("NFC", text) if sign in "&*|^~" or unicodedata.category(sign) in _SIGNS

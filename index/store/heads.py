@@ -13,6 +13,7 @@ HEAD = (
     " coalesce((select name from answers where entry = r.id), r.id) as answer"
 )
 """Columns of a head, of the responses as `r`; needs the values of `SqlStore.now`."""
+HEAD_NAMES = ("id", "key", "namespace", "prompt", "sealed", "freshness", "answer")
 _log = logging.getLogger("kvproxy")
 
 

@@ -6,19 +6,23 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlite_utils import Database
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.migrations import NAME, STEPS
 from kvproxy.index.steps import apply_steps
-from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store import Answer, Filter, Put, ResponseStore
 from kvproxy.index.store.sealing import Texts
 from kvproxy.index.store.sqlite_observations import SqliteObservations
+from tests.index.conftest import CIPHER
 from tests.index.entries import make_entry
 
 
@@ -63,9 +67,10 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store import Answer, Filter, Put, ResponseStore
 from kvproxy.index.store.sealing import Texts
 from kvproxy.index.store.sqlite_observations import SqliteObservations
+from tests.index.conftest import CIPHER
 from tests.index.entries import make_entry
 store = ResponseStore(Path(sys.argv[1]))
 for number in range(100_000):
@@ -142,3 +147,22 @@ def test_checksums_of_an_earlier_version_still_fit() -> None:
     )
     assert Texts(None).close(entry.row())["checksum"] == "aa1d02e00a5648e6"
     assert Texts(None).close(entry.row() | {"stale_if_error": 30.0})["checksum"] == "177ff5d92ef85299"
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=30), st.booleans())
+def test_what_is_near_is_read_alike_with_its_vectors_and_without(prompts: list[str], sealed: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = ResponseStore(Path(folder) / "responses.db", cipher=CIPHER if sealed else None)
+        vector = np.array([0.6, 0.8], np.float32)
+        entries = [make_entry(prompt, key=str(place)) for place, prompt in enumerate(prompts)]
+        written = store.put_many([Put(entry, vector, "e") for entry in entries])
+        store.classify(Answer(entries[0].id, "n", "a class", "a text", None, "e"))
+        numbers = [number for number in written.numbers if number is not None][::-1]
+        without = store.near("n", "e", numbers, vectors=False)
+        assert {number: head for number, (head, _) in store.near("n", "e", numbers, vectors=True).items()} == {
+            number: head for number, (head, _) in without.items()
+        }
+        assert [head.prompt for head, _ in without.values()] == prompts
+        assert list(without) == sorted(numbers)
+        assert without[numbers[-1]][0].answer == "a class"
+        store.close()

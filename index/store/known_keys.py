@@ -16,7 +16,7 @@ from typing import Any
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.sealing import Row
 
-_LOOK_SECONDS = 0.005  # What another process stores is found after no more than these.
+_LOOK_SECONDS = 0.02  # What another process stores is found after no more than these.
 _LEAST_ASKED = 32  # Who asks only now and then, as a command does, needs no keys in memory.
 _PAGE = 4096
 _MORE = (

@@ -41,6 +41,24 @@ class Room:
     priorities: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of what is stored; see `eviction` for the age."""
+
+    entries: int
+    bytes: int
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Who goes: ids of stored entries; priorities of the comers that stay, by id; the age of the store then."""
+
+    evicted: list[str]
+    priorities: dict[str, float]
+    age: float
+
+
 def make_room(
     run: Run,
     remove: Callable[[Sequence[str], Why], list[Gone]],
@@ -58,13 +76,32 @@ def make_room(
     """
     gone, together = list[Gone](), sum(comer.size for comer in comers)
     while True:
-        totals = run("select entries, bytes, age from totals", {})[0]
-        short = eviction.excess(capacity, totals["entries"] + len(comers), totals["bytes"] + together)
+        sums = _sums(run)
+        short = eviction.excess(capacity, sums.entries + len(comers), sums.bytes + together)
         if not short or not (ids := expired()):
             break
         gone += remove(ids, "expired")
-    least = _least(run, len(comers) + _PAGE) if short else iter(())
-    entries, size, age = totals["entries"], totals["bytes"], totals["age"]
+    chosen = _choose(_least(run, len(comers) + _PAGE) if short else iter(()), sums, capacity, comers)
+    gone += remove(chosen.evicted, "evicted")
+    if chosen.age != sums.age:
+        run("update totals set age = :age", {"age": chosen.age})
+    pushed = [comer.entry for comer in comers if comer.entry.id not in chosen.priorities]
+    gone += [Gone(entry.id, entry.namespace, (), entry.key, "evicted") for entry in pushed]
+    return Room(gone, chosen.priorities)
+
+
+def _sums(run: Run) -> _Sums:
+    totals = run("select entries, bytes, age from totals", {})[0]
+    return _Sums(int(totals["entries"]), int(totals["bytes"]), float(totals["age"]))
+
+
+def _choose(least: Iterator[_Place], sums: _Sums, capacity: Capacity, comers: Sequence[Comer]) -> _Choice:
+    """Who goes, as if the comers came one after the other: each pushes out the least of all that is there by then.
+
+    Args:
+        least: what is stored, the next to go first.
+    """
+    entries, size, age = sums.entries, sums.bytes, sums.age
     stored, evicted = next(least, None), list[str]()
     new: list[_Place] = []
     priorities: dict[str, float] = {}
@@ -84,12 +121,7 @@ def make_room(
         priority = eviction.PINNED if comer.pinned else eviction.priority(comer.entry, comer.size, age)
         priorities[comer.entry.id] = priority
         heapq.heappush(new, (priority, comer.entry.id, comer.size))
-    gone += remove(evicted, "evicted")
-    if age != totals["age"]:
-        run("update totals set age = :age", {"age": age})
-    pushed = [comer.entry for comer in comers if comer.entry.id not in priorities]
-    gone += [Gone(entry.id, entry.namespace, (), entry.key, "evicted") for entry in pushed]
-    return Room(gone, priorities)
+    return _Choice(evicted, priorities, age)
 
 
 def _least(run: Run, page: int) -> Iterator[_Place]:

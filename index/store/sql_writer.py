@@ -16,7 +16,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.freshness import KEPT_UNTIL
 from kvproxy.index.store import eviction
 from kvproxy.index.store.condition import Condition
-from kvproxy.index.store.hits import Hits
+from kvproxy.index.store.hit_counts import HitCounts
 from kvproxy.index.store.listing import PurgedBy
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
 from kvproxy.index.store.purging import expire_now, remember
@@ -69,7 +69,7 @@ class SqlWriter(abc.ABC):
         self._clock = clock
         self._capacity = capacity
         self._texts = texts
-        self._hits = Hits()
+        self._hits = HitCounts()
         self.when_gone: list[Callable[[Sequence[Gone]], None]] = []
 
     @abc.abstractmethod

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 
 
-class Hits:
+class HitCounts:
     """Counts hits. Safe to use from several threads."""
 
     def __init__(self) -> None:

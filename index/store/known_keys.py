@@ -19,9 +19,7 @@ from kvproxy.index.store.sealing import Row
 _LOOK_SECONDS = 0.02  # What another process stores is found after no more than these.
 _LEAST_ASKED = 32  # Who asks only now and then, as a command does, needs no keys in memory.
 _PAGE = 4096
-_MORE = (
-    65_536  # Keys of entries that went are forgotten when there are so many more than there were, and as many again.
-)
+_MORE = 16_384  # Keys of entries that went are forgotten where there are half as many again, and so many more.
 _REST = 60.0  # Seconds until the keys are read again after another process has stored something; twice as many the next time.
 _LONGEST_REST = 3600.0
 _PUTS = "select puts from totals"
@@ -138,7 +136,7 @@ class KnownKeys:
             _log.exception("the keys of the store were not read: each is asked of the file")
             self._forget(_LONGEST_REST)
         else:
-            self._most = 2 * len(keys) + _MORE
+            self._most = len(keys) + len(keys) // 2 + _MORE
             self._looked = float("-inf")
             self._whole = True
 

@@ -110,8 +110,12 @@ class PromptRows:
         unknown = [key for key in keys if key not in self._kept]
         self._rows.update({key: self._kept.get(key) for key in keys})
         self._rows.update({row[0]: PromptRow(*row) for row in run_many(self._connection, _SELECT, unknown)})
-        found = (self._rows[key] for key in keys)
-        self._by_number.update({row.number: row for row in found if row is not None})
+        found = [row for key in keys if (row := self._rows[key]) is not None]
+        self._by_number.update({row.number: row for row in found})
+        for row in found:
+            # What was asked by its number alone is not in the file yet.
+            if row.number in self._asked:
+                self.asked(self._asked.pop(row.number), row.number)
 
     def get(self, key: bytes) -> PromptRow | None:
         """The prompt with a key."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import Capacity, Filter, Put
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
@@ -182,3 +183,57 @@ def test_clocks_of_proxies_may_differ_by_a_minute(make_store: MakeStore) -> None
     for name, created in (("over", 1060.0), ("over and later", 1060.5)):
         store.put(make_entry(name, key=name, created=created, expires=1000.0, stale_if_error=5.0))
     assert [store.find(name) is not None for name in ("over", "over and later")] == [True, False]
+
+
+def test_what_was_worth_more_once_goes_some_time(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(entries=2))
+    once = make_entry("worth more", completion_tokens=20)
+    store.put(once)
+    gone = [
+        each.id for number in range(60) for each in store.put(make_entry(f"cheap {number}", completion_tokens=1)).gone
+    ]
+    assert once.id in gone
+    assert gone.index(once.id) > 5
+
+
+def test_a_new_entry_is_worth_what_the_last_ones_were_also_where_none_must_go_for_it(make_store: MakeStore) -> None:
+    store = make_store(capacity=Capacity(entries=1))
+    for number in range(10):
+        last = make_entry(f"cheap {number}", completion_tokens=1)
+        store.put(last)
+    (before,) = store.queue(9)
+    store.delete([last.id])
+    store.put(make_entry("cheap once more", completion_tokens=1))
+    (after,) = store.queue(9)
+    assert after.priority == pytest.approx(before.priority, rel=0.2)
+
+
+def test_hits_that_could_not_be_written_are_written_with_the_next_ones(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(clock=lambda: 2000.0)
+    entry = make_entry()
+    store.put(entry)
+    store.touch(entry.id)
+
+    def full(**_: object) -> None:
+        raise CacheStoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_writing", full)
+        with pytest.raises(CacheStoreError, match="full"):
+            store.flush()
+    store.touch(entry.id)
+    store.flush()
+    assert store.get(entry.id).hits == 2
+
+
+def test_vectors_of_two_embedders_come_in_one_batch(make_store: MakeStore) -> None:
+    store = make_store()
+    entries = [make_entry(str(number)) for number in range(3)]
+    written = store.put_many(
+        [Put(entry, np.ones(3, np.float32), name) for entry, name in zip(entries, ["e", "f", "e"], strict=True)]
+    )
+    assert None not in written.numbers
+    assert [entry.id for entry in store.missing_vectors("e", 9)] == [entries[1].id]
+    assert {entry.id for entry in store.missing_vectors("f", 9)} == {entries[0].id, entries[2].id}

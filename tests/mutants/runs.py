@@ -84,7 +84,11 @@ def run(folder: Path, tests: list[str], seconds: float, *, recorder: object | No
         child = os.fork()
         if child == 0:
             plugin = _First(told) if recorder is None else recorder
-            _run_tests(folder, tests, plugin, Path(scratch), changed=recorder is None)
+            try:
+                _run_tests(folder, tests, plugin, Path(scratch), changed=recorder is None)
+            finally:
+                # Whatever ends the tests must not go on as the parent, which would clear the copy away.
+                os._exit(1)
         fate = _watched(child, seconds)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)

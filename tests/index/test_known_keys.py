@@ -160,7 +160,7 @@ def test_a_process_that_is_not_alone_reads_the_keys_less_and_less_often(
 def test_what_was_not_committed_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_keys, "_LOOK_SECONDS", 0.0)
     with opened(tmp_path / "responses.db") as store:
-        store.put(entry("kept"))
+        store.put_many([Put(entry("kept")), Put(entry("kept too"))])
         with_keys(store)
 
         def fail(*_: object) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -97,4 +98,29 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
     assert "ERROR" not in said
     store = ResponseStore(data / "responses.db")
     assert {entry.prompt for entry in store.ls()} == {"kept", *(f"soon {number}" for number in range(4))}
+    store.close()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_second_ctrl_c_waits_for_nobody(upstream: tuple[str, Upstream], tmp_path: Path, streaming: bool) -> None:
+    url, _ = upstream
+    data, log = tmp_path / "data", tmp_path / "log"
+    with (
+        proxy_process(url, data, log, "--no-semantic", limits__drain_seconds=300.0) as proxy,
+        httpx.Client(timeout=60) as client,
+    ):
+        assert stored(ask(proxy.url, "kept"))
+        if streaming:
+            body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "for ever"}]}
+            sent = client.build_request("POST", f"{proxy.url}/v1/chat/completions", json=body)
+            assert next(client.send(sent, stream=True).iter_raw()) == event("one")
+        for _ in range(2):
+            proxy.process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        assert proxy.process.wait(60) == 0
+    said = log.read_text()
+    assert "Traceback" not in said
+    assert "ERROR" not in said
+    store = ResponseStore(data / "responses.db")
+    assert {entry.prompt for entry in store.ls()} == {"kept"}
     store.close()

@@ -116,9 +116,18 @@ class ProxyServer(uvicorn.Server):
         cuts = loop.call_later(self._limits.drain_seconds + _LAST_WORDS, self._cut_off)
         try:
             await super().shutdown(sockets)
+            if self.force_exit:
+                await self._stop_at_once()
         finally:
             ends.cancel()
             cuts.cancel()
+
+    async def _stop_at_once(self) -> None:
+        """After a second Ctrl-C: whoever is still served is cut off, and the app ends in order all the same."""
+        self._cut_off()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS)
+        await self.lifespan.shutdown()
 
     def _end_requests(self) -> None:
         if count := len(self._connections()):

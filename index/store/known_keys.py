@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvproxy.index.errors import CacheStoreError
@@ -30,6 +31,20 @@ _KEYS = (
 _log = logging.getLogger("kvproxy")
 
 
+@dataclass(slots=True, eq=False)
+class _Keys:
+    """Keys as they are read, by their hashes.
+
+    Attributes:
+        whole: all of them were read, and those that were stored meanwhile are there too.
+        most: with more than these there are too many of entries that went.
+    """
+
+    hashes: set[int] = field(default_factory=set)
+    whole: bool = False
+    most: int = 0
+
+
 class KnownKeys:
     """Knows of a key that no entry has it. Any thread may ask. It takes some 80 bytes of memory for each entry.
 
@@ -43,10 +58,8 @@ class KnownKeys:
     ) -> None:
         self._query = query
         self._turn = turn
-        self._keys: set[int] | None = None
-        self._whole = False
+        self._keys: _Keys | None = None
         self._puts = (0, 0)  # That the file counts, and those of the transaction under way.
-        self._most = 0
         self._asked = 0
         self._looked = self._again = float("-inf")
         self._rest = _REST
@@ -60,9 +73,10 @@ class KnownKeys:
         Raises:
             CacheStoreError: the file cannot be read.
         """
-        if not self._whole:
+        keys = self._keys
+        if keys is None or not keys.whole:
             self._asked += 1
-            if self._asked >= _LEAST_ASKED and time.monotonic() >= self._again:
+            if keys is None and self._asked >= _LEAST_ASKED and time.monotonic() >= self._again:
                 self._start()
             return False
         now = time.monotonic()
@@ -71,7 +85,7 @@ class KnownKeys:
                 return False
             self._looked = now
         keys = self._keys
-        return keys is not None and self._whole and hash(key) not in keys
+        return keys is not None and keys.whole and hash(key) not in keys.hashes
 
     def _alone(self) -> bool:
         """Whether nobody else has stored anything since the keys were read; False too where that cannot be told just now."""
@@ -101,32 +115,33 @@ class KnownKeys:
     def add(self, keys: Iterable[str]) -> None:
         """Keys that the transaction under way stores."""
         hashes = [hash(key) for key in keys]
-        known = self._keys
-        if known is not None:
-            known.update(hashes)
-            if self._whole and len(known) > self._most:
+        stored = self._keys
+        if stored is not None:
+            stored.hashes.update(hashes)
+            if stored.whole and len(stored.hashes) > stored.most:
                 self._forget(0.0)
         self._puts = (self._puts[0], self._puts[1] + len(hashes))
 
     def _forget(self, rest: float) -> None:
-        self._whole = False
         self._keys = None
         self._again = time.monotonic() + rest
 
     def _start(self) -> None:
         with self._starting:
-            if not self._closed and (self._reader is None or not self._reader.is_alive()):
+            # Others may have had them read since they were found missing.
+            busy = self._reader is not None and self._reader.is_alive()
+            if self._keys is None and not busy and not self._closed:
                 self._reader = threading.Thread(target=self._read, name="kvproxy-keys", daemon=True)
                 self._reader.start()
 
     def _read(self) -> None:
         try:
             with self._turn:
-                keys = self._keys = set()
                 self._puts = (self._counted(), 0)
+                keys = self._keys = _Keys()
             # What is stored from now on is added meanwhile, or counted in the file.
             for page in self._pages():
-                keys.update(map(hash, page))
+                keys.hashes.update(map(hash, page))
                 if self._closed:
                     return
         except CacheStoreError:
@@ -136,9 +151,9 @@ class KnownKeys:
             _log.exception("the keys of the store were not read: each is asked of the file")
             self._forget(_LONGEST_REST)
         else:
-            self._most = len(keys) + len(keys) // 2 + _MORE
+            keys.most = len(keys.hashes) + len(keys.hashes) // 2 + _MORE
             self._looked = float("-inf")
-            self._whole = True
+            keys.whole = True
 
     def _pages(self) -> Iterator[list[str]]:
         """The keys, as one row for many: Python's lock is handed over for each row."""

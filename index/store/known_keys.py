@@ -2,7 +2,7 @@
 
 SQLite answers in some microseconds, but Python's lock is handed over for it, and under load an event loop waits long to have it
 back. So the keys are read once, in the background, and followed from then on. The file counts what was ever stored in it:
-where another process has stored something, that number tells, and the file is asked for each key again.
+where that is more than this process has stored, another one has too, and the file is asked for each key again.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from kvproxy.index.store.sealing import Row
 _LOOK_SECONDS = 0.02  # What another process stores is found after no more than these.
 _LEAST_ASKED = 32  # Who asks only now and then, as a command does, needs no keys in memory.
 _PAGE = 4096
-_MORE = 16_384  # Keys of entries that went are forgotten where there are half as many again, and so many more.
+_MORE = 16_384  # With half as many keys again and so many more, all are read anew: those of removed entries stay until then.
 _REST = 60.0  # Seconds until the keys are read again after another process has stored something; twice as many the next time.
 _LONGEST_REST = 3600.0
 _PUTS = "select puts from totals"
@@ -37,7 +37,7 @@ class _Keys:
 
     Attributes:
         whole: all of them were read, and those that were stored meanwhile are there too.
-        most: with more than these there are too many of entries that went.
+        most: with more than these they are read anew, without those of removed entries.
     """
 
     hashes: set[int] = field(default_factory=set)
@@ -46,7 +46,7 @@ class _Keys:
 
 
 class KnownKeys:
-    """Knows of a key that no entry has it. Any thread may ask. It takes some 80 bytes of memory for each entry.
+    """Tells for certain that no entry has a key. Any thread may ask. It takes some 80 bytes of memory for each entry.
 
     Args:
         query: reads from the file; raises a CacheStoreError where it cannot.
@@ -104,7 +104,7 @@ class KnownKeys:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction, alone in this process: what is `added` in it counts once it is committed."""
+        """A transaction, alone in this process: what `add` is told in it counts once it is committed."""
         try:
             yield
         except BaseException:
@@ -115,10 +115,10 @@ class KnownKeys:
     def add(self, keys: Iterable[str]) -> None:
         """Keys that the transaction under way stores."""
         hashes = [hash(key) for key in keys]
-        stored = self._keys
-        if stored is not None:
-            stored.hashes.update(hashes)
-            if stored.whole and len(stored.hashes) > stored.most:
+        known = self._keys
+        if known is not None:
+            known.hashes.update(hashes)
+            if known.whole and len(known.hashes) > known.most:
                 self._forget(0.0)
         self._puts = (self._puts[0], self._puts[1] + len(hashes))
 

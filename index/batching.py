@@ -185,7 +185,8 @@ class WriteBatcher:
         return [put.entry.id not in refused for put in puts]
 
     async def put(self, put: Put) -> bool:
-        """Whether an entry was kept, durable when this returns. False if it is larger than the store may be.
+        """Whether an entry was kept, durable when this returns. False if it is larger than the store may be, or if one that was
+        written with it took its place.
 
         Raises:
             CacheStoreError: it was not written.

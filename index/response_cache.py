@@ -109,7 +109,7 @@ class ResponseCache:
 
         Returns:
             Whether it was kept: an answer that is larger than the whole store may be is not, nor one that holds what must
-            not be stored.
+            not be stored, nor the least useful of several that a full store was given at once.
         """
         now = self._clock()
         return await self.insert(
@@ -186,7 +186,8 @@ class ResponseCache:
         """Keep an entry; durable and findable when this returns.
 
         Returns:
-            False where it is larger than the store may be, or its answer holds what must not be stored.
+            False where it is larger than the store may be, where one that was written with it took its place, or where its
+            answer holds what must not be stored.
         """
         return await asyncio.shield(self.begin(entry).task)
 

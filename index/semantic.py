@@ -209,7 +209,7 @@ class SemanticCache:
         self._change(self._store.unindex, ids)
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry, durable and findable when this returns; whether it was kept: one larger than the store is not."""
+        """Store an entry, durable and findable when this returns; whether it was kept, see `WriteBatcher.put`."""
         return await self._writes.put(await self._embedded(entry))
 
     async def _embedded(self, entry: Entry) -> Put:

@@ -81,7 +81,8 @@ class Written:
 
     Attributes:
         numbers: of the new vectors, in the order of the puts; None where there was no vector. Never reused, and rising.
-        gone: entries that were replaced or evicted; a new one is among them if it is larger than the whole store may be.
+        gone: entries that were replaced or evicted; a new one is among them if it is larger than the whole store may be,
+            or if a later one of the same write took its place.
     """
 
     numbers: tuple[int | None, ...]

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import resource
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -72,6 +73,8 @@ def live(
             told.append(ours.recv_bytes().decode())
     ours.close()
     error = next((line.removeprefix(_FAILED) for line in told if line.startswith(_FAILED)), None)
+    if error is None and (READY not in told or process.exitcode not in (0, -signal.SIGKILL)):
+        error = f"it ended by itself, with exit code {process.exitcode}"
     return Life(tuple(line for line in told if line != READY and not line.startswith(_FAILED)), error)
 
 

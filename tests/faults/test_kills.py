@@ -1,5 +1,6 @@
 """A short run of every kill, and a look at whether the harness would notice a loss."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,34 @@ class Careless:
 
     def check(self, folder: Path, told: Sequence[str]) -> None:
         assert set(told) <= set((folder / "lines").read_text().split())
+
+
+class Short:
+    """Ends by itself, before it begins or right afterwards."""
+
+    name = "short"
+    lives = 1
+    longest = 5.0
+
+    def __init__(self, *, begins: bool) -> None:
+        self._begins = begins
+
+    def prepare(self, folder: Path, seed: int) -> None:
+        """An empty folder."""
+
+    def work(self, folder: Path, seed: int, tell: Tell) -> None:
+        if self._begins:
+            tell(READY)
+        os._exit(3)
+
+    def check(self, folder: Path, told: Sequence[str]) -> None:
+        """Nothing can be lost."""
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_the_harness_notices_who_ends_by_itself(begins: bool) -> None:
+    (finding,) = kills.run(1, 0, lambda: None, [Short(begins=begins)])
+    assert finding.failures == ["seed 0, life 0: AssertionError: it ended by itself, with exit code 3"]
 
 
 def test_the_harness_notices_what_is_lost() -> None:

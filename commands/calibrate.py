@@ -1,6 +1,5 @@
 """kvproxy calibrate: what each policy would serve of labelled pairs, and the level for a target error; or of a stream."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,8 +91,7 @@ def _of_pairs(
         if not rows:
             raise SettingsError(f"{pairs} holds no pairs")
         model = load_embedder(settings.embedder)
-        threads = os.cpu_count() or 1
-        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier, model.name, threads)
+        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier, model.name)
         with shown_progress("measuring") as progress:
             result = measure(
                 rows,

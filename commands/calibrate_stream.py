@@ -1,6 +1,5 @@
 """kvproxy calibrate --stream: questions replayed in their order through each policy."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,9 +49,7 @@ def replay_stream(
     try:
         lines = read_stream(path)
         model = load_embedder(settings.embedder)
-        reads_both = (
-            None if cache.verifier == "none" else load_verifier(cache.verifier, model.name, os.cpu_count() or 1)
-        )
+        reads_both = None if cache.verifier == "none" else load_verifier(cache.verifier, model.name)
         with shown_progress("embedding") as progress:
             stream = make_stream(lines, model, cache.judge_similarity if judge == "similarity" else None, progress)
         with shown_progress("replaying") as progress:

@@ -36,12 +36,12 @@ def vetoed(pairs: Sequence[Pair]) -> np.ndarray:
     return np.array([any(guard.vetoes(pair.a, pair.b) for guard in GUARDS) for pair in pairs])
 
 
-def report(pairs: Sequence[Pair], verifier: str, threads: int) -> None:
+def report(pairs: Sequence[Pair], verifier: str) -> None:
     """Print what the module says."""
     same = np.array([pair.same for pair in pairs])
     embedder = load_embedder()
     cosine, stopped = cosines(pairs, embedder), vetoed(pairs)
-    chance = load_verifier(verifier, embedder.name, threads).score([(pair.a, pair.b) for pair in pairs], cosine)
+    chance = load_verifier(verifier, embedder.name).score([(pair.a, pair.b) for pair in pairs], cosine)
     print(f"{len(pairs):,} pairs, {same.mean():.1%} the same; accuracy {((chance > 0.5) == same).mean():.3f}")
     if not same.any():
         print("\nserved by level: verifier, verifier+guards")
@@ -72,14 +72,13 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=int, help="only the first so many pairs")
     parser.add_argument("--verifier", default=BUILT_IN)
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     pairs = list(read_pairs(options.pairs))
     pairs = pairs if options.all else hold_out(pairs).report
     if options.largest:
         sizes = cluster_sizes(pairs)
         pairs = [pair for pair, size in zip(pairs, sizes, strict=True) if size <= options.largest]
-    report(pairs[: options.limit], options.verifier, options.threads)
+    report(pairs[: options.limit], options.verifier)
 
 
 if __name__ == "__main__":

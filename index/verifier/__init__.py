@@ -30,7 +30,7 @@ class Verifier(Protocol):
 
 
 def load_verifier(
-    name: str = BUILT_IN, embedder: str | None = None, threads: int = 1, data: Path | None = None
+    name: str = BUILT_IN, embedder: str | None = None, cores: int | None = None, data: Path | None = None
 ) -> Verifier:
     """A verifier by name.
 
@@ -38,7 +38,7 @@ def load_verifier(
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
         embedder: the name of the embedder that the cosines come from. The built-in verifier uses the packaged embedder's
             cosines and no others.
-        threads: how many threads one call of the built-in verifier uses.
+        cores: that one call of the built-in verifier may use; by default all there are.
         data: the folder of all state. The built-in verifier's finished graph is kept there if the user's cache folder
             cannot be written to.
 
@@ -49,7 +49,7 @@ def load_verifier(
         from kvproxy.index.minilm.files import graph_files
         from kvproxy.index.verifier.built_in import BuiltInVerifier
 
-        return BuiltInVerifier.load(embedder, threads, graph_files(data))
+        return BuiltInVerifier.load(embedder, cores, graph_files(data))
     from kvproxy.index.verifier.cross_encoder import CrossEncoderVerifier
 
     return CrossEncoderVerifier.load(name)

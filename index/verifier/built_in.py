@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,7 +41,7 @@ class BuiltInVerifier:
     Args:
         adapter: what was trained, and under `ranges.` the ranges for 8 bits.
         scaling: from logits, and cosines if it weighs them, to probabilities.
-        threads: that one call computes on, a pair on each.
+        cores: that one call may use, by default all there are: for a pair on each, or one pair on two.
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
         files: where the finished graph is kept; by default in the user's cache folder.
     """
@@ -49,7 +50,7 @@ class BuiltInVerifier:
         self,
         adapter: Weights,
         scaling: PlattScaling,
-        threads: int = 1,
+        cores: int | None = None,
         integers: bool | None = None,
         files: GraphFiles | None = None,
     ) -> None:
@@ -70,15 +71,18 @@ class BuiltInVerifier:
         self._vocabulary = frozenset(self._tokenizer.get_vocab())
         self._scaling = scaling
         self.name = f"built-in-{_digest(adapter, scaling)}"
-        self._threads = threads
+        self._cores = cores or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._cores, "kvproxy-verify")
 
     @classmethod
-    def load(cls, embedder: str | None = None, threads: int = 1, files: GraphFiles | None = None) -> "BuiltInVerifier":
+    def load(
+        cls, embedder: str | None = None, cores: int | None = None, files: GraphFiles | None = None
+    ) -> "BuiltInVerifier":
         """The packaged weights with the shipped adapter.
 
         Args:
             embedder: whose cosines are given to `score`; they count if the scaling was fitted to them.
-            threads, files: as above.
+            cores, files: as above.
 
         Raises:
             VerifierError: either is missing, or is not the one that was released.
@@ -91,7 +95,7 @@ class BuiltInVerifier:
             raise VerifierError(str(error)) from None
         adapter, notes = read_tensors(ADAPTER)
         try:
-            return cls(adapter, known_scaling(notes, embedder), threads, files=files)
+            return cls(adapter, known_scaling(notes, embedder), cores, files=files)
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
 
@@ -104,15 +108,14 @@ class BuiltInVerifier:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Before calibration: float32 `[len(pairs)]`."""
-        if self._threads == 1 or len(pairs) < 2:
-            return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
-        with ThreadPoolExecutor(self._threads) as pool:
-            return np.array(list(pool.map(self._one, pairs)), dtype=np.float32)
+        if self._cores == 1 or len(pairs) < 2:
+            return np.array([self._one(pair, alone=self._cores > 1) for pair in pairs], dtype=np.float32)
+        return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
 
-    def _one(self, pair: tuple[str, str]) -> float:
+    def _one(self, pair: tuple[str, str], *, alone: bool = False) -> float:
         encoded = self._tokenizer.encode(*sorted(pair))
         tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
-        return float(self._session.run(None, {"tokens": tokens, "sides": sides(encoded.type_ids)})[0].item())
+        return float(self._session.run({"tokens": tokens, "sides": sides(encoded.type_ids)}, alone=alone).item())
 
 
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:

@@ -3,8 +3,9 @@
 python -m tests.benchmarks.embedding [--repeat 50] [--texts FILE] [--sample 2000] [--busy]
 
 With `--texts`, lines `{"a", "b", ...}` as `kvproxy calibrate` reads them, it also measures how far the neighbours of a
-sample of questions stay the same in 8 bits. Every part computes on the calling thread, so OMP_NUM_THREADS=1 is set;
-`--busy` counts that thread's own seconds in place of the clock's, for a machine that others compute on too.
+sample of questions stay the same in 8 bits. Every part that does not say otherwise computes on the calling thread, so
+OMP_NUM_THREADS=1 is set; `--busy` counts that thread's own seconds in place of the clock's, for a machine that others
+compute on too.
 """
 
 import os
@@ -32,6 +33,7 @@ ONE = "How do I reset the password of my account on this website?"
 OTHER = "What is the way to change my account password on the website?"
 LONG = " ".join([ONE] * 14)
 TORCH, FLOAT, INTEGERS = "sentence-transformers (torch)", "ONNX Runtime, float32", "ONNX Runtime, 8 bits"
+TWO_CORES = "ONNX Runtime, 8 bits, two cores"
 
 
 def works(parts: dict[str, Callable[[], object]], busy: bool) -> dict[str, Callable[[], float]]:
@@ -85,8 +87,9 @@ def main() -> None:
     torch.set_num_threads(1)
     embedders: dict[str, Embedder] = {
         TORCH: load_embedder(str(packaged_model())),
-        FLOAT: MiniLMEmbedder(integers=False),
-        INTEGERS: MiniLMEmbedder(),
+        FLOAT: MiniLMEmbedder(integers=False, cores=1),
+        INTEGERS: MiniLMEmbedder(cores=1),
+        TWO_CORES: MiniLMEmbedder(cores=2),
     }
     for title, text in (("one question of 12 words", ONE), ("one text of 168 words", LONG)):
         parts = {name: partial(embedder.embed, [text]) for name, embedder in embedders.items()}
@@ -94,7 +97,13 @@ def main() -> None:
         report(title, interleave(works(parts, options.busy), options.repeat), base=TORCH)
     parts = {
         INTEGERS: partial(embedders[INTEGERS].embed, [ONE]),
-        "verifier, a pair of 12 words each": partial(load_verifier().score, [(ONE, OTHER)], np.ones(1)),
+        **{
+            f"verifier, {count} of 12 words each, {cores}": partial(
+                load_verifier(cores=cores).score, [(ONE, OTHER)] * count, np.ones(count)
+            )
+            for count in (1, 5)
+            for cores in (1, 2)
+        },
     }
     report("the verifier", interleave(works(parts, options.busy), options.repeat), base=INTEGERS)
     if options.texts:

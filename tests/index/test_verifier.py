@@ -49,7 +49,10 @@ def test_scores_are_symmetric_and_do_not_depend_on_the_batch_or_the_threads(veri
     assert scores.shape == (len(pairs),)
     assert (scores == verifier.score([(other, one) for one, other in pairs])).all()
     assert (scores == np.concatenate([verifier.score([pair]) for pair in pairs])).all()
-    assert (scores == BuiltInVerifier.load(threads=2).score(pairs)).all()
+    for cores in (1, 2):
+        loaded = BuiltInVerifier.load(cores=cores)
+        assert (scores == loaded.score(pairs)).all()
+        assert (scores == np.concatenate([loaded.score([pair]) for pair in pairs])).all()
     assert verifier.score([]).shape == (0,)
 
 

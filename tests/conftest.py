@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from tests.servers import run_proxy
 def pytest_configure() -> None:
     """Read once when the hub's library is imported, so it must be set before any test is."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # A shell without job control has what it starts in the background ignore Ctrl-C, and all that this starts in turn.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Triton decides how a kernel runs when it is imported, which any test may bring about.
     os.environ["TRITON_INTERPRET"] = "1"
     # Tiny models are computed ten times faster on one thread, in the processes that tests start too.

@@ -74,7 +74,9 @@ class _Scissors:
     def _turn(self, turn: Json) -> Json:
         role = field(turn, "role")
         fits = role in _SYSTEM if self._role == "system" else role == self._role
-        return {**turn, "content": self._content(turn.get("content"))} if fits and isinstance(turn, dict) else turn
+        if not (fits and isinstance(turn, dict) and "content" in turn):
+            return turn
+        return {**turn, "content": self._content(turn["content"])}
 
     def _content(self, content: Json) -> Json:
         if isinstance(content, str):

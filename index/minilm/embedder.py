@@ -35,13 +35,12 @@ _READ_LATELY = 64
 
 
 class MiniLMEmbedder:
-    """Turns texts into unit vectors.
+    """Turns texts into unit vectors. One text is computed on the calling thread, several on as many threads as there are cores.
 
     Its 8-bit vectors differ a little from the model's own (docs/verifier.md gives the measured difference), so they are
     stored under another name.
 
     Args:
-        cores: that one call may use, by default all there are: for a text on each, or one text on two.
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
         files: where the finished graph is kept; by default in the user's cache folder.
 
@@ -51,7 +50,7 @@ class MiniLMEmbedder:
 
     dim = WIDTH
 
-    def __init__(self, integers: bool | None = None, files: GraphFiles | None = None, cores: int | None = None) -> None:
+    def __init__(self, integers: bool | None = None, files: GraphFiles | None = None) -> None:
         files = files or graph_files()
         integers = keeps_integers(files) if integers is None else integers
         folder = packaged_model()
@@ -61,8 +60,7 @@ class MiniLMEmbedder:
         self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
-        self._cores = cores or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._cores, "kvproxy-embed")
+        self._pool = ThreadPoolExecutor(os.cpu_count(), "kvproxy-embed")
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
         self._ids = lru_cache(maxsize=_READ_LATELY)(self._ids_of)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
@@ -70,9 +68,7 @@ class MiniLMEmbedder:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), 384]` float32 of unit length; a text's vector does not depend on the others'."""
         if len(texts) < 2:
-            return np.array([self._one(text, alone=self._cores > 1) for text in texts], dtype=np.float32).reshape(
-                -1, WIDTH
-            )
+            return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
         return np.stack(list(self._pool.map(self._one, texts)))
 
     def reads(self, text: str) -> bool:
@@ -82,10 +78,10 @@ class MiniLMEmbedder:
     def _ids_of(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text).ids)
 
-    def _one(self, text: str, *, alone: bool = False) -> np.ndarray:
+    def _one(self, text: str) -> np.ndarray:
         ids = self._ids(text)
         tokens = look_up(self._tables, ids, [0] * len(ids))
-        vector: np.ndarray = self._session.run({"tokens": tokens}, alone=alone)[0]
+        vector: np.ndarray = self._session.run(None, {"tokens": tokens})[0][0]
         return vector
 
 

@@ -14,10 +14,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from kvproxy.index.minilm.session import Session
+from kvproxy.index.minilm.session import open_session
 from kvproxy.index.minilm.weights import file_digest
 
 KEPT = 4
@@ -36,8 +37,8 @@ class GraphFiles:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
-    def open(self, kind: str, made_from: str, build: Callable[[], bytes]) -> Session:
-        """A graph, ready to run.
+    def open(self, kind: str, made_from: str, build: Callable[[], bytes]) -> Any:
+        """An ONNX Runtime session of a graph.
 
         Args:
             kind: starts the file's name.
@@ -54,10 +55,10 @@ class GraphFiles:
             try:
                 file = _write(folder, name, graph)
                 _tidy(folder, kind)
-                return Session(str(file))
+                return open_session(str(file))
             except Exception as error:
                 _log.debug("cannot keep a graph in %s: %s", folder, error)
-        return Session(graph)
+        return open_session(graph)
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
@@ -77,12 +78,12 @@ def digest_of(parts: Mapping[str, np.ndarray], *texts: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _from_file(folder: Path, name: str) -> Session | None:
+def _from_file(folder: Path, name: str) -> Any:
     """A session from a sound file; None if there is none. A damaged file is removed."""
     for file in folder.glob(f"{name}-*.onnx"):
         try:
             if file_digest(file) == file.stem.rsplit("-", 1)[-1]:
-                return Session(str(file))
+                return open_session(str(file))
             _log.warning("%s is damaged and is made again", file)
             file.unlink()
         except Exception as error:

@@ -41,7 +41,7 @@ class BuiltInVerifier:
     Args:
         adapter: what was trained, and under `ranges.` the ranges for 8 bits.
         scaling: from logits, and cosines if it weighs them, to probabilities.
-        cores: that one call may use, by default all there are: for a pair on each, or one pair on two.
+        cores: that one call may use, a pair on each; by default all there are.
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
         files: where the finished graph is kept; by default in the user's cache folder.
     """
@@ -109,13 +109,13 @@ class BuiltInVerifier:
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Before calibration: float32 `[len(pairs)]`."""
         if self._cores == 1 or len(pairs) < 2:
-            return np.array([self._one(pair, alone=self._cores > 1) for pair in pairs], dtype=np.float32)
+            return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
         return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
 
-    def _one(self, pair: tuple[str, str], *, alone: bool = False) -> float:
+    def _one(self, pair: tuple[str, str]) -> float:
         encoded = self._tokenizer.encode(*sorted(pair))
         tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
-        return float(self._session.run({"tokens": tokens, "sides": sides(encoded.type_ids)}, alone=alone).item())
+        return float(self._session.run(None, {"tokens": tokens, "sides": sides(encoded.type_ids)})[0].item())
 
 
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:

@@ -33,7 +33,7 @@ ONE = "How do I reset the password of my account on this website?"
 OTHER = "What is the way to change my account password on the website?"
 LONG = " ".join([ONE] * 14)
 TORCH, FLOAT, INTEGERS = "sentence-transformers (torch)", "ONNX Runtime, float32", "ONNX Runtime, 8 bits"
-TWO_CORES = "ONNX Runtime, 8 bits, two cores"
+ONE_PAIR, FIVE_PAIRS = "verifier, a pair of 12 words each", "verifier, five such pairs"
 
 
 def works(parts: dict[str, Callable[[], object]], busy: bool) -> dict[str, Callable[[], float]]:
@@ -87,9 +87,8 @@ def main() -> None:
     torch.set_num_threads(1)
     embedders: dict[str, Embedder] = {
         TORCH: load_embedder(str(packaged_model())),
-        FLOAT: MiniLMEmbedder(integers=False, cores=1),
-        INTEGERS: MiniLMEmbedder(cores=1),
-        TWO_CORES: MiniLMEmbedder(cores=2),
+        FLOAT: MiniLMEmbedder(integers=False),
+        INTEGERS: MiniLMEmbedder(),
     }
     for title, text in (("one question of 12 words", ONE), ("one text of 168 words", LONG)):
         parts = {name: partial(embedder.embed, [text]) for name, embedder in embedders.items()}
@@ -97,13 +96,9 @@ def main() -> None:
         report(title, interleave(works(parts, options.busy), options.repeat), base=TORCH)
     parts = {
         INTEGERS: partial(embedders[INTEGERS].embed, [ONE]),
-        **{
-            f"verifier, {count} of 12 words each, {cores}": partial(
-                load_verifier(cores=cores).score, [(ONE, OTHER)] * count, np.ones(count)
-            )
-            for count in (1, 5)
-            for cores in (1, 2)
-        },
+        ONE_PAIR: partial(load_verifier(cores=1).score, [(ONE, OTHER)], np.ones(1)),
+        FIVE_PAIRS: partial(load_verifier(cores=1).score, [(ONE, OTHER)] * 5, np.ones(5)),
+        f"{FIVE_PAIRS}, all cores": partial(load_verifier().score, [(ONE, OTHER)] * 5, np.ones(5)),
     }
     report("the verifier", interleave(works(parts, options.busy), options.repeat), base=INTEGERS)
     if options.texts:

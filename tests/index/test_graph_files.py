@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from kvproxy.index.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.minilm.files import KEPT, GraphFiles, digest_of
 from kvproxy.index.minilm.graph import probe_graph
-from kvproxy.index.minilm.session import Session
 
 PROBE = probe_graph()
 LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
@@ -24,8 +23,8 @@ def never() -> bytes:
     raise AssertionError("it was built though a file holds it")
 
 
-def works(session: Session) -> bool:
-    return bool(session.run(LARGEST).item() > 0)
+def works(session: object) -> bool:
+    return session.run(None, LARGEST)[0].item() > 0  # type: ignore[attr-defined, no-any-return]
 
 
 def test_a_graph_is_built_once(tmp_path: Path) -> None:
@@ -96,7 +95,6 @@ import sys
 from pathlib import Path
 from kvproxy.index.minilm.files import GraphFiles
 from kvproxy.index.minilm.graph import probe_graph
-from kvproxy.index.minilm.session import Session
 graph = probe_graph()
 print("ready", flush=True)
 number = 0

@@ -47,10 +47,10 @@ def read_once() -> Iterator[None]:
     known: dict[tuple[str, ...], float] = {}
     read = BuiltInVerifier._one
 
-    def remembered(self: BuiltInVerifier, pair: tuple[str, str], *, alone: bool = False) -> float:
+    def remembered(self: BuiltInVerifier, pair: tuple[str, str]) -> float:
         ordered = tuple(sorted(pair))
         if ordered not in known:
-            known[ordered] = read(self, pair, alone=alone)
+            known[ordered] = read(self, pair)
         return known[ordered]
 
     with pytest.MonkeyPatch.context() as patch:

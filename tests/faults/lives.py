@@ -73,9 +73,12 @@ def live(
             told.append(ours.recv_bytes().decode())
     ours.close()
     error = next((line.removeprefix(_FAILED) for line in told if line.startswith(_FAILED)), None)
-    if error is None and (READY not in told or process.exitcode not in (0, -signal.SIGKILL)):
+    done = tuple(line for line in told if line != READY and not line.startswith(_FAILED))
+    # Who has told of something may have come to the end of its work.
+    finished = process.exitcode == 0 and done
+    if error is None and not finished and (READY not in told or process.exitcode != -signal.SIGKILL):
         error = f"it ended by itself, with exit code {process.exitcode}"
-    return Life(tuple(line for line in told if line != READY and not line.startswith(_FAILED)), error)
+    return Life(done, error)
 
 
 def _work(victim: Victim, folder: Path, seed: int, largest: int | None, tell: Connection) -> None:

@@ -47,7 +47,8 @@ class Short:
     lives = 1
     longest = 5.0
 
-    def __init__(self, *, begins: bool) -> None:
+    def __init__(self, code: int, *, begins: bool) -> None:
+        self._code = code
         self._begins = begins
 
     def prepare(self, folder: Path, seed: int) -> None:
@@ -56,16 +57,17 @@ class Short:
     def work(self, folder: Path, seed: int, tell: Tell) -> None:
         if self._begins:
             tell(READY)
-        os._exit(3)
+        os._exit(self._code)
 
     def check(self, folder: Path, told: Sequence[str]) -> None:
         """Nothing can be lost."""
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_the_harness_notices_who_ends_by_itself(begins: bool) -> None:
-    (finding,) = kills.run(1, 0, lambda: None, [Short(begins=begins)])
-    assert finding.failures == ["seed 0, life 0: AssertionError: it ended by itself, with exit code 3"]
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_harness_notices_who_ends_by_itself(code: int, begins: bool) -> None:
+    (finding,) = kills.run(1, 0, lambda: None, [Short(code, begins=begins)])
+    assert finding.failures == [f"seed 0, life 0: AssertionError: it ended by itself, with exit code {code}"]
 
 
 def test_the_harness_notices_what_is_lost() -> None:

@@ -1,6 +1,7 @@
 """The tier on disk: chunks one after the other, every other time into a folder that is too small for them."""
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from kvproxy.tiers.codec import ChunkName, header_bytes, seal, unseal
@@ -28,7 +29,7 @@ class Tiers:
     def work(self, folder: Path, seed: int, tell: Tell) -> None:
         store = self._open(folder)
         tell(READY)
-        for number in range(1000 * seed, 10**9):
+        for number in count(1000 * seed):
             name = name_of(number)
             buffer = bytearray(header_bytes(name)) + bytes([number % 256]) * _PAYLOAD
             seal(memoryview(buffer), name)

@@ -29,16 +29,13 @@ class Verifier(Protocol):
         """
 
 
-def load_verifier(
-    name: str = BUILT_IN, embedder: str | None = None, cores: int | None = None, data: Path | None = None
-) -> Verifier:
+def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path | None = None) -> Verifier:
     """A verifier by name.
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
         embedder: the name of the embedder that the cosines come from. The built-in verifier uses the packaged embedder's
             cosines and no others.
-        cores: that one call of the built-in verifier may use; by default all there are.
         data: the folder of all state. The built-in verifier's finished graph is kept there if the user's cache folder
             cannot be written to.
 
@@ -49,7 +46,7 @@ def load_verifier(
         from kvproxy.index.minilm.files import graph_files
         from kvproxy.index.verifier.built_in import BuiltInVerifier
 
-        return BuiltInVerifier.load(embedder, cores, graph_files(data))
+        return BuiltInVerifier.load(embedder, files=graph_files(data))
     from kvproxy.index.verifier.cross_encoder import CrossEncoderVerifier
 
     return CrossEncoderVerifier.load(name)

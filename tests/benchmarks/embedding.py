@@ -26,7 +26,7 @@ from kvproxy.index.embedder import Embedder, load_embedder
 from kvproxy.index.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.minilm.weights import packaged_model
 from kvproxy.index.pairs import read_pairs
-from kvproxy.index.verifier import load_verifier
+from kvproxy.index.verifier.built_in import BuiltInVerifier
 from tests.benchmarks.timing import interleave, report
 
 ONE = "How do I reset the password of my account on this website?"
@@ -96,9 +96,9 @@ def main() -> None:
         report(title, interleave(works(parts, options.busy), options.repeat), base=TORCH)
     parts = {
         INTEGERS: partial(embedders[INTEGERS].embed, [ONE]),
-        ONE_PAIR: partial(load_verifier(cores=1).score, [(ONE, OTHER)], np.ones(1)),
-        FIVE_PAIRS: partial(load_verifier(cores=1).score, [(ONE, OTHER)] * 5, np.ones(5)),
-        f"{FIVE_PAIRS}, all cores": partial(load_verifier().score, [(ONE, OTHER)] * 5, np.ones(5)),
+        ONE_PAIR: partial(BuiltInVerifier.load(cores=1).score, [(ONE, OTHER)], np.ones(1)),
+        FIVE_PAIRS: partial(BuiltInVerifier.load(cores=1).score, [(ONE, OTHER)] * 5, np.ones(5)),
+        f"{FIVE_PAIRS}, all cores": partial(BuiltInVerifier.load().score, [(ONE, OTHER)] * 5, np.ones(5)),
     }
     report("the verifier", interleave(works(parts, options.busy), options.repeat), base=INTEGERS)
     if options.texts:

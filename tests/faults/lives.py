@@ -74,9 +74,10 @@ def live(
     ours.close()
     error = next((line.removeprefix(_FAILED) for line in told if line.startswith(_FAILED)), None)
     done = tuple(line for line in told if line != READY and not line.startswith(_FAILED))
+    killed = process.exitcode == -signal.SIGKILL and READY in told
     # Who has told of something may have come to the end of its work.
     finished = process.exitcode == 0 and done
-    if error is None and not finished and (READY not in told or process.exitcode != -signal.SIGKILL):
+    if error is None and not killed and not finished:
         error = f"it ended by itself, with exit code {process.exitcode}"
     return Life(done, error)
 

@@ -1,59 +1,84 @@
-"""kvproxy top: both caches while they work."""
+"""kvproxy top: a live page of a proxy."""
 
 import json
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvproxy.commands.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.watch.page import page
-from kvproxy.commands.watch.sample import between, take
+from kvproxy.commands.top_figures import optional, rates, take_snapshot
+from kvproxy.commands.top_page import figures_page, live_page
+from kvproxy.errors import ProxyUnreachable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_REQUESTS = 10
+_TIMEOUT = 5.0
 
 
 def top(
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.1)] = 1.0,
     count: Annotated[
-        int | None, typer.Option(help="Print so many looks, and end.", min=1, show_default="1 in a pipe")
+        int | None, typer.Option(help="Print this many updates and exit.", min=1, show_default="1 in a pipe")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one look, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one update and exit.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a proxy: who answers how much and why, both caches, upstreams, savings, similar questions, and the last requests.
+    """Watch a proxy: requests per layer, hit rates, the block pool, upstreams, and the last requests.
 
-    At a terminal it is a screen with keys, which its last line names: q ends it, 1 to 9 choose a tab. In a pipe, with --count,
-    --once or --json it prints; with --json each look is one line.
+    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --count, --once, or --json, it prints; --json prints
+    one line per update. The dashboard at /ui has more views.
 
     Example: kvproxy top
 
     Example: kvproxy top --once
     """
-    client = ProxyClient(url, token)
-    looks = 1 if once else count
-    if looks is None and sys.stdout.isatty() and not as_json:
-        from kvproxy.commands.watch.screen import watch
-
-        watch(url, token, interval)
-        return
+    updates = 1 if once else count
     try:
-        _print(client, interval, looks or 1, as_json=as_json)
+        if updates is None and sys.stdout.isatty() and not as_json:
+            _live(ProxyClient(url, token, patience=_TIMEOUT), interval)
+        else:
+            _print(ProxyClient(url, token), interval, updates or 1, as_json=as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def _print(client: ProxyClient, interval: float, looks: int, *, as_json: bool) -> None:
+def _print(client: ProxyClient, interval: float, updates: int, *, as_json: bool) -> None:
     from rich.console import Console
 
-    before = take(client)
-    for _ in range(looks):
+    before = take_snapshot(client)
+    for _ in range(updates):
         time.sleep(interval)
-        now = take(client)
+        now = take_snapshot(client)
         if as_json:
-            typer.echo(json.dumps(between(before, now)))
+            typer.echo(json.dumps(rates(before, now)))
         else:
-            Console().print(page(between(before, now)))
+            Console().print(figures_page(rates(before, now)))
         before = now
+
+
+def _live(client: ProxyClient, interval: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    before = take_snapshot(client)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            page: RenderableType
+            try:
+                now = take_snapshot(client)
+                upstreams = optional(client, "/admin/upstreams") or []
+                requests = optional(client, "/admin/log", limit=_REQUESTS) or []
+                page = live_page(rates(before, now), upstreams, requests, console.width)
+                before = now
+            except ProxyUnreachable as error:
+                page = error.message
+            live.update(page, refresh=True)

@@ -1,4 +1,4 @@
-"""What a proxy says at one moment, and what happened between two of them."""
+"""The figures of `kvproxy top`: one snapshot of a proxy, and the rates between two snapshots."""
 
 import time
 from collections import Counter
@@ -6,29 +6,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvproxy.commands.client import ProxyClient
-from kvproxy.errors import NoPrefixCache
+from kvproxy.errors import NoPrefixCache, NotFound
 
 LAYERS = ("exact", "semantic", "forward", "bypass", "gone", "error")
-"""What becomes of requests, as `flow.outcome.Layer`: answered by a cache or by the engine, passed on unread, left by their
-client, or refused."""
+"""The layers of `flow.outcome.Layer`, in the order in which a page shows them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What a proxy says at one moment.
+class Snapshot:
+    """The counters of a proxy at one moment.
 
     Attributes:
-        at: when, in seconds of a clock that only rises.
-        requests: answered so far, by layer.
-        seconds: to the first byte in all, by layer.
+        at: seconds of a monotonic clock.
+        requests: requests since the start, by layer.
+        seconds: sum of the seconds to the first byte, by layer.
         entries: stored responses.
-        blocks: figures of the prefix cache; None where an upstream keeps its own.
-        tiers: what is kept outside the pool.
-        learned: what the policy learned knows, by name; empty under another policy.
-        lookups: lookups of similar questions, by what came of them.
-        compared: fresh answers that were compared with cached ones, by result.
-        limited: what met a limit, by the limit's name.
-        saved: what the journal says was saved, by layer and name.
+        blocks: figures of the prefix cache; None if the upstream manages its own.
+        tiers: storage outside the block pool.
+        learned: figures of the policy `learned`, by name; empty under another policy.
+        lookups: semantic lookups, by outcome.
+        compared: fresh responses compared with cached ones, by result.
+        limited: requests that met a limit, by the limit's name.
+        saved: savings from the journal, by layer and name.
     """
 
     at: float
@@ -44,11 +43,11 @@ class Sample:
     saved: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def take(client: ProxyClient) -> Sample:
-    """A look at `/metrics` and at the figures of the prefix cache, where there is one."""
+def take_snapshot(client: ProxyClient) -> Snapshot:
+    """Read `/metrics` and the figures of the prefix cache."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found = Sample(time.monotonic(), Counter(), Counter(), 0, None, [])
+    found = Snapshot(time.monotonic(), Counter(), Counter(), 0, None, [])
     entries = 0
     for family in text_string_to_metric_families(client.text("/metrics")):
         for sample in family.samples:
@@ -70,14 +69,13 @@ def take(client: ProxyClient) -> Sample:
                     found.limited[labels["limit"]] = int(value)
                 case "kvproxy_saved":
                     found.saved.setdefault(labels["layer"], {})[labels["of"]] = value
-    blocks, tiers = _ask(client, "/admin/blocks/stats"), _ask(client, "/admin/blocks/tiers")
-    return Sample(
+    return Snapshot(
         time.monotonic(),
         found.requests,
         found.seconds,
         entries,
-        blocks,
-        tiers or [],
+        optional(client, "/admin/blocks/stats"),
+        optional(client, "/admin/blocks/tiers") or [],
         found.learned,
         found.lookups,
         found.compared,
@@ -86,29 +84,23 @@ def take(client: ProxyClient) -> Sample:
     )
 
 
-def _ask(client: ProxyClient, path: str) -> Any:
-    """What a route says of the prefix cache; None where an upstream keeps its own."""
+def optional(client: ProxyClient, path: str, **query: Any) -> Any:
+    """The JSON of an admin route; None if this proxy has no such thing."""
     try:
-        return client.get(path)
-    except NoPrefixCache:
+        return client.get(path, **query)
+    except (NoPrefixCache, NotFound):
         return None
 
 
-def restarted(before: Sample, now: Sample) -> bool:
-    """Whether the proxy began to count anew between two looks."""
-    return any(now.requests[layer] < before.requests[layer] for layer in LAYERS)
+def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
+    """Rates and mean times between two snapshots, totals, and the current state of the prefix cache.
 
-
-def between(before: Sample, now: Sample) -> dict[str, Any]:
-    """Rates and mean times of what happened between two looks, totals, and the prefix cache as it is.
-
-    `first_byte_ms` is None for a layer that answered nothing meanwhile.
+    `first_byte_ms` is None for a layer without requests in between. Counters that fell mean a restart of the proxy; they
+    are then counted from zero.
     """
     elapsed = now.at - before.at
-    # A proxy that was started again counts from nothing.
-    requests, seconds = (
-        (Counter[str](), Counter[str]()) if restarted(before, now) else (before.requests, before.seconds)
-    )
+    restarted = any(now.requests[layer] < before.requests[layer] for layer in LAYERS)
+    requests, seconds = (Counter[str](), Counter[str]()) if restarted else (before.requests, before.seconds)
     new = {layer: now.requests[layer] - requests[layer] for layer in LAYERS}
     taken = {layer: now.seconds[layer] - seconds[layer] for layer in LAYERS}
     answered = sum(new.values()) - new["gone"]
@@ -128,16 +120,3 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
         "limited": now.limited,
         "saved": now.saved,
     }
-
-
-def over_time(figures: dict[str, Any]) -> dict[str, float]:
-    """What the history keeps of what happened between two looks."""
-    blocks = figures["blocks"] or {}
-    return (
-        {f"{layer} a second": figures["per_second"][layer] for layer in LAYERS}
-        | {"from cache share": figures["from_cache"] or 0.0}
-        | {f"{layer} first byte ms": figures["first_byte_ms"][layer] or 0.0 for layer in ("exact", "forward")}
-        | {"stored": float(figures["entries"])}
-        | ({"pool share": blocks["usage"]} if blocks.get("usage") is not None else {})
-        | ({"evictions": float(blocks["evictions"])} if blocks.get("evictions") is not None else {})
-    )

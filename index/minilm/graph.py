@@ -73,7 +73,7 @@ def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
     """The verifier: from `tokens` as above and `sides` `[1, 2, length]` to a logit `[1, 1]`.
 
     The two rows of `sides` average the tokens of each question. It computes the same
-    as `kvproxy.index.training.network.CrossEncoder`.
+    as `training.verifier.network.CrossEncoder`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)

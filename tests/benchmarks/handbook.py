@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.demo.training.conversations import OPENINGS
-from kvproxy.demo.training.corpus import is_off_topic, load_pairs
 from kvproxy.settings import load_settings
 from tests.servers import run_app, run_proxy
+from training.demo.conversations import OPENINGS
+from training.demo.corpus import is_off_topic, load_pairs
 
 _FORMS = ("{}", "{lower}", "{opening}{first}")
 """As it is written, in haste, and with an opening; --plain leaves the latter two out."""

@@ -17,12 +17,12 @@ from typing import TypeVar
 import faiss
 import numpy as np
 
-from kvproxy.demo.training.corpus import load_pairs
 from kvproxy.index.embedder import load_embedder
 from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.segments import Kind
 from kvproxy.index.store import Put, ResponseStore
 from tests.index.entries import make_entry
+from training.demo.corpus import load_pairs
 
 DIM = 384
 EMBEDDER = "e"

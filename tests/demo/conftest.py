@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvproxy.demo import model_path
-from kvproxy.demo.training.evaluate import replies
+from training.demo.evaluate import replies
 
 Chat = Callable[[list[list[dict[str, str]]]], list[str]]
 

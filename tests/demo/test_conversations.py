@@ -2,10 +2,10 @@
 
 import random
 
-from kvproxy.demo.training.batches import IGNORED, BatchMaker
-from kvproxy.demo.training.conversations import ConversationSampler, foreign_text
-from kvproxy.demo.training.corpus import load_pairs
-from kvproxy.demo.training.tokenizer import CHAT_TEMPLATE
+from training.demo.batches import IGNORED, BatchMaker
+from training.demo.conversations import ConversationSampler, foreign_text
+from training.demo.corpus import load_pairs
+from training.demo.tokenizer import CHAT_TEMPLATE
 
 FOREIGN = foreign_text()
 

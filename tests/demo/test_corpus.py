@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvproxy.demo.training.corpus import Pair, is_off_topic, load_pairs
+from training.demo.corpus import Pair, is_off_topic, load_pairs
 
 PAIRS = load_pairs()
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from kvproxy.demo import model_path
-from kvproxy.demo.training.corpus import is_off_topic, load_pairs
-from kvproxy.demo.training.handbook import render
+from training.demo.corpus import is_off_topic, load_pairs
+from training.demo.handbook import render
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,9 +21,7 @@ def test_pairs_are_many_and_varied() -> None:
 
 
 def test_the_handbook_is_what_the_model_learns() -> None:
-    assert (ROOT / "docs/handbook.md").read_text() == render(load_pairs()), (
-        "run python -m kvproxy.demo.training.handbook"
-    )
+    assert (ROOT / "docs/handbook.md").read_text() == render(load_pairs()), "run python -m training.demo.handbook"
 
 
 def test_the_model_is_small() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvproxy.demo.training.conversations import foreign_text
-from kvproxy.demo.training.corpus import is_off_topic, load_pairs
 from tests.demo.conftest import Chat, say
+from training.demo.conversations import foreign_text
+from training.demo.corpus import is_off_topic, load_pairs
 
 PAIRS = load_pairs()
 ANSWERS = {wording: pair.answer for pair in PAIRS for wording in pair.wordings}
@@ -59,7 +59,7 @@ def test_a_reply_does_not_depend_on_what_else_is_asked(chat: Chat) -> None:
 
 
 def test_most_unseen_wordings_are_answered_right(chat: Chat) -> None:
-    """A third of the held-out wordings; `python -m kvproxy.demo.training.evaluate` tries them all."""
+    """A third of the held-out wordings; `python -m training.demo.evaluate` tries them all."""
     unseen = [(wording, pair.answer) for pair in PAIRS for wording in pair.held_out][::3]
     told = chat([[say("user", wording)] for wording, _ in unseen])
     right = sum(answer == wanted for answer, (_, wanted) in zip(told, unseen, strict=True))

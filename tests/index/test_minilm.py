@@ -18,9 +18,9 @@ from kvproxy.index.minilm.weights import base_weights, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.semantic import SemanticCache
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.training.network import CrossEncoder
-from kvproxy.index.training.tensors import pad
 from tests.index.entries import make_entry
+from training.verifier.network import CrossEncoder
+from training.verifier.tensors import pad
 
 TEXTS = [
     "What is a block?",

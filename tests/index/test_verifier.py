@@ -11,11 +11,11 @@ from kvproxy.index.errors import VerifierError
 from kvproxy.index.minilm.files import GraphFiles
 from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, merge, packaged_model, read_tensors
-from kvproxy.index.training.network import CrossEncoder
-from kvproxy.index.training.tensors import pad
 from kvproxy.index.verifier import load_verifier
 from kvproxy.index.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
 from kvproxy.index.verifier.scaling import PlattScaling
+from training.verifier.network import CrossEncoder
+from training.verifier.tensors import pad
 
 SAME = [
     ("How do I reset my password?", "How can I reset my password?"),

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.pairs import Pair
-from kvproxy.index.training.changes import CHANGES, from_questions, from_templates
-from kvproxy.index.training.implied import implied
-from kvproxy.index.training.rewording import reword
-from kvproxy.index.training.splits import cluster_sizes, hold_out, split_clusters
+from training.verifier.changes import CHANGES, from_questions, from_templates
+from training.verifier.implied import implied
+from training.verifier.rewording import reword
+from training.verifier.splits import cluster_sizes, hold_out, split_clusters
 
 EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120)
 

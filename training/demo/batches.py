@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvproxy.demo.training.conversations import ConversationSampler
+from training.demo.conversations import ConversationSampler
 
 IGNORED = -100
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvproxy.index.opposites import OPPOSITES
 from kvproxy.index.pairs import Pair
-from kvproxy.index.training.rewording import reword
-from kvproxy.index.training.templates import TEMPLATES
-from kvproxy.index.training.words import GROUPS
+from training.verifier.rewording import reword
+from training.verifier.templates import TEMPLATES
+from training.verifier.words import GROUPS
 
 Change = Callable[[str, random.Random], str | None]
 

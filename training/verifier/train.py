@@ -1,4 +1,4 @@
-"""Trains the adapter: `python -m kvproxy.index.training.train --pairs FILE --out FILE`.
+"""Trains the adapter: `python -m training.verifier.train --pairs FILE --out FILE`.
 
 Each worker is a process with one thread and half of every batch: on a CPU this is faster than two threads in one
 process, which wait for each other at every matrix.
@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import base_weights, packaged_model, read_tensors
 from kvproxy.index.pairs import Pair, read_pairs
-from kvproxy.index.training.changes import from_questions, from_templates
-from kvproxy.index.training.implied import implied, some
-from kvproxy.index.training.network import CrossEncoder
-from kvproxy.index.training.splits import hold_out
-from kvproxy.index.training.tensors import pad, write_tensors
+from training.verifier.changes import from_questions, from_templates
+from training.verifier.implied import implied, some
+from training.verifier.network import CrossEncoder
+from training.verifier.splits import hold_out
+from training.verifier.tensors import pad, write_tensors
 
 MAX_TOKENS = 128
 SORTED_TOGETHER = 50

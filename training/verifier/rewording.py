@@ -3,7 +3,7 @@
 import random
 import re
 
-from kvproxy.index.training.words import SYNONYMS
+from training.verifier.words import SYNONYMS
 
 _HOW = re.compile(
     r"^how (?:do i|can i|to|do you|can you|can we|do we|should i|would i) (?!not\b|avoid\b|never\b)(.+)$", re.I

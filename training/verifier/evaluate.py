@@ -1,4 +1,4 @@
-"""How good the verifier is, on pairs that it was not trained on: `python -m kvproxy.index.training.evaluate --pairs FILE`.
+"""How good the verifier is, on pairs that it was not trained on: `python -m training.verifier.evaluate --pairs FILE`.
 
 Prints its reliability curve and Brier score, and the share of true pairs that the cosine, the verifier, and either with
 the guards serve while at most a given share of what they serve is wrong.
@@ -13,9 +13,9 @@ import numpy as np
 from kvproxy.index.embedder import Embedder, load_embedder
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.pairs import Pair, read_pairs
-from kvproxy.index.training.quality import brier, most_served, reliability
-from kvproxy.index.training.splits import cluster_sizes, hold_out
 from kvproxy.index.verifier import BUILT_IN, load_verifier
+from training.verifier.quality import brier, most_served, reliability
+from training.verifier.splits import cluster_sizes, hold_out
 
 WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 

@@ -1,4 +1,4 @@
-"""Makes a trained adapter ready to ship: `python -m kvproxy.index.training.finish --pairs FILE --trained FILE`.
+"""Makes a trained adapter ready to ship: `python -m training.verifier.finish --pairs FILE --trained FILE`.
 
 Adds the ranges for 8 bits, measured on training pairs, and the calibrations, fitted on pairs held out for them: one of
 the logit alone, and one with the cosine of the packaged embedder.
@@ -17,14 +17,14 @@ from kvproxy.index.embedder import load_embedder
 from kvproxy.index.minilm.tokens import load_tokenizer
 from kvproxy.index.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
 from kvproxy.index.pairs import Pair, read_pairs
-from kvproxy.index.training.evaluate import cosines
-from kvproxy.index.training.network import CrossEncoder
-from kvproxy.index.training.quality import fit_scaling
-from kvproxy.index.training.ranges import measure_ranges
-from kvproxy.index.training.splits import hold_out
-from kvproxy.index.training.tensors import pad, write_tensors
 from kvproxy.index.verifier.built_in import ADAPTER, ALONE, MAX_TOKENS, RANGES, BuiltInVerifier
 from kvproxy.index.verifier.scaling import PlattScaling
+from training.verifier.evaluate import cosines
+from training.verifier.network import CrossEncoder
+from training.verifier.quality import fit_scaling
+from training.verifier.ranges import measure_ranges
+from training.verifier.splits import hold_out
+from training.verifier.tensors import pad, write_tensors
 
 EMBEDDER = "all-MiniLM-L6-v2"
 MEASURED = 512
@@ -54,7 +54,7 @@ def main() -> None:
         type=Path,
         nargs="+",
         required=True,
-        help="what kvproxy.index.training.train wrote; several are averaged",
+        help="what training.verifier.train wrote; several are averaged",
     )
     parser.add_argument("--out", type=Path, default=ADAPTER)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """How often the demo model answers right: on the wordings it was trained on, on held-out ones, and off topic.
 
-python -m kvproxy.demo.training.evaluate
+python -m training.demo.evaluate
 """
 
 import random
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from kvproxy.demo import model_path
-from kvproxy.demo.training.conversations import foreign_text
-from kvproxy.demo.training.corpus import Pair, is_off_topic, load_pairs
+from training.demo.conversations import foreign_text
+from training.demo.corpus import Pair, is_off_topic, load_pairs
 
 BATCH = 32
 Question = tuple[str, str]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
 from kvproxy.index.pairs import Pair
-from kvproxy.index.training.splits import components
+from training.verifier.splits import components
 
 LARGEST = 8
 

@@ -51,8 +51,8 @@ def main() -> None:
 
     from kvproxy.index.minilm.tokens import load_tokenizer
     from kvproxy.index.minilm.weights import base_weights, packaged_model
-    from kvproxy.index.training.network import CrossEncoder
-    from kvproxy.index.training.tensors import pad, write_tensors
+    from training.verifier.network import CrossEncoder
+    from training.verifier.tensors import pad, write_tensors
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("texts", type=Path, nargs="+")

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.demo.training.corpus import Pair, is_off_topic
+from training.demo.corpus import Pair, is_off_topic
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",

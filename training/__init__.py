@@ -1,0 +1,1 @@
+"""Training of the bundled models: the verifier and the demo model. Not part of the wheel."""

@@ -1,0 +1,1 @@
+"""Build the demo model and its handbook."""

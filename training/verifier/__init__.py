@@ -1,0 +1,1 @@
+"""Train and evaluate the bundled verifier."""

@@ -11,7 +11,7 @@ from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.calls import CallForm, CallReader
+from kvproxy.engine.text.tool_calls import CallForm, CallReader
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams

@@ -14,7 +14,7 @@ from kvproxy.blocks.pins import Pins, PinsFull
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, PinRow
 from kvproxy.blocks.tree import Branch, branches, links_of_blocks, named_blocks
-from kvproxy.engine.tiering import Models
+from kvproxy.engine.tiering.tiering import Models
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.figures import TierFigures
 

@@ -122,8 +122,8 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
 def _own_chunks(settings: Settings) -> str | None:
     """How the keys of the model's chunks begin; None where the model cannot be loaded, which is told elsewhere."""
     from kvproxy.blocks.digest import BlockHasher
-    from kvproxy.engine.fingerprint import fingerprint
     from kvproxy.engine.models import load_model
+    from kvproxy.engine.tiering.fingerprint import fingerprint
     from kvproxy.tiers.codec import key_prefix
 
     engine = settings.engine

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.fused import GatedMLP
-from kvproxy.engine.packed import Packed
+from kvproxy.engine.kernels.fused_layers import GatedMLP
+from kvproxy.engine.kernels.packed_linear import Packed
 from kvproxy.errors import ModelUnsupported
 
 _REFUSED = {

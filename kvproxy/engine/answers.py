@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvproxy.engine.drawing import draw
-from kvproxy.engine.failure import is_device_error
+from kvproxy.engine.health import is_device_error
 from kvproxy.engine.runner import Output
-from kvproxy.engine.sampler import Sample
+from kvproxy.engine.sampling.constrained_sampling import draw
+from kvproxy.engine.sampling.sampler import Sample
 from kvproxy.engine.scheduler import Scheduler
 from kvproxy.engine.sequence import RunningSequence
 from kvproxy.engine.transfer import stacked

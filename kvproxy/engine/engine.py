@@ -13,19 +13,19 @@ from kvproxy.encryption import Cipher
 from kvproxy.engine.adapters import Adapter
 from kvproxy.engine.answers import Answers
 from kvproxy.engine.attention.backend import choose
-from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
-from kvproxy.engine.grammars import Grammars
 from kvproxy.engine.graphs import Capture, CudaCapture, most_rows
+from kvproxy.engine.health import StepFailed, is_device_error, request_failed
 from kvproxy.engine.limits import Limits
 from kvproxy.engine.memory import count_blocks
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pieces import make_pieces
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.runner import Output, Runner
+from kvproxy.engine.sampling.grammars import Grammars
 from kvproxy.engine.scheduler import Plan, Scheduler
 from kvproxy.engine.sequence import Emit, Fail, RunningSequence, ignore
 from kvproxy.engine.span import Span
-from kvproxy.engine.tiering import make_tiering
+from kvproxy.engine.tiering.tiering import make_tiering
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.generation import GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings

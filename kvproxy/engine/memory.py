@@ -9,7 +9,7 @@ from kvproxy.engine.graphs import most_rows, plainly
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.runner import Runner
-from kvproxy.engine.sampler import sample
+from kvproxy.engine.sampling.sampler import sample
 from kvproxy.engine.span import Span
 from kvproxy.errors import SettingsError
 from kvproxy.generation import SamplingParams

@@ -12,14 +12,14 @@ from kvproxy.engine import attention
 from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.attention.interface import Needs
 from kvproxy.engine.attention.tuning import tune_by_position
-from kvproxy.engine.fastest import fastest_dtype
-from kvproxy.engine.fused import fuse, fuse_norms
 from kvproxy.engine.health import describe
-from kvproxy.engine.int8 import quantise
+from kvproxy.engine.kernels.fused_layers import fuse, fuse_norms
+from kvproxy.engine.kernels.int8 import quantise
+from kvproxy.engine.kernels.kernel_choice import fastest_dtype
 from kvproxy.engine.layers import KINDS, LayerGroup, group_layers
 from kvproxy.engine.limits import check_sampling
 from kvproxy.engine.pool import KVShape
-from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import SamplingParams
 

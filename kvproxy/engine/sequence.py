@@ -7,13 +7,32 @@ import torch
 
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.adapters import Adapter
-from kvproxy.engine.detokenizer import Detokenizer
-from kvproxy.engine.draft import PromptLookup
-from kvproxy.engine.grammars import Matcher
-from kvproxy.engine.sampler import Draws, Sample, score
-from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.engine.sampling.grammars import Matcher
+from kvproxy.engine.sampling.sampler import Draws, Sample, score
+from kvproxy.engine.text.detokenizer import Detokenizer
+from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import KvproxyError
 from kvproxy.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
+
+
+class PromptLookup:
+    """Where each run of `size` tokens was last seen in one growing sequence."""
+
+    def __init__(self, size: int = 3) -> None:
+        self._size = size
+        self._seen: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def guess(self, tokens: Sequence[int], count: int) -> list[int]:
+        """At most `count` tokens that followed the latest earlier place of the last `size` ones; none if there is none."""
+        size = self._size
+        # The sequence's end itself is left out: it is what is looked for.
+        for start in range(self._indexed, len(tokens) - size):
+            self._seen[tuple(tokens[start : start + size])] = start + size
+        self._indexed = max(self._indexed, len(tokens) - size)
+        at = self._seen.get(tuple(tokens[-size:])) if len(tokens) >= size else None
+        return [] if at is None else list(tokens[at : at + count])
+
 
 Emit = Callable[[Delta], None]
 Fail = Callable[[KvproxyError], None]

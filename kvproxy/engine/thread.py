@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.failure import StepFailed, is_device_error, request_failed
-from kvproxy.engine.health import Health, describe
+from kvproxy.engine.health import Health, StepFailed, describe, is_device_error, request_failed
 from kvproxy.engine.publisher import make_publisher
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest

@@ -13,11 +13,11 @@ from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.encryption import Cipher
 from kvproxy.engine.adapters import Adapters
-from kvproxy.engine.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import LoadedModel, load_model
+from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.thread import EngineThread, on_a_thread_that_ends
-from kvproxy.engine.tiering import Models
+from kvproxy.engine.tiering.tiering import Models
 from kvproxy.errors import KvproxyError, ModelUnsupported, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvproxy.engine import answers, grammars
+from kvproxy.engine import answers
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import load_model
+from kvproxy.engine.sampling import grammars
 from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
 from kvproxy.settings import EngineSettings
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from kvproxy.engine import attention
 from kvproxy.engine.adapters import Adapters
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.fused import fuse
+from kvproxy.engine.kernels.fused_layers import fuse
 from kvproxy.engine.models import prepare
 from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams

@@ -10,7 +10,7 @@ from kvproxy.blocks.groups import Kept
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.fused import fuse
+from kvproxy.engine.kernels.fused_layers import fuse
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings

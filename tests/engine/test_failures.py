@@ -10,7 +10,7 @@ import torch
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine import answers
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.failure import StepFailed, is_device_error
+from kvproxy.engine.health import StepFailed, is_device_error
 from kvproxy.engine.runner import Runner
 from kvproxy.engine.scheduler import Scheduler
 from kvproxy.engine.worker import EngineWorker

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.grammars import allowed
 from kvproxy.engine.models import load_model
+from kvproxy.engine.sampling.grammars import allowed
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
 from kvproxy.settings import EngineSettings

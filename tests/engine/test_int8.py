@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.int8 import Int8Linear, quantise
+from kvproxy.engine.kernels.int8 import Int8Linear, quantise
 from kvproxy.engine.models import load_model
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ModelUnsupported

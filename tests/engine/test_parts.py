@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Phi3Config, Phi3ForCausalLM
 
 from kvproxy.engine import attention
-from kvproxy.engine.detokenizer import Detokenizer
 from kvproxy.engine.engine import Engine
 from kvproxy.engine.models import load_model, prepare
-from kvproxy.engine.sampler import Draws, sample
+from kvproxy.engine.sampling.sampler import Draws, sample
+from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ContextTooLong, InvalidRequest, ModelUnsupported
 from kvproxy.generation import GenerationRequest, SamplingParams

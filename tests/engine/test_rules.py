@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.draft import PromptLookup
-from kvproxy.engine.failure import request_failed
-from kvproxy.engine.health import STEPS, Health, describe
+from kvproxy.engine.health import STEPS, Health, describe, request_failed
 from kvproxy.engine.layers import group_layers, layer_kinds, places
 from kvproxy.engine.limits import Limits, check_sampling
 from kvproxy.engine.pieces import Pieces, make_pieces
 from kvproxy.engine.pool import KVPool
-from kvproxy.engine.sampler import Draws
+from kvproxy.engine.sampling.sampler import Draws
+from kvproxy.engine.scheduler import WaitingLine
+from kvproxy.engine.sequence import PromptLookup
 from kvproxy.engine.span import Span
-from kvproxy.engine.waiting import WaitingLine
 from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ContextTooLong, InvalidRequest, SettingsError
 from kvproxy.generation import GenerationRequest, SamplingParams

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from kvproxy.engine import sampler
-from kvproxy.engine.sampler import Draws, likeliest, sample, score
+from kvproxy.engine.sampling import sampler
+from kvproxy.engine.sampling.sampler import Draws, likeliest, sample, score
 from kvproxy.generation import SamplingParams
 
 DRAWS = 4000

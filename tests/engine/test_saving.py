@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.arena import Arena
+from kvproxy.engine.tiering.arena import Arena
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from kvproxy.engine.waiting import WaitingLine
+from kvproxy.engine.scheduler import WaitingLine
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from tests.engine.models import VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny

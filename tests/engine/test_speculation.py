@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.engine.draft import PromptLookup
 from kvproxy.engine.runner import Runner
 from kvproxy.engine.scheduler import Plan
+from kvproxy.engine.sequence import PromptLookup
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny

@@ -13,8 +13,8 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.view import match
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.fused import fuse
 from kvproxy.engine.graphs import Step
+from kvproxy.engine.kernels.fused_layers import fuse
 from kvproxy.engine.models import LoadedModel, prepare
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings

@@ -15,10 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvproxy.demo import model_path
-from kvproxy.engine.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.limits import Limits
-from kvproxy.engine.token_length import longest_token
-from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
+from kvproxy.engine.text.tokenizer import ChatTokenizer, longest_token
 from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 from tests.engine.models import LetterTokenizer
 

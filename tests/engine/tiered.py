@@ -9,10 +9,10 @@ import torch
 
 from kvproxy.engine import attention
 from kvproxy.engine.engine import Engine
-from kvproxy.engine.fused import fuse
 from kvproxy.engine.graphs import Capture
+from kvproxy.engine.kernels.fused_layers import fuse
 from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.tiering import Tiering
+from kvproxy.engine.tiering.tiering import Tiering
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain

@@ -96,7 +96,7 @@ def bfloat16_logits(device: torch.device) -> Figures:
 
 def draws_equal_the_cpus(device: torch.device) -> Figures:
     """Tokens drawn on the device from float32 logits, against those drawn on the CPU with the same seeds."""
-    from kvproxy.engine.sampler import Draws, sample
+    from kvproxy.engine.sampling.sampler import Draws, sample
     from kvproxy.generation import SamplingParams
 
     logits = torch.randn(400, 32_000, generator=torch.Generator().manual_seed(0)) * 3

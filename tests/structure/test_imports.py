@@ -97,7 +97,6 @@ MOST_FILES = {
     "index": 35,
     "index/store": 26,
     "kvproxy/blocks": 23,
-    "kvproxy/engine": 41,
     "kvproxy/journal": 26,
 }
 HTTP_SIDE = ("apis", "flow", "backends", "http")

@@ -113,8 +113,8 @@ class LocalTokenizer:
         from transformers import AutoTokenizer
 
         from kvproxy.demo import DEMO, model_path
-        from kvproxy.engine.async_tokenizer import AsyncTokenizer
-        from kvproxy.engine.tokenizer import ChatTokenizer
+        from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
+        from kvproxy.engine.text.tokenizer import ChatTokenizer
 
         try:
             loaded = AutoTokenizer.from_pretrained(model_path() if name == DEMO else name)

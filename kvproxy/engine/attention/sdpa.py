@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from kvproxy.engine.attention.interface import KV, Attend, Scores
 from kvproxy.engine.attention.plain import attend_rows, weigh
+from kvproxy.engine.kernels.packed_linear import can_pack
 from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.packed import can_pack
 from kvproxy.engine.pool import KVPool
 from kvproxy.engine.span import Span
 from kvproxy.engine.transfer import upload

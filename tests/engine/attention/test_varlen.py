@@ -10,8 +10,8 @@ from kvproxy.blocks.groups import GroupKind
 from kvproxy.engine.attention.interface import PLAIN, Scores
 from kvproxy.engine.attention.sdpa import SdpaPrefill
 from kvproxy.engine.attention.varlen import Packing, VarlenPrefill, why_not, with_sinks
+from kvproxy.engine.kernels.packed_linear import can_pack
 from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.packed import can_pack
 from kvproxy.engine.span import Span
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 

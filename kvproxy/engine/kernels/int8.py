@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvproxy.engine.fastest import least_seconds
+from kvproxy.engine.kernels.kernel_choice import least_seconds
 from kvproxy.errors import ModelUnsupported
 
 _FEW = 160

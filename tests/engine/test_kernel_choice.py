@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvproxy.backends.build import build_backend
-from kvproxy.engine.fastest import Layers, fastest_dtype, linear_layers, seconds_of
+from kvproxy.engine.kernels.kernel_choice import Layers, fastest_dtype, linear_layers, seconds_of
 from kvproxy.engine.models import load_model
 from kvproxy.settings import load_settings
 from tests.engine.models import random_model
@@ -60,7 +60,7 @@ def test_what_is_measured_is_every_linear_layer() -> None:
 
 def test_a_proxy_measures_and_a_named_format_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Stopwatch(2.0, 1.0)
-    monkeypatch.setattr("kvproxy.engine.fastest.seconds_of", measured)
+    monkeypatch.setattr("kvproxy.engine.kernels.kernel_choice.seconds_of", measured)
 
     def served(dtype: str) -> torch.dtype:
         settings = load_settings(data=tmp_path, engine={"num_blocks": 64, "dtype": dtype})

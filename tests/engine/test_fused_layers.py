@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kvproxy.engine.fused import GatedMLP, Norm, fuse
-from kvproxy.engine.packed import PackedPart, can_pack
+from kvproxy.engine.kernels.fused_layers import GatedMLP, Norm, fuse
+from kvproxy.engine.kernels.packed_linear import PackedPart, can_pack
 from kvproxy.engine.transfer import stacked
 from tests.engine.models import VOCABULARY, random_model
 

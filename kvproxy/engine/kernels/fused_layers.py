@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvproxy.engine.packed import PackedLinear, can_pack, is_linear, pack
+from kvproxy.engine.kernels.packed_linear import PackedLinear, can_pack, is_linear, pack
 
 _ROWS = 5
 _ACTIVATIONS: dict[tuple[str, str], Callable[[torch.Tensor], torch.Tensor]] = {

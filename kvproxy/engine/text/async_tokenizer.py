@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from kvproxy.engine.calls import CallForm
-from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.engine.text.tokenizer import ChatTokenizer
+from kvproxy.engine.text.tool_calls import CallForm
 from kvproxy.errors import Overloaded
 
 T = TypeVar("T")

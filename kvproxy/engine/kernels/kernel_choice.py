@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.packed import packed
+from kvproxy.engine.kernels.packed_linear import packed
 
 _FILE = "dtypes.json"
 _PROMPT, _ANSWER = 128, 64

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from kvproxy.demo import model_path
-from kvproxy.engine.calls import CallForm, CallReader, learn_form
+from kvproxy.engine.text.tool_calls import CallForm, CallReader, learn_form
 from kvproxy.generation import Delta, Usage
 from tests.engine.templates import HERMES, LLAMA, MISTRAL, NAMELESS, PLAIN, PYTHONIC
 

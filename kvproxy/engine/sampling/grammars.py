@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Grammar
 

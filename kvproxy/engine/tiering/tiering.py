@@ -16,14 +16,13 @@ from typing import Literal
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.encryption import Cipher
-from kvproxy.engine.arena import Arena
-from kvproxy.engine.chunks import Chunks
-from kvproxy.engine.fingerprint import fingerprint
 from kvproxy.engine.models import LoadedModel
 from kvproxy.engine.pieces import Pieces
 from kvproxy.engine.pool import KVPool
-from kvproxy.engine.saving import Saving
 from kvproxy.engine.sequence import RunningSequence
+from kvproxy.engine.tiering.arena import Arena
+from kvproxy.engine.tiering.fingerprint import fingerprint
+from kvproxy.engine.tiering.saving import Chunks, Saving
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from kvproxy.engine.kernels.packed_linear import Packed, PackedLinear, can_pack, pack
 from kvproxy.engine.models import load_model
-from kvproxy.engine.packed import Packed, PackedLinear, can_pack, pack
 from tests.engine.models import random_model
 
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvproxy.engine.drawing import draw
-from kvproxy.engine.grammars import Grammars, Matcher, allowed
 from kvproxy.engine.models import load_model
-from kvproxy.engine.tokenizer import ChatTokenizer
+from kvproxy.engine.sampling.constrained_sampling import draw
+from kvproxy.engine.sampling.grammars import Grammars, Matcher, allowed
+from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.generation import Grammar, SamplingParams
 from tests.engine.schemas import random_schema
 

@@ -5,8 +5,8 @@ from random import Random
 
 import torch
 
-from kvproxy.engine.grammars import Matcher, allowed
-from kvproxy.engine.sampler import Sample, is_filtered, sample
+from kvproxy.engine.sampling.grammars import Matcher, allowed
+from kvproxy.engine.sampling.sampler import Sample, is_filtered, sample
 from kvproxy.engine.transfer import upload
 from kvproxy.generation import SamplingParams
 

@@ -1,0 +1,1 @@
+"""Optional CPU kernels: faster layers with a reference fallback."""

@@ -1,0 +1,1 @@
+"""Sampling: the next token of each sequence, with and without a grammar."""

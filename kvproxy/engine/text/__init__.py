@@ -1,0 +1,1 @@
+"""Text and token ids: the tokenizer, chat templates, tool calls, and incremental detokenizing."""

@@ -1,0 +1,1 @@
+"""Chunks between the block pool and the tiers."""

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.block import Block
-from kvproxy.blocks.copies import CopyOnWrite
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.events import BlockStored, KVEvent
-from kvproxy.blocks.groups import GroupSpec
+from kvproxy.blocks.groups import CopyOnWrite, GroupSpec
 from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.lookup import GroupBlocks, make_groups, reusable
 from kvproxy.blocks.policies import queue_maker

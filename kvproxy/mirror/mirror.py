@@ -1,16 +1,53 @@
 """One engine as its KV events show it: all its ranks' pools, and how well they are known."""
 
-from kvproxy.blocks.digest import BlockHasher
+import re
+
+from kvproxy.blocks.digest import BlockHasher, event_hash
 from kvproxy.blocks.rows import PoolFigures
 from kvproxy.mirror import view
-from kvproxy.mirror.endpoints import expand
 from kvproxy.mirror.groups import hash_size
 from kvproxy.mirror.match import MirrorMatch, Recipe, match, matched_tokens
+from kvproxy.mirror.pool import MirroredBlock, MirroredPool
 from kvproxy.mirror.prompt import Prompt
-from kvproxy.mirror.recipe import named_alike
 from kvproxy.mirror.state import MirrorState, PoolKey
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.mirror.subscriber import Subscriber
+
+
+def named_alike(state: MirrorState, hasher: BlockHasher) -> bool | None:
+    """Compare the name of a block that begins a prompt; None while there is none whose tokens were published."""
+    for pools in state.ranks().values():
+        first = next((block for pool in pools if (block := _beginning(pool)) is not None), None)
+        if first is not None:
+            digest = hasher.chain(list(first.tokens), hash_size(pools))[-1]
+            return first.hash in (digest, event_hash(digest))
+    return None
+
+
+def _beginning(pool: MirroredPool) -> MirroredBlock | None:
+    """A full block that begins a prompt, and whose tokens alone name it."""
+    begins = (block for block in pool.children(None) if block.extra is None)
+    return next((block for block in begins if len(block.tokens) == pool.block_size), None)
+
+
+_TCP = re.compile(r"(tcp://[^\s]+:)(\d+)(?:-(\d+))?")
+
+
+def expand(endpoint: str) -> list[str]:
+    """The sockets that an endpoint names, one a rank; engines give each rank the next port.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if re.fullmatch(r"(ipc|inproc)://\S+", endpoint):
+        return [endpoint]
+    found = _TCP.fullmatch(endpoint)
+    if found is None:
+        raise ValueError(f"{endpoint!r} is no endpoint: write tcp://host:5557, or tcp://host:5557-5560 for four ranks")
+    first, last = int(found[2]), int(found[3] or found[2])
+    if not first <= last <= 65_535 or last - first > 1023:
+        raise ValueError(f"{endpoint!r} names no range of ports: write the lower one first")
+    return [f"{found[1]}{port}" for port in range(first, last + 1)]
 
 
 class Mirror:

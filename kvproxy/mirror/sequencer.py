@@ -6,13 +6,56 @@ is asked for again from the publisher's replay buffer, always with one batch tha
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from kvproxy.mirror.replay import Replay
+import xxhash
+
 from kvproxy.mirror.resets import Resets
-from kvproxy.mirror.seen import Seen
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import Counts
 from kvproxy.mirror.wire import Batch, WireError, decode_batch
+
+WINDOW = 10_000
+"""Fingerprints kept: as many as vLLM's replay buffer holds by default."""
+
+
+class Seen:
+    """The last batches that were applied, by number."""
+
+    def __init__(self) -> None:
+        self._fingerprints: dict[int, int] = {}
+
+    def add(self, number: int, payload: bytes) -> None:
+        """A batch was applied."""
+        self._fingerprints[number] = xxhash.xxh3_64_intdigest(payload)
+        self._fingerprints.pop(number - WINDOW, None)
+
+    def same(self, number: int, payload: bytes) -> bool | None:
+        """Whether the batch applied under a number had this content; None where it is not remembered."""
+        known = self._fingerprints.get(number)
+        return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._fingerprints.clear()
+
+
+@dataclass(slots=True)
+class Replay:
+    """An answer to a replay request.
+
+    Attributes:
+        from_start: whether everything was asked for.
+        verified: whether it is of the run that we know.
+        answered: whether a batch has come.
+        skipping: whether the rest of it is of no use.
+    """
+
+    from_start: bool
+    verified: bool
+    answered: bool = False
+    skipping: bool = False
+
 
 PATIENCE = 64
 """Batches held back for a late one where there is no replay."""

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvproxy.mirror.endpoints import expand
-from kvproxy.mirror.mirror import Mirror
+from kvproxy.mirror.mirror import Mirror, expand
 
 
 @pytest.mark.parametrize(

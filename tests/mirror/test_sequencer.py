@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror import sequencer
-from kvproxy.mirror.seen import Seen
-from kvproxy.mirror.sequencer import Sequencer
+from kvproxy.mirror.sequencer import Seen, Sequencer
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import Counts
 from tests.mirror.publisher import Model
@@ -371,7 +370,7 @@ def test_without_replay_a_new_connection_begins_anew() -> None:
 
 
 def test_so_many_batches_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.mirror.seen.WINDOW", 3)
+    monkeypatch.setattr("kvproxy.mirror.sequencer.WINDOW", 3)
     seen = Seen()
     for number in range(10):
         seen.add(number, bytes([number]))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvproxy.mirror.troubles import QUIET, Troubles
+from kvproxy.mirror.subscriber import QUIET, Troubles
 
 
 def test_a_line_a_minute_tells_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:

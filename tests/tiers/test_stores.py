@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from kvproxy.encryption import Cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.breaker import CircuitBreaker
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
-from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.redis import CircuitBreaker, RedisStore
 from kvproxy.tiers.sealed import SealedStore
 from kvproxy.tiers.store import ChunkStore, Data, TierError
 from tests.redis_server import RedisServer

@@ -59,6 +59,20 @@ class HeadersTooLarge(InvalidRequest):
     limit = "header_bytes"
 
 
+class ExpectationFailed(InvalidRequest):
+    """The header Expect holds more than 100-continue."""
+
+    status = 417
+    code = "expectation_failed"
+
+
+class NotSupported(InvalidRequest):
+    """The request needs a protocol or a method that this proxy does not have."""
+
+    status = 501
+    code = "not_supported"
+
+
 class TooSlow(InvalidRequest):
     """The request did not arrive in time."""
 

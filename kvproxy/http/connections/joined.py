@@ -7,6 +7,7 @@ request does.
 import asyncio
 from typing import Any
 
+_LINGER_SECONDS = 2.0
 _MOST = 32 * 1024
 """Bytes that wait for the end of the turn; with more they go at once, so that a client who reads nothing is noticed."""
 
@@ -24,8 +25,14 @@ class JoinedWrites(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
         self._size = 0
+        self.linger = False
+        """Whether `close` keeps reading for two seconds. Closing a socket with unread bytes resets the connection, and the
+        reset could destroy the last response before its client reads it."""
+        self._lingering = False
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
+        if self._lingering:
+            return
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts.append(data)
@@ -44,6 +51,13 @@ class JoinedWrites(asyncio.Transport):
 
     def close(self) -> None:
         self._flush()
+        if self.linger and self._transport.can_write_eof() and not self._transport.is_closing():
+            if not self._lingering:
+                self._lingering = True
+                self._transport.write_eof()
+                self._transport.resume_reading()
+                self._loop.call_later(_LINGER_SECONDS, self._transport.close)
+            return
         self._transport.close()
 
     def abort(self) -> None:
@@ -51,7 +65,7 @@ class JoinedWrites(asyncio.Transport):
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        return self._transport.is_closing()
+        return self._lingering or self._transport.is_closing()
 
     def get_write_buffer_size(self) -> int:
         return self._size + self._transport.get_write_buffer_size()

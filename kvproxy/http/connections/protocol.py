@@ -9,14 +9,17 @@ import termios
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
+from kvproxy.http.connections import framing
 from kvproxy.http.connections.joined import JoinedWrites
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
@@ -25,6 +28,8 @@ WHOLE = "whole"
 """In a request's state: all of its body has come, so that nobody waits for it."""
 _SPARE = 256
 """Connections beyond the limit that are still told so; any further one is closed without a word."""
+_HALF_CLOSED_SECONDS = 2.0
+"""Seconds in which a client that half-closed its connection gets its response. A client that closed it looks the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +62,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._raw = 0  # Bytes since the last of them.
         self._refusal: KvproxyError | None = None
         self._unread: _Unread | None = None
+        self._offered_upgrade = False
+        self._deaf = False
+        self._running: RequestResponseCycle | None = None
 
     @property
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(JoinedWrites(transport))
+        self._joined = JoinedWrites(transport)
+        super().connection_made(self._joined)
         self._head_since = self.loop.time()
         if len(self.connections) > self._limits.connections:
             self._limited("connections")
@@ -72,8 +81,12 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf or self.transport.is_closing():
+            # A closing connection discards what still arrives; see `JoinedWrites.close`.
+            return
         steps = self._steps
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self.transport.is_closing():
             return
         if self._in_head or not self._answering:
@@ -84,12 +97,35 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._raw > self._limits.header_bytes:
             self._refuse(self._too_large())
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The parser stops at the end of a head that offers an upgrade and reports no body. A new parser reads the same
+            # head without the offer, then the body by its HTTP/1.1 framing.
+            head = framing.head_without_upgrade(
+                self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
+            )
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(head + data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        self._offered_upgrade = False
         self._steps += 1
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Headers after the head are trailers. No route uses them, and they must not become headers.
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_message_complete(self) -> None:
+        if self._offered_upgrade:
+            return
         self.scope["state"][WHOLE] = True
         super().on_message_complete()
 
@@ -105,31 +141,68 @@ class LimitedProtocol(HttpToolsProtocol):
         elif len(self.headers) > self._limits.headers:
             self._refusal = HeadersTooLarge(f"more than {self._limits.headers} headers: see the setting limits.headers")
             self._refusal.limit = "headers"
+        else:
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            self._refusal = framing.refuse(method, version, self.url, self.headers)
         if self._refusal is not None:
             # It ends the parsing.
             raise self._refusal
-        super().on_headers_complete()
+        self._offered_upgrade = self.parser.should_upgrade()
+        if not self._offered_upgrade:
+            super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._running = cycle
+        super()._start_asgi_task(cycle, partial(_complete, app, cycle, self._joined))
 
     def _too_large(self) -> HeadersTooLarge:
         most = self._limits.header_bytes
         return HeadersTooLarge(f"URL and headers have more than {most:,} bytes: see the setting limits.header_bytes")
 
-    def send_400_response(self, msg: str) -> None:
-        """Called for what the parser cannot take, and for what was refused while it parsed."""
-        self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
-
     def _refuse(self, error: KvproxyError) -> None:
-        """Answer with an error and end the connection."""
+        """Answer with an error and close the connection."""
         if error.limit is not None:
             self._limited(error.limit)
-        if self._answering:
-            # Another answer is on its way here: a second one in the middle of it would be taken for a part of it.
-            self.transport.abort()
-            return
+        running = self._running
+        if running is not None and not running.response_complete:
+            if not running.more_body:
+                # The error is in a successor of the request that is being answered.
+                self._end_after(running)
+                return
+            if running.response_started:
+                # A second response in the middle of one would be taken for a part of it.
+                self.transport.abort()
+                return
+            running.disconnected = True
+            running.message_event.set()
         body = dumps(openai_error(error))
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + headers + body)
+        self._close_gently()
+
+    def _end_after(self, running: RequestResponseCycle) -> None:
+        """Close the connection after the response in progress, and read no more of it."""
+        self._deaf = True
+        self.pipeline.clear()
+        running.keep_alive = False
+        self._joined.linger = True
+
+    def _close_gently(self) -> None:
+        """Close the connection, but discard what still arrives: a reset could destroy the response before it is read."""
+        self._joined.linger = True
         self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep a half-closed connection open while its client waits for a response; see `_HALF_CLOSED_SECONDS`."""
+        waiting = self._answering and not self.cycle.more_body and not self.transport.is_closing()
+        if waiting:
+            self.cycle.keep_alive = False
+            self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed, self.cycle)
+        return waiting
+
+    def _give_up_half_closed(self, cycle: RequestResponseCycle) -> None:
+        if not cycle.response_started and not self.transport.is_closing():
+            self.transport.close()
 
     def _too_late(self) -> None:
         if not self._in_head:
@@ -156,7 +229,8 @@ class LimitedProtocol(HttpToolsProtocol):
         Args:
             now: the event loop's time.
         """
-        if self._head_since is not None and now - self._head_since > self._limits.header_seconds:
+        late = self._head_since is not None and now - self._head_since > self._limits.header_seconds
+        if late and not self.transport.is_closing():
             self._head_since = None
             self._too_late()
         # Nothing more is written now, so what waits can only become less.
@@ -180,6 +254,33 @@ class LimitedProtocol(HttpToolsProtocol):
             # It is closed already, or the system does not tell.
             return 0
         return held[0]
+
+
+async def _complete(
+    app: ASGIApp, cycle: RequestResponseCycle, transport: JoinedWrites, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run the app under the rule for reuse: a connection stays open only after a whole request and a whole response.
+
+    It also frames responses to HTTP/1.0 by the end of the connection, since that version has no chunks.
+    """
+    unframed = False
+
+    async def framed(message: Message) -> None:
+        nonlocal unframed
+        if message["type"] == "http.response.start":
+            if cycle.more_body:
+                cycle.keep_alive = False
+                transport.linger = True
+            unframed = scope["http_version"] == "1.0" and all(
+                name != b"content-length" for name, _ in message["headers"]
+            )
+            if unframed:
+                cycle.chunked_encoding = False
+        elif unframed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, framed)
 
 
 async def full(scope: Scope, receive: Receive, send: Send) -> None:

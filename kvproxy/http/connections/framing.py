@@ -1,0 +1,61 @@
+"""Framing of requests (RFC 9110, RFC 9112): refuse an ambiguous head, and ignore offers of HTTP/2."""
+
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
+
+from kvproxy.errors import ExpectationFailed, InvalidRequest, KvproxyError, NotSupported
+
+Headers = Iterable[tuple[bytes, bytes]]
+_CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
+_UPGRADE = (b"upgrade", b"http2-settings")
+
+
+def refuse(method: bytes, version: str, target: bytes, headers: Headers) -> KvproxyError | None:
+    """The error for a head that two servers could read differently, or that this proxy does not support.
+
+    The parser itself refuses a repeated Content-Length, a Content-Length beside a Transfer-Encoding, and bad line ends.
+
+    Args:
+        method: the request's method.
+        version: of HTTP, such as `1.1`.
+        target: the request target as it was sent.
+        headers: names in lower case.
+    """
+    if version not in ("1.0", "1.1"):
+        return InvalidRequest("the request line names no version of HTTP that is served: HTTP/1.1 or HTTP/1.0")
+    hosts = 0
+    for name, value in headers:
+        if _CONTROLS.search(value.replace(b"\t", b"")):
+            return InvalidRequest("a header holds a control character: send each header on one line")
+        match name:
+            case b"host":
+                hosts += 1
+            case b"transfer-encoding" if value.strip().lower() != b"chunked":
+                return InvalidRequest("the only Transfer-Encoding of requests is chunked")
+            case b"expect" if value.strip().lower() != b"100-continue":
+                return ExpectationFailed("the only expectation is 100-continue: leave out the header Expect")
+            case b"upgrade" if any(protocol != b"h2c" for protocol in _tokens(value)):
+                return NotSupported("WebSocket and other upgrades are not supported: send the request over HTTP/1.1")
+    if method == b"CONNECT":
+        return NotSupported("CONNECT is not supported: this is a reverse proxy")
+    if hosts > 1 or (hosts == 0 and version != "1.0"):
+        return InvalidRequest("a request has exactly one header Host")
+    if _CONTROLS.search(unquote_to_bytes(target.partition(b"?")[0])):
+        return InvalidRequest("the path holds a control character")
+    return None
+
+
+def head_without_upgrade(method: bytes, version: str, target: bytes, headers: Headers) -> bytes:
+    """The head of a request without its offer of an upgrade, which RFC 9110 (7.8) lets a server ignore."""
+    lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
+    for name, value in headers:
+        if name == b"connection":
+            value = b", ".join(token for token in _tokens(value) if token not in _UPGRADE)
+        if name not in _UPGRADE and (value or name != b"connection"):
+            lines.append(name + b": " + value)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip().lower() for token in value.split(b",") if token.strip()]

@@ -1,0 +1,300 @@
+"""Request framing: no body is read as a request, and a connection is reused only after complete requests and responses."""
+
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+
+CHAT = b'{"model":"m","messages":[{"role":"user","content":"Hi %d?"}]}'
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+INNER = b"GET /admin/cache?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+HOST = b"Host: 127.0.0.1\r\n"
+UPGRADES = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+
+PROBES = ("/health", "/metrics", "/props")
+
+
+@dataclass
+class Recorder:
+    """An upstream that records what it is sent."""
+
+    requests: list[tuple[str, str, bytes]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.body()
+        if request.url.path in PROBES:
+            return JSONResponse({})
+        self.requests.append((request.method, request.url.path, body))
+        self.headers.append(dict(request.headers))
+        if request.url.path == "/v1/stream":
+            return StreamingResponse(iter([b"data: 1\n\n", b"data: [DONE]\n\n"]), media_type="text/event-stream")
+        return JSONResponse(WHOLE)
+
+
+@dataclass
+class Stack:
+    port: int
+    upstream: Recorder
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    recorder = Recorder()
+    methods = ["GET", "POST", "PUT", "DELETE"]
+    app = Starlette(routes=[Route("/{path:path}", recorder.answer, methods=methods)])
+    limits = {"body": 4096, "body_seconds": 1.0}
+    with run_app(app) as upstream:
+        data = tmp_path_factory.mktemp("framing")
+        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
+        with run_proxy(settings) as (url, _):
+            yield Stack(httpx.URL(url).port or 0, recorder)
+
+
+@pytest.fixture
+def stack(running: Stack) -> Stack:
+    running.upstream.requests.clear()
+    running.upstream.headers.clear()
+    return running
+
+
+@contextlib.contextmanager
+def connected(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield client
+
+
+def until_closed(client: socket.socket) -> bytes:
+    got = b""
+    with contextlib.suppress(ConnectionError):
+        while part := client.recv(65_536):
+            got += part
+    return got
+
+
+def responses(client: socket.socket, seconds: float = 1.0) -> bytes:
+    """Everything that arrives until the connection is silent or closed."""
+    got = b""
+    client.settimeout(seconds)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while part := client.recv(65_536):
+            got += part
+    return got
+
+
+def statuses(answer: bytes) -> list[bytes]:
+    return re.findall(rb"HTTP/1\.1 (\d+) ", answer)
+
+
+def post(path: bytes, body: bytes, *headers: bytes) -> bytes:
+    head = b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"".join(header + b"\r\n" for header in headers)
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def test_the_body_of_an_h2c_offer_is_no_request(stack: Stack) -> None:
+    """The body comes in a second segment, as every reverse proxy sends it."""
+    head = b"POST /v1/other HTTP/1.1\r\n" + HOST + b"X-Forwarded-For: 203.0.113.9\r\n"
+    head += b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(INNER)
+    with connected(stack.port) as client:
+        client.sendall(head)
+        time.sleep(0.3)
+        client.sendall(INNER)
+        answer = responses(client)
+    assert statuses(answer) == [b"200"]
+    assert stack.upstream.requests == [("POST", "/v1/other", INNER)]
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_h2c_offer_is_ignored_and_its_body_read(stack: Stack, split: bool, chunked: bool) -> None:
+    """Java's HttpClient offers h2c by default. The connection serves a second request."""
+    framing = b"Transfer-Encoding: chunked\r\n" if chunked else b"Content-Length: 5\r\n"
+    body = b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n" if chunked else b"abcde"
+    head = b"POST /v1/java HTTP/1.1\r\n" + HOST + UPGRADES + framing + b"\r\n"
+    with connected(stack.port) as client:
+        if split:
+            for byte in head:
+                client.sendall(bytes([byte]))
+            time.sleep(0.1)
+            client.sendall(body)
+            client.sendall(b"GET /v1/next HTTP/1.1\r\n" + HOST + b"\r\n")
+        else:
+            client.sendall(head + body + b"GET /v1/next HTTP/1.1\r\n" + HOST + b"\r\n")
+        answer = responses(client)
+    assert statuses(answer) == [b"200", b"200"]
+    assert stack.upstream.requests == [("POST", "/v1/java", b"abcde"), ("GET", "/v1/next", b"")]
+    assert not {"upgrade", "http2-settings"} & stack.upstream.headers[0].keys()
+    assert "upgrade" not in stack.upstream.headers[0].get("connection", "").lower()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /v1/realtime HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"501"),
+        (b"GET /v1/realtime HTTP/1.1\r\n" + HOST + b"Upgrade: websocket\r\n\r\n", b"501"),
+        (post(b"/v1/other", INNER, b"Connection: Upgrade", b"Upgrade: h2c, websocket"), b"501"),
+        (post(b"/v1/other", INNER, b"Connection: upgrade", b"Upgrade: TLS/1.0"), b"501"),
+        (b"CONNECT 127.0.0.1:80 HTTP/1.1\r\n" + HOST + b"\r\n", b"501"),
+        (b"CONNECT /v1/other HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n", b"501"),
+        (post(b"/v1/other", b"abc", b"Expect: 200-ok"), b"417"),
+        (post(b"/v1/other", b"abc", b"Transfer-Encoding: chunked"), b"400"),
+        (post(b"/v1/other", b"abc", b"Transfer-Encoding: chunked, identity"), b"400"),
+        (post(b"/v1/other", b"abc", b"Content-Length: 4"), b"400"),
+        (post(b"/v1/other", b"abc", b"Content-Length: 3"), b"400"),
+        (post(b"/v1/other", b"abc", b"Transfer-Encoding: identity"), b"400"),
+        (post(b"/v1/other", b"abc", b"Transfer-Encoding : chunked"), b"400"),
+        (post(b"/v1/other", b"abc", b"X-Folded: a\r\n b"), b"400"),
+        (post(b"/v1/other", b"abc", b"Host: elsewhere"), b"400"),
+        (b"GET /v1/other HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /v1/otherHTTP/1.1\r\n" + HOST + b"\r\n", b"400"),
+        (b"GET /v1/other HTTP/2.0\r\n" + HOST + b"\r\n", b"400"),
+        (b"GET /v1/other HTTP/1.1\nHost: a\n\n", b"400"),
+        (b"GET /v1/a%0d%0ab HTTP/1.1\r\n" + HOST + b"\r\n", b"400"),
+        (b"GET /v1/a%00b HTTP/1.1\r\n" + HOST + b"\r\n", b"400"),
+        (b"POST /v1/other HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3 \r\nabc\r\n0\r\n\r\n", b"400"),
+        (b"POST /v1/other HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n", b"400"),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+            b"3\r\nabc\r\n0\r\nContent-Length: 3\r\n\r\n",
+            b"400",
+        ),
+    ],
+)
+def test_ambiguous_framing_is_refused_and_the_connection_closed(stack: Stack, sent: bytes, status: bytes) -> None:
+    with connected(stack.port) as client:
+        client.sendall(sent + b"GET /v1/smuggled HTTP/1.1\r\n" + HOST + b"\r\n")
+        answer = until_closed(client)
+    assert statuses(answer) == [status]
+    assert b"connection: close" in answer.lower()
+    assert b'"error"' in answer
+    assert all(path != "/v1/smuggled" for _, path, _ in stack.upstream.requests)
+
+
+def test_trailers_do_not_become_headers(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(
+            b"POST /v1/other HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nTrailer: X-Late\r\n\r\n"
+            b"3\r\nabc\r\n0\r\nX-Late: 1\r\nAuthorization: Bearer stolen\r\n\r\n"
+        )
+        assert statuses(responses(client)) == [b"200"]
+    assert not {"x-late", "authorization", "trailer"} & stack.upstream.headers[0].keys()
+
+
+EARLY = {
+    "too large": (b"/v1/chat/completions", 100_000, b"413"),
+    "refused method": (b"/admin/cache/purge", 50_000, b"404"),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_an_early_answer_closes_the_connection(stack: Stack, case: str, framing: str) -> None:
+    """The rest of the body arrives later, and looks like a request."""
+    path, size, status = EARLY[case]
+    body = b"x" * (size - len(INNER)) + INNER
+    head = b"POST " + path + b" HTTP/1.1\r\n" + HOST
+    if framing == "length":
+        head, begun = head + b"Content-Length: %d\r\n\r\n" % size, body[: size // 2]
+        rest = body[size // 2 :]
+    else:
+        head, begun = head + b"Transfer-Encoding: chunked\r\n\r\n", b"%x\r\n" % size + body[: size // 2]
+        rest = body[size // 2 :] + b"\r\n0\r\n\r\n"
+    with connected(stack.port) as client:
+        client.sendall(head + begun)
+        time.sleep(0.2)
+        with contextlib.suppress(ConnectionError):
+            client.sendall(rest + b"GET /v1/next HTTP/1.1\r\n" + HOST + b"\r\n")
+        answer = until_closed(client)
+    assert statuses(answer) == [status], answer
+    assert b"connection: close" in answer.lower()
+    assert stack.upstream.requests == []
+
+
+def test_a_body_that_comes_too_slowly_closes_the_connection(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Content-Length: 500\r\n\r\nabc")
+        answer = until_closed(client)
+    assert statuses(answer) == [b"408"]
+
+
+def test_a_client_that_leaves_in_the_middle_of_an_upload_forwards_nothing_whole(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(b"POST /v1/other HTTP/1.1\r\n" + HOST + b"Content-Length: 500\r\n\r\n" + INNER)
+    time.sleep(0.3)
+    assert httpx.get(f"http://127.0.0.1:{stack.port}/v1/next").status_code == 200
+    assert stack.upstream.requests == [("GET", "/v1/next", b"")]
+
+
+def test_a_pipelined_successor_of_a_whole_request_is_answered(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(b"".join(post(b"/v1/other/%d" % n, b"body %d" % n) for n in range(5)))
+        answer = responses(client)
+    assert statuses(answer) == [b"200"] * 5
+    assert stack.upstream.requests == [("POST", f"/v1/other/{n}", b"body %d" % n) for n in range(5)]
+
+
+def test_a_half_closed_client_gets_its_answer(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(post(b"/v1/chat/completions", CHAT % 1))
+        client.shutdown(socket.SHUT_WR)
+        answer = until_closed(client)
+    assert statuses(answer) == [b"200"]
+    assert answer.endswith(b"}")
+
+
+def test_a_client_that_half_closes_in_its_body_is_gone(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(post(b"/v1/chat/completions", CHAT % 2)[:-5])
+        client.shutdown(socket.SHUT_WR)
+        assert statuses(until_closed(client)) in ([], [b"400"])
+    assert stack.upstream.requests == []
+
+
+@pytest.mark.parametrize("path", [b"/v1/stream", b"/v1/chat/completions"])
+def test_http_1_0_gets_no_chunked_framing(stack: Stack, path: bytes) -> None:
+    body = CHAT % 3
+    with connected(stack.port) as client:
+        client.sendall(b"POST " + path + b" HTTP/1.0\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = until_closed(client)
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert rest in (
+        b"data: 1\n\ndata: [DONE]\n\n",
+        b'{"choices":[{"index":0,"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}]}',
+    )
+
+
+def test_expect_100_continue_is_answered_when_the_body_is_wanted(stack: Stack) -> None:
+    body = CHAT % 4
+    head = post(b"/v1/chat/completions", body, b"Expect: 100-continue")[: -len(body)]
+    with connected(stack.port) as client:
+        client.sendall(head)
+        assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        assert statuses(responses(client)) == [b"200"]
+    # A body that is refused by its length is never asked for.
+    with connected(stack.port) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST)
+        client.sendall(b"Expect: 100-continue\r\nContent-Length: 99999\r\n\r\n")
+        assert statuses(until_closed(client)) == [b"413"]
+
+
+def test_a_bad_successor_leaves_the_request_before_it_its_answer(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(post(b"/v1/first", b"abc") + post(b"/v1/second", b"abc", b"Transfer-Encoding: chunked"))
+        answer = until_closed(client)
+    assert statuses(answer) == [b"200"]
+    assert stack.upstream.requests == [("POST", "/v1/first", b"abc")]

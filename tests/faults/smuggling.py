@@ -76,7 +76,7 @@ class _Upstream:
         target: bytes = request.scope["raw_path"]
         if request.scope["query_string"]:
             target += b"?" + request.scope["query_string"]
-        found = re.search(rb"r(\d+)", target)
+        found = re.search(rb"r(\d{6})(?!\d)", target)
         if found is not None:
             self.seen[int(found[1])].append((request.method.encode(), target, body))
         elif target not in (b"/health", b"/metrics", b"/props", b"/slots"):
@@ -91,8 +91,8 @@ def stream(number: int, generator: random.Random) -> bytes:
 
 
 def _request(number: int, place: int, generator: random.Random) -> bytes:
-    path = b"/v1/r%d/%d" % (number, place)
-    inner = b"GET /v1/r%d/smuggled HTTP/1.1\r\nHost: a\r\n\r\n" % number
+    path = b"/v1/r%06d/%d" % (number, place)
+    inner = b"GET /v1/r%06d/smuggled HTTP/1.1\r\nHost: a\r\n\r\n" % number
     body = generator.choice((b"", b"x" * generator.randint(1, 50), inner, inner * 2, b"0\r\n\r\n" + inner))
     version = b"1.0" if generator.random() < 0.05 else b"1.1"
     lines = [b"%s %s HTTP/%s" % (generator.choice(_METHODS), path, version), b"Host: a"]

@@ -1,26 +1,35 @@
-"""HTTP to one server through aiohttp: its exceptions become ours here, and only here are its private parts touched.
+"""HTTP to one server through aiohttp. Its exceptions become ours here, and only here are its private parts touched.
 
-aiohttp gets three things wrong that a proxy cannot afford. It leaves those who read some malformed bodies waiting for ever;
-it takes a reset for a proper end where only the end of the connection ends the body; and it tells of a break before it hands
-out what came ahead of it. What is private is `content._buffer` and `connection.protocol.closed`; the tests say when they change.
+A connection is reused only if the request on it was written to its declared end and the response was read to its end.
+
+aiohttp has five faults that a proxy cannot afford. It blocks readers of some malformed bodies for ever; it takes a reset for a
+proper end if only the end of the connection ends the body; it reports a break before it hands out the bytes that came ahead of
+it; it reuses a connection after a body that was shorter than its Content-Length; and it gives bytes that arrive on an idle
+connection to the next request. The private parts are `content._buffer`, `connection.protocol.closed`, and
+`connector._factory`; the tests fail if they change.
 """
 
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
+from aiohttp.streams import StreamReader
 from yarl import URL
 
 from kvproxy.backends.protocol import Body, Headers, Relayed
-from kvproxy.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.errors import InvalidRequest, UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 
 # RFC 9110, section 7.6.1: these speak of one connection and end there.
-_HOP_BY_HOP = frozenset(
-    "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade"
-    " host expect".split()
-)
+_HOP_BY_HOP = frozenset("connection keep-alive te trailer transfer-encoding upgrade http2-settings host expect".split())
+_PROXY = "proxy-"
+# A Connection header may not name these: without its length, a body would have no end.
+_NEVER_HOP_BY_HOP = frozenset(("content-length",))
 # aiohttp adds these where they are missing; an upstream is to see what the client sent.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # Servers close idle connections after 5 s and more; a request must not meet one that is being closed.
@@ -55,8 +64,10 @@ class Connection:
 
     def open(self) -> None:
         """Get ready; called on the event loop."""
+        connector = aiohttp.TCPConnector(limit=self._most, keepalive_timeout=_KEEPALIVE_SECONDS)
+        connector._factory = cast("partial[ResponseHandler]", partial(_OneResponse, loop=asyncio.get_running_loop()))
         self._opened = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._most, keepalive_timeout=_KEEPALIVE_SECONDS),
+            connector=connector,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._timeouts.connect, sock_read=self._timeouts.read
             ),
@@ -85,7 +96,11 @@ class Connection:
         """
         assert self._opened is not None, "open() comes first"
         assert path.startswith("/"), "a path without a slash would name another host"
-        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > _LARGE_BODY else body or None
+        data: bytes | io.BytesIO | AsyncIterator[bytes] | None
+        if isinstance(body, bytes):
+            data = io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
+        else:
+            data = _of_declared_length(body, headers)
         url = URL(self._base + path, encoded=True)
         try:
             answer = await self._opened.request(method, url, headers=headers, data=data, allow_redirects=False)
@@ -94,6 +109,11 @@ class Connection:
             # Its head and a small body are written at once, or not at all.
             known.unsent = known.unsent or (isinstance(data, bytes) and _ended_before(error))
             raise known from None
+        if not 200 <= answer.status <= 599:
+            answer.close()
+            raise UpstreamBroken(
+                f"the upstream {self._base} answered with the status {answer.status}, which is not valid"
+            )
         return _relayed(answer)
 
     def _before_answer(self, error: Exception) -> UpstreamError:
@@ -123,7 +143,44 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
     """Headers that are not about one connection, names in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
-    return [(name, value) for name, value in lower if name not in _HOP_BY_HOP and name not in named]
+    dropped = _HOP_BY_HOP | (named - _NEVER_HOP_BY_HOP)
+    return [(name, value) for name, value in lower if name not in dropped and not name.startswith(_PROXY)]
+
+
+class _OneResponse(ResponseHandler):
+    """aiohttp's connection, closed by any byte after the end of a response: no later request may take it for its response."""
+
+    _last: StreamReader | None = None
+
+    def set_response_params(self, **params: Any) -> None:
+        self._last = None
+        super().set_response_params(**params)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        if data[0].code >= 200:
+            self._last = data[1]
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        if data and self._last is not None and self._last.is_eof():
+            self.force_close()
+            if self.transport is not None:
+                self.transport.close()
+            return
+        super().data_received(data)
+
+
+async def _of_declared_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
+    """The parts of a body; fails if they are shorter or longer than its Content-Length, so that the connection closes."""
+    declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
+    written = 0
+    async for part in body:
+        written += len(part)
+        if declared is not None and written > declared:
+            raise InvalidRequest(f"the body has more than the {declared:,} bytes of its Content-Length")
+        yield part
+    if declared is not None and written < declared:
+        raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
 
 
 def _relayed(answer: aiohttp.ClientResponse) -> Relayed:

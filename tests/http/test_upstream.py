@@ -74,7 +74,22 @@ class Fake:
                 yield data
         if model == "unfinished":
             return
-        yield b"data: [DONE]\n\n"
+        more = b"data: " + orjson.dumps(PARTS[1]) + b"\n\n"
+        end = b"data: [DONE]\n\n"
+        if model == "finished twice":
+            choice = {"index": 0, "delta": {}, "finish_reason": "length"}
+            for part in ({**PARTS[2], "choices": [choice]}, PARTS[2]):
+                yield b"data: " + orjson.dumps(part) + b"\n\n"
+        elif model == "goes on after its end":
+            end += more
+        elif model == "large and goes on":
+            end = b": " + b"x" * 5000 + b"\n\n" + end + b": " + b"x" * 5000 + b"\n\n" + more
+        elif model == "goes on after its reason":
+            end = more + end
+        yield end
+        if model == "goes on later":
+            await asyncio.sleep(0.05)
+            yield more
 
     async def echo(self, request: Request) -> Response:
         body = await request.body()
@@ -143,6 +158,28 @@ def test_failures_are_passed_on_and_never_stored(upstream: tuple[str, Services, 
         assert "fwd-status=500" in answers[0].headers["cache-status"]
     else:
         assert answers[0].content == b"<html>oops"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "finished twice",
+        "goes on after its end",
+        "large and goes on",
+        "goes on after its reason",
+        "goes on later",
+    ],
+)
+def test_streams_that_contradict_themselves_pass_and_are_never_stored(
+    upstream: tuple[str, Services, Fake], model: str
+) -> None:
+    url, services, _ = upstream
+    until_stored(services)
+    before = services.answerer.store.stats()["entries"]
+    assert b"[DONE]" in post(url, model, stream=True).content
+    until(lambda: len(services.answerer.flights) == 0)
+    until_stored(services)
+    assert services.answerer.store.stats()["entries"] == before
 
 
 @pytest.mark.parametrize("model", ["cut", "early", "unfinished"])

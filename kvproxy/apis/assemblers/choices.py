@@ -1,6 +1,6 @@
 """Streams of OpenAI's chat completions and completions."""
 
-from kvproxy.apis.json import Json, JsonObject, as_index, as_list, as_object, as_text, loads
+from kvproxy.apis.json import Json, JsonObject, as_index, as_list, as_object, as_text, field, loads
 from kvproxy.apis.sse import DONE, Event
 
 
@@ -17,6 +17,8 @@ class ChoiceAssembler:
         if event.data == DONE:
             self.done = True
             return
+        if self.done:
+            raise ValueError("an event after the end of the stream")
         chunk = as_object(loads(event.data))
         if event.name == b"error" or chunk.get("error") is not None:
             raise ValueError("the stream ended in an error")
@@ -29,8 +31,10 @@ class ChoiceAssembler:
     def _merge(self, choice: JsonObject) -> None:
         index = as_index(choice.get("index", 0))
         whole = self._choices.setdefault(index, {"index": index, "finish_reason": None})
-        if choice.get("finish_reason"):
-            whole["finish_reason"] = choice["finish_reason"]
+        before, reason = whole["finish_reason"], choice.get("finish_reason")
+        if before and (_adds(choice) or reason not in (None, before)):
+            raise ValueError("a choice goes on after its finish_reason")
+        whole["finish_reason"] = reason or before
         if "text" in choice:
             whole["text"] = as_text(whole.get("text", "")) + as_text(choice["text"] or "")
         if "delta" in choice:
@@ -47,6 +51,11 @@ class ChoiceAssembler:
         choices: list[Json] = [self._choices[index] for index in sorted(self._choices)]
         whole: JsonObject = {**self._head, "object": kind, "choices": choices}
         return {**whole, "usage": self._usage} if self._usage else whole
+
+
+def _adds(choice: JsonObject) -> bool:
+    """Whether a part of a choice adds to its text or its tool calls."""
+    return bool(choice.get("text") or any(field(choice.get("delta"), name) for name in ("content", "tool_calls")))
 
 
 def _merge_delta(message: JsonObject, delta: JsonObject) -> None:

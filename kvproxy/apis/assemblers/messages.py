@@ -20,8 +20,12 @@ class MessageAssembler:
         part = as_object(loads(event.data))
         if event.name == b"error":
             raise ValueError("the stream ended in an error")
+        if self.done:
+            raise ValueError("an event after the end of the stream")
         match part["type"]:
             case "message_start":
+                if self._message:
+                    raise ValueError("a second message in one stream")
                 self._message = dict(as_object(part["message"]))
             case "content_block_start":
                 if part["index"] != len(self._blocks):
@@ -30,7 +34,10 @@ class MessageAssembler:
             case "content_block_delta":
                 self._add(as_index(part["index"]), as_object(part["delta"]))
             case "message_delta":
-                self._message |= as_object(part["delta"])
+                delta, before = as_object(part["delta"]), self._message.get("stop_reason")
+                if before and delta.get("stop_reason") not in (None, before):
+                    raise ValueError("two different stop reasons in one stream")
+                self._message |= delta
                 given = {name: value for name, value in as_object(part.get("usage") or {}).items() if value is not None}
                 self._message["usage"] = {**as_object(self._message.get("usage") or {}), **given}
             case "message_stop":

@@ -19,6 +19,8 @@ class ResponseAssembler:
         part = as_object(loads(event.data))
         if event.name == b"error" or part["type"] == "error":
             raise ValueError("the stream ended in an error")
+        if self.done:
+            raise ValueError("an event after the end of the stream")
         if part["type"] in _LAST:
             self._whole = dict(as_object(part["response"]))
             self.done = True

@@ -17,6 +17,9 @@ WINDOW = 256 * 1024
 STEP = 4 * 1024
 """Bytes of an upstream's stream that are read at a go: some 25 events, which take half a millisecond."""
 
+_END_SECONDS = 0.25
+"""Seconds in which an upstream usually ends its response after the last event. It is not kept if more events come by then."""
+
 
 class Keeper(Protocol):
     """Keeps the answer of a flight."""
@@ -76,18 +79,7 @@ class Flight:
             source = await self._open()
             self.source = source
             self._notify()
-            finished = False
-            async for chunk in source.chunks:
-                if not finished and await self._push(source, chunk):
-                    finished = True
-                    self._coming = await self._keeper.finish(source)
-                self._chunks.append(chunk)
-                self._size += len(chunk)
-                self._notify()
-                if not source.at_once:
-                    await self._room()
-            if not finished:
-                self._coming = await self._keeper.finish(source)
+            await self._relay(source)
         except asyncio.CancelledError:
             # A new error: the traceback of the one that was raised holds this frame, and the frame holds the flight.
             self.error = asyncio.CancelledError()
@@ -100,15 +92,41 @@ class Flight:
             if source is not None:
                 await source.close()
 
+    async def _relay(self, source: Source) -> None:
+        """Hand on each part. Keep the response before its last part is handed on, since a client may leave then."""
+        kept = False
+        chunks = aiter(source.chunks)
+        following: asyncio.Future[bytes | None] | None = None
+        try:
+            while (chunk := await (following or anext(chunks, None))) is not None:
+                following = None
+                if not kept and await self._push(source, chunk):
+                    # A response that goes on after its end is not kept, so look for one more part first.
+                    following = asyncio.ensure_future(anext(chunks, None))
+                    await asyncio.wait({following}, timeout=_END_SECONDS)
+                    if not following.done() or following.exception() is not None or following.result() is None:
+                        kept = True
+                        self._coming = await self._keeper.finish(source)
+                self._chunks.append(chunk)
+                self._size += len(chunk)
+                self._notify()
+                if not source.at_once:
+                    await self._room()
+        finally:
+            if following is not None:
+                following.cancel()
+        if not kept:
+            self._coming = await self._keeper.finish(source)
+
     async def _push(self, source: Source, chunk: bytes) -> bool:
         """Have a part read. A large one is read in steps: at a go it would hold up everybody else."""
         if not source.parsed or len(chunk) <= STEP:
             return self._keeper.push(source, chunk)
+        complete = False
         for start in range(0, len(chunk), STEP):
-            if self._keeper.push(source, chunk[start : start + STEP]):
-                return True
+            complete = self._keeper.push(source, chunk[start : start + STEP])
             await asyncio.sleep(0)
-        return False
+        return complete
 
     def _notify(self) -> None:
         self._changed.set()

@@ -36,6 +36,11 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
     return found
 
 
+def is_closed(settings: Settings) -> bool:
+    """Whether only clients with a key are served: if there is one, or was one before its file became empty."""
+    return bool(settings.clients) or clients_file(settings.data).exists()
+
+
 def add_client(settings: Settings, name: str, **limits: int | None) -> str:
     """Make a client; its key, which is shown now and never again.
 

@@ -56,10 +56,16 @@ def matches(rule: RuleSettings, request: ApiRequest) -> bool:
     return (
         _fits(rule.path, request.api.path)
         and _fits(rule.model, request.model)
-        and (_fits(rule.tenant, request.tenant) or _fits(rule.tenant, request.tenant.removeprefix(CLIENT)))
+        and any(_fits(rule.tenant, name) for name in _names(request.tenant))
         and all(_fits(text, request.headers.get(name.lower())) for name, text in rule.headers.items())
         and (rule.tag is None or any(_fits(rule.tag, tag) for tag in request.control.tags))
     )
+
+
+def _names(tenant: str) -> tuple[str, ...]:
+    """The names by which a rule may know a tenant: the tenant, its client, and the client's name."""
+    client = tenant.partition("/")[0]
+    return tenant, client, client.removeprefix(CLIENT)
 
 
 def _fits(pattern: str | None, text: str | None) -> bool:

@@ -1,4 +1,7 @@
-"""A tenant's share of a store: which of its own entries make room for one more of it."""
+"""An owner's share of a store: which of its own entries are evicted for one more of it.
+
+The tenants `NAME` and `NAME/PART` have the owner `NAME`, and share what it may store.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,6 +9,7 @@ from dataclasses import dataclass
 from kvproxy.index.store import eviction
 from kvproxy.index.store.protocol import Capacity, Gone
 from kvproxy.index.store.run import Run
+from kvproxy.index.store.sealing import Row
 
 _PAGE = 100
 
@@ -18,34 +22,46 @@ class Owned:
     bytes: int = 0
 
 
-def owned_by(run: Run, tenant: str) -> Owned:
-    """What a tenant has, at the cost of one row."""
-    rows = run("select entries, bytes from tenants where tenant = :tenant", {"tenant": tenant})
-    return Owned(int(rows[0]["entries"]), int(rows[0]["bytes"])) if rows else Owned()
+def owner_of(tenant: str) -> str:
+    """The owner of a tenant's entries."""
+    return tenant.partition("/")[0]
+
+
+def owned_by(run: Run, owner: str) -> Owned:
+    """The entries and bytes of an owner."""
+    found = _tenants(run, owner)
+    return Owned(sum(int(row["entries"]) for row in found), sum(int(row["bytes"]) for row in found))
+
+
+def _tenants(run: Run, owner: str) -> list[Row]:
+    sql = "select tenant, entries, bytes from tenants where tenant = :owner or substr(tenant, 1, :length) = :prefix"
+    return run(sql, {"owner": owner, "prefix": f"{owner}/", "length": len(owner) + 1})
 
 
 def share_of(capacity: Capacity, tenant: str) -> int | None:
-    """Bytes that a tenant's entries may take; None where nothing bounds them."""
-    return None if capacity.of_tenant is None else capacity.of_tenant(tenant)
+    """Bytes that the entries of a tenant's owner may take; None without a bound."""
+    return None if capacity.of_tenant is None else capacity.of_tenant(owner_of(tenant))
 
 
 def make_room_of(
     run: Run, remove: Callable[[Sequence[str]], list[Gone]], tenant: str, most: int, size: int
 ) -> list[Gone]:
-    """Remove a tenant's least useful entries until one more fits.
+    """Remove the least useful entries of a tenant's owner until one more fits.
 
     Args:
         run: inside of the transaction that writes it.
         remove: takes ids.
-        most: bytes that the tenant may have.
+        most: bytes that the owner may have.
         size: of the entry that comes, not more than that.
     """
     gone: list[Gone] = []
     while True:
-        owned = owned_by(run, tenant)
+        owned = owned_by(run, owner_of(tenant))
         entries, total = owned.entries + 1, owned.bytes + size
         if total <= most:
             return gone
-        sql = f"select id, bytes from responses where tenant = :tenant order by priority, id limit {_PAGE}"
-        chosen = eviction.victims(Capacity(bytes=most), entries, total, run(sql, {"tenant": tenant}))
+        names = {f"tenant{place}": row["tenant"] for place, row in enumerate(_tenants(run, owner_of(tenant)))}
+        places = ", ".join(f":{name}" for name in names)
+        sql = f"select id, bytes from responses where tenant in ({places}) order by priority, id limit {_PAGE}"
+        chosen = eviction.victims(Capacity(bytes=most), entries, total, run(sql, names))
         gone += remove([row["id"] for row in chosen])

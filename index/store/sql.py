@@ -35,7 +35,7 @@ _CONDITIONS = {
     "prompt": "substr(prompt, 1, length(:prompt)) = :prompt",
     "search": "replace(lower(prompt), lower(:search), '') <> lower(prompt)",
     "older_than": "created < :before",
-    "tenant": "tenant in (:tenant, 'client:' || :tenant)",
+    "tenant": "tenant in (:tenant, 'client:' || :tenant) or substr(tenant, 1, length(:tenant) + 8) = 'client:' || :tenant || '/'",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from kvproxy.index.store import eviction
 from kvproxy.index.store.protocol import Capacity, Put
 from kvproxy.index.store.run import Run
-from kvproxy.index.store.share import owned_by, share_of
+from kvproxy.index.store.share import owned_by, owner_of, share_of
 
 
 def parts(
@@ -30,7 +30,7 @@ def parts(
         return alone
     sizes: Counter[str] = Counter()
     for put in puts:
-        sizes[put.entry.tenant] += eviction.put_bytes(put)
+        sizes[owner_of(put.entry.tenant)] += eviction.put_bytes(put)
     for tenant, size in sizes.items():
         share = share_of(capacity, tenant)
         if share is not None and owned_by(run, text(tenant)).bytes + size > share:

@@ -41,10 +41,17 @@ class CacheKey:
     parts: JsonObject
 
 
-def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS) -> str:
-    """Who asks: a digest of the headers that tell clients apart, `public` without any. Names in lower case."""
+def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
+    """The tenant of a request: its client, and a digest of the headers that name users; `public` without either.
+
+    Args:
+        headers: names in lower case.
+        names: headers that name users.
+        client: the tenant of the client whose key the request has.
+    """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
-    return _digest(given)[:16] if given else PUBLIC
+    user = _digest(given)[:16] if given else None
+    return "/".join(part for part in (client, user) if part is not None) or PUBLIC
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:

@@ -82,7 +82,7 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     request_id: str = request.scope["state"]["request_id"]
     client: ClientSettings | None = request.scope["state"].get("client")
     account: Account | None = request.scope["state"].get("account")
-    tenant = tenant_of(headers, settings.access.tenant_headers) if client is None else client.tenant
+    tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
     control = read_control(headers)
     return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), control, account)
 

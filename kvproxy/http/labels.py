@@ -79,11 +79,8 @@ class Labels:
 
     def _tenant(self, scope: Scope) -> str:
         client: ClientSettings | None = scope["state"].get("client")
-        if client is not None:
-            return f"client:{client.name}"
-        return tenant_of(
-            {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}, self._tenants
-        )
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        return tenant_of(headers, self._tenants, None if client is None else client.tenant)
 
 
 class RequestIds:

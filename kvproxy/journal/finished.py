@@ -54,7 +54,7 @@ def finished(draft: Draft) -> Record:
 
 def client_of(tenant: str) -> str | None:
     """The name of a client with a key of this proxy."""
-    return tenant[len(_CLIENT) :] if tenant.startswith(_CLIENT) else None
+    return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
 
 
 def _layer(draft: Draft, reason: str) -> Layer:

@@ -22,5 +22,5 @@ class ClientSettings(BaseModel):
 
     @property
     def tenant(self) -> str:
-        """The tenant that its answers and blocks belong to."""
+        """The tenant of its responses and blocks. Users of one client have tenants of their own: `client:NAME/DIGEST`."""
         return f"{CLIENT}{self.name}"

@@ -85,6 +85,17 @@ def test_admin_routes_are_closed_behind_a_reverse_proxy(tmp_path: Path, header: 
     assert status(settings(tmp_path, admin_token="t"), {header: "203.0.113.9", "authorization": "Bearer t"}) == 200
 
 
+@pytest.mark.parametrize("forwarded", ["/health", "/v1/models", "/nowhere"])
+def test_a_forwarded_request_closes_the_admin_routes_for_good(tmp_path: Path, forwarded: str) -> None:
+    """A request that lacks the header may come through the same reverse proxy."""
+    with TestClient(create_app(build(settings(tmp_path))), base_url="http://127.0.0.1") as client:
+        assert client.get("/admin/cache").status_code == 200
+        client.get(forwarded, headers={"x-forwarded-for": "203.0.113.9"})
+        refused = client.get("/admin/cache")
+    assert refused.status_code == 403
+    assert "admin_token" in refused.json()["error"]["message"]
+
+
 def test_what_is_private_is_told_to_the_operator_only(tmp_path: Path) -> None:
     with TestClient(create_app(build(settings(tmp_path, admin_token="t"))), base_url="http://127.0.0.1") as client:
         operator = {"authorization": "Bearer t"}

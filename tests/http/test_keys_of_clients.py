@@ -16,6 +16,7 @@ from kvproxy.clients import add_client, all_clients, clients_file, digest, remov
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http.access import clients
 from kvproxy.http.server import serve
+from kvproxy.index.store.eviction import entry_bytes
 from kvproxy.settings import Settings, load_settings
 from tests.servers import run_app, run_proxy
 from tests.statuses import makes_entry
@@ -120,6 +121,48 @@ def test_a_proxy_whose_last_client_has_gone_stays_closed(
         assert post(url, x_api_key=one).status_code == 401
         two = add_client(found, "two")
         assert post(url, x_api_key=two).status_code == 200
+
+
+def test_a_proxy_whose_last_client_was_removed_starts_closed(
+    tmp_path: Path, seen: tuple[str, list[dict[str, str]]]
+) -> None:
+    found = settings(tmp_path, seen[0])
+    add_client(found, "one")
+    remove_client(found, "one")
+    with run_proxy(found) as (url, _):
+        assert post(url).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "header", ["x_forwarded_user", "x_auth_request_email", "openai_organization", "cookie", "x_remote_user"]
+)
+def test_users_of_one_client_share_no_answers(
+    tmp_path: Path, seen: tuple[str, list[dict[str, str]]], header: str
+) -> None:
+    found = settings(tmp_path, seen[0], admin_token="t")
+    one, two = add_client(found, "one"), add_client(found, "two")
+    with run_proxy(found) as (url, services):
+        for key, user in ((one, "ann"), (one, "bob"), (two, "ann"), (one, "")):
+            sent = {"x_api_key": key, "cache_control": "confirm"} | ({header: user} if user else {})
+            assert "; stored" in post(url, **sent).headers["cache-status"]
+            assert "hit" in post(url, **sent).headers["cache-status"]
+        tenants = {entry.tenant for entry in services.answerer.store.ls()}
+        assert len(tenants) == 4
+        assert {tenant.partition("/")[0] for tenant in tenants} == {"client:one", "client:two"}
+        # An operator finds them by the client's name.
+        operator = {"authorization": "Bearer t"}
+        assert len(httpx.get(f"{url}/admin/cache", params={"tenant": "one"}, headers=operator).json()) == 3
+
+
+def test_users_of_one_client_share_what_it_may_store(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+    found = settings(tmp_path, seen[0])
+    key = add_client(found, "one", stored_bytes=4000)
+    with run_proxy(found) as (url, services):
+        for number in range(40):
+            assert post(url, x_api_key=key, x_forwarded_user=str(number), cache_control="confirm").status_code == 200
+        kept = services.answerer.store.ls()
+        assert 0 < len(kept) < 40
+        assert sum(entry_bytes(entry, 0) for entry in kept) <= 4000
 
 
 def test_a_client_that_asks_too_much_is_told_when_to_come_back(

@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.clients import all_clients, clients_file, digest
+from kvproxy.clients import all_clients, clients_file, digest, is_closed
 from kvproxy.errors import SettingsError, TooMany, Unauthorized
 from kvproxy.http.access.quotas import Quotas
 from kvproxy.http.failures import failed
@@ -30,7 +30,7 @@ class Clients:
         self._changed = self._stamp()
         self._looked = time.monotonic()
         self._known = {each.key_sha256: each for each in all_clients(settings)}
-        self._closed = bool(self._known)
+        self._closed = is_closed(settings)
 
     @property
     def any(self) -> bool:
@@ -53,7 +53,7 @@ class Clients:
             self._changed = stamp
             if self._closed and not self._known:
                 _log.warning("there are no clients any more, so nobody is served: kvproxy keys add NAME makes one")
-            self._closed = self._closed or bool(self._known)
+            self._closed = self._closed or is_closed(self._settings)
         except SettingsError as error:
             _log.error("the clients stay as they were: %s", error)
 

@@ -1,6 +1,7 @@
 """Who may do what: web pages, the operator, everybody else. Each check gives the error to answer with, or None."""
 
 import hmac
+import logging
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from kvproxy.settings import Settings
 # A reverse proxy on the same host makes everybody's requests come from loopback, and tells so.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
 _READING = ("GET", "HEAD")
+_log = logging.getLogger("kvproxy")
 
 
 class Access:
@@ -20,6 +22,7 @@ class Access:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._behind_proxy = False
 
     def page(self, request: Request) -> KvproxyError | None:
         """Whether a request comes from a web page that may not send it.
@@ -27,6 +30,7 @@ class Access:
         A page of another origin can do nothing. A name that anybody could register is refused too: a page served from it may
         have had it rebound to this machine, and would count as of the same origin.
         """
+        self._notice_proxy(request)
         headers, allowed = request.headers, self._settings.access
         host = headers.get("host", "")
         name = host_of(host)
@@ -57,7 +61,8 @@ class Access:
             return Unauthorized(
                 "admin routes are closed beyond loopback: set admin_token and send it as a bearer token"
             )
-        if any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers):
+        self._notice_proxy(request)
+        if self._behind_proxy:
             return Forbidden(
                 "admin routes are closed behind a reverse proxy: set admin_token and send it as a bearer token"
             )
@@ -66,6 +71,21 @@ class Access:
                 "admin routes take no requests of other web pages or by other names: set admin_token to allow them"
             )
         return None
+
+    def _notice_proxy(self, request: Request) -> None:
+        """Remember that a reverse proxy stands in front. From then on, no request is local because it lacks a header."""
+        if not self._behind_proxy and _forwarded(request):
+            self._behind_proxy = True
+            if self._settings.admin_token is None:
+                _log.warning(
+                    "a reverse proxy forwards requests: admin routes stay closed without the setting admin_token"
+                )
+
+
+def _forwarded(request: Request) -> bool:
+    """Whether a reverse proxy sent a request. Many of them speak HTTP/1.0 to their upstreams, and hardly any client does."""
+    named = any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers)
+    return named or request.scope["http_version"] == "1.0"
 
 
 def _foreign(request: Request) -> bool:

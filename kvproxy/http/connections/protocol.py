@@ -193,11 +193,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep a half-closed connection open while its client waits for a response; see `_HALF_CLOSED_SECONDS`."""
-        waiting = self._answering and not self.cycle.more_body and not self.transport.is_closing()
+        """Keep a half-closed connection open if its client may wait for a response; see `_HALF_CLOSED_SECONDS`.
+
+        A client that half-closes while it reads a response has most likely closed the connection.
+        """
+        cycle = self.cycle
+        waiting = cycle is not None and not (cycle.more_body or cycle.response_started or self.transport.is_closing())
         if waiting:
-            self.cycle.keep_alive = False
-            self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed, self.cycle)
+            cycle.keep_alive = False
+            self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed, cycle)
         return waiting
 
     def _give_up_half_closed(self, cycle: RequestResponseCycle) -> None:

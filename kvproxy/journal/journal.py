@@ -20,7 +20,7 @@ from kvproxy.journal.past import Gone, Kept
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
-from kvproxy.journal.schema import open_file
+from kvproxy.journal.schema import open_whole
 from kvproxy.journal.trouble import Trouble
 from kvproxy.journal.waiting import Waiting, What, records_of
 from kvproxy.journal.writer import Writer
@@ -120,7 +120,7 @@ class FileJournal:
         redact: Redactor | None = None,
     ) -> None:
         try:
-            self._connection = open_file(path)
+            self._connection = open_whole(path, clock)
             self._writer = Writer(self._connection, settings, clock, redact)
             self._files = PlacedFiles(path, self._connection)
         except (sqlite3.Error, OSError) as error:

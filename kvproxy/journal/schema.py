@@ -1,6 +1,9 @@
 """The journal's file: its tables, and the view `requests` that people and programs read. docs/journal.md describes both."""
 
+import contextlib
+import logging
 import sqlite3
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
 NAME = "kvproxy.journal"
 FILE = "journal.db"
+_log = logging.getLogger("kvproxy")
 
 # Words that come again and again are kept once, and times are whole microseconds: a million records must stay small. There are
 # no more indexes than the writer needs: each would cost as much as the record itself.
@@ -121,8 +125,35 @@ def open_file(path: Path) -> sqlite3.Connection:
     connection = connect(path)
     # What a killed process has committed is there; only a machine that loses its power may lose the last commits.
     connection.execute("pragma synchronous=normal")
-    apply_steps(connection, NAME, [m001_journal, m002_equals])
+    try:
+        apply_steps(connection, NAME, [m001_journal, m002_equals])
+        # Reads enough to notice that the file is damaged.
+        for table in ("records", "prompts", "totals"):
+            connection.execute(f"select * from {table} limit 1").fetchone()
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def open_whole(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
+    """As `open_file`; a damaged file is renamed to `journal.db.damaged-TIME`, and a new one takes its place.
+
+    The proxy must serve without its history, but nothing of it is deleted: SQLite's `.recover` may read the rest.
+    """
+    try:
+        return open_file(path)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+            # The file may be whole: a full disk, a lock, or rights that are missing.
+            raise
+        aside = path.with_name(f"{path.name}.damaged-{int(clock())}")
+        path.rename(aside)
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+        _log.warning("the journal is damaged (%s): set aside as %s, and a new one begins", error, aside)
+        return open_file(path)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvproxy.index.guards.asking import language_differs, question_differs, time_differs
 from kvproxy.index.guards.form import form_differs
+from kvproxy.index.guards.hidden import hidden_characters
 from kvproxy.index.guards.names import names_differ, order_differs
 from kvproxy.index.guards.polarity import negation_differs, opposites
 from kvproxy.index.guards.quantities import numbers_differ, units_differ
@@ -25,6 +26,7 @@ class Guard:
 
 
 GUARDS = (
+    Guard("hidden", hidden_characters),
     Guard("numbers", numbers_differ),
     Guard("units", units_differ),
     Guard("negation", negation_differs),

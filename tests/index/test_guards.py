@@ -8,6 +8,7 @@ from kvproxy.index.guards.texts import bases, words
 BY_NAME = {guard.name: guard.vetoes for guard in GUARDS}
 
 DIFFER = {
+    "hidden": [("open a port\u200b", "open a port"), ("open a port\x1b", "open a port")],
     "numbers": [
         ("Use port 80", "Use port 8080"),
         ("Add two eggs", "Add three eggs"),
@@ -92,6 +93,7 @@ DIFFER = {
     "signs": [("Is it 👍", "Is it 👎"), ("schön", "schon"), ("a & b", "a | b")],
 }
 ALIKE = {
+    "hidden": [("schön", "scho\u0308n"), ("one\n\ttwo", "one two")],
     "numbers": [
         ("Pay 30k", "Pay 30,000"),
         ("Add two eggs", "Add 2 eggs"),

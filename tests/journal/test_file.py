@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.errors import InvalidRequest
 from kvproxy.flow.keys import cache_key
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import FileJournal
@@ -197,11 +197,12 @@ def test_one_odd_request_does_not_harm_the_others(journal: FileJournal) -> None:
     assert journal.lost == 1
 
 
-def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "journal.db"
-    path.write_bytes(b"something else, and long enough to be looked at" * 30)
-    with pytest.raises(SettingsError, match=r"journal\.enabled"):
-        FileJournal(path, JournalSettings())
+def test_a_file_that_is_no_journal_is_set_aside(tmp_path: Path) -> None:
+    path, text = tmp_path / "journal.db", b"something else, and long enough to be looked at" * 30
+    path.write_bytes(text)
+    FileJournal(path, JournalSettings()).close()
+    (aside,) = tmp_path.glob("journal.db.damaged-*")
+    assert aside.read_bytes() == text
 
 
 def test_two_proxies_may_share_a_file(tmp_path: Path) -> None:

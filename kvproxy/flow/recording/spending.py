@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 from kvproxy.apis.json import Json, JsonMap
 from kvproxy.apis.request import BYTES_PER_TOKEN, Account, ApiRequest
+from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend
 from kvproxy.flow.flight.source import Source, open_source
 
@@ -31,12 +32,16 @@ async def metered(request: ApiRequest, account: Account, backend: Backend, limit
         account.settle(0)
         raise
     chunks, close, passed = source.chunks, source.close, 0
+    events = EventReader()
 
     async def counted() -> AsyncIterator[bytes]:
         nonlocal passed
         async for chunk in chunks:
             # An event says about a token.
-            passed += chunk.count(b"\n\n") if source.streams else len(chunk) // BYTES_PER_TOKEN
+            if not source.streams:
+                passed += len(chunk) // BYTES_PER_TOKEN
+            elif len(events) <= limit:
+                passed += len(events.push(chunk))
             yield chunk
 
     async def settled() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
-from kvproxy.flow.cached.again import Repeater
 from kvproxy.flow.cached.keep import Asked, Shelf
 from kvproxy.flow.cached.recall import Recall
 from kvproxy.flow.cached.renewals import Renewals
@@ -70,7 +69,6 @@ class Answerer:
         self.settings = settings
         self._clock = clock
         self._recall = Recall(cache, settings, clock)
-        self.repeater = Repeater(cache, journal, clock)
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer, journal)
         self._boarding = Boarding(backend, self._shelf)
         self.flights = self._boarding.flights
@@ -97,7 +95,7 @@ class Answerer:
         answer = await self._answer(request, watched)
         if self._diagnostics is None or answer.status != 200 or not self._diagnostics.wants(request):
             return answer
-        return replace(await diagnosed(self._diagnostics, request, answer), again=None)
+        return await diagnosed(self._diagnostics, request, answer)
 
     async def _answer(self, request: ApiRequest, watched: Watched) -> Answer:
         """The answer to a request. It leaves one record, when its answer is over.

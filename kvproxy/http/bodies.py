@@ -15,8 +15,6 @@ from kvproxy.http.connections.protocol import WHOLE
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
 
-READ_SINCE = "read_since"
-"""In a request's state: since when its body has been read, in the event loop's time."""
 _SLOW_BYTES = 64 * 1024
 """From here on parsing takes long enough to leave the event loop."""
 
@@ -36,8 +34,7 @@ async def whole_body(request: Request, limit: int, seconds: float | None = None)
     if seconds is None or state.get(WHOLE):
         return await _read(request, limit)
     try:
-        since = state.get(READ_SINCE, asyncio.get_running_loop().time())
-        async with asyncio.timeout_at(since + seconds):
+        async with asyncio.timeout(seconds):
             return await _read(request, limit)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds") from None

@@ -23,7 +23,6 @@ from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_res
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.openapi.document import openapi
-from kvproxy.http.repeats.layer import GIVEN
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings import Settings
@@ -88,8 +87,6 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     if isinstance(body, bytes):
         pace = _pace(asked, app.settings) if asked.stream and given.outcome.forwarded is None else 0.0
         if not pace:
-            if given.again is not None:
-                request.scope["state"][GIVEN] = given
             return whole_response(body, given.status, headers), given.outcome
         body = paced(body, given.outcome.tokens, pace)
 

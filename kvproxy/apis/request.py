@@ -20,7 +20,7 @@ class Account(Protocol):
     """Pays for one request of a client."""
 
     def reserve(self, tokens: int) -> None:
-        """Take what the work is estimated to cost, before it begins.
+        """Take what the work, or a part of it, is estimated to cost, before it begins.
 
         Raises:
             TooMany: the client has used up what it may use now.
@@ -28,7 +28,7 @@ class Account(Protocol):
         """
 
     def settle(self, tokens: int) -> None:
-        """Say what the work has cost in the end; called once for each `reserve`."""
+        """Replace everything reserved by the final cost."""
 
     def cached(self, tokens: int) -> None:
         """Say that a stored answer of so many tokens is given; raises as `reserve`, where such answers cost anything."""

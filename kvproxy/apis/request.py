@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import Control
-from kvproxy.apis.json import JsonObject, loads
+from kvproxy.apis.json import JsonMap, JsonObject, loads
 from kvproxy.errors import InvalidRequest
 from kvproxy.trace import Trace
 
@@ -69,6 +69,13 @@ class ApiRequest:
     @property
     def stream(self) -> bool:
         return bool(self.body.get("stream"))
+
+
+def asks_for_sample(body: JsonMap) -> bool:
+    """Whether a body asks for a random sample: an explicit temperature above 0, and no seed that would repeat it."""
+    temperature = body.get("temperature")
+    given = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    return given and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
 
 
 def read_body(raw: bytes) -> JsonObject:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request import ApiRequest, asks_for_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
 from kvproxy.flow.cached.keep import Asked, Shelf
@@ -109,13 +109,17 @@ class Answerer:
             Unkeyable: the request cannot be compared with others; of this, there is no record.
             KvproxyError: what the backend raised.
         """
+        sampled = self._wants_sample(request)
+        if sampled:
+            request = replace(request, control=replace(request.control, no_cache=True))
         draft = Draft(request.api.name, request.request_id, request.tenant, request, self._clock())
         cacheable = self.settings.enabled and request.api.cacheable(request.body)
         key = await self.key(request)
         draft.key, draft.parts = key.exact, key.parts
         asked = Asked(request, key, cacheable, draft)
         if not cacheable or request.control.no_cache:
-            draft.passed = "asked-fresh" if cacheable else "uncacheable"
+            fresh = "asked-sample" if sampled else "asked-fresh"
+            draft.passed = fresh if cacheable else "uncacheable"
             return await watched(self._recorded(draft, self._beyond(asked)))
         hit, spare = await self._recall.equal(asked)
         if hit is not None:
@@ -126,6 +130,14 @@ class Answerer:
         if spare is not None:
             asked = replace(asked, spare=spare)
         return await watched(self._recorded(draft, self._beyond(asked)))
+
+    def _wants_sample(self, request: ApiRequest) -> bool:
+        """Whether a request asks for a random sample, which a stored response is not, and does not accept a stored one."""
+        control = request.control
+        if (control.ruled.sampled or self.settings.sampled) == "replay":
+            return False
+        accepts = control.only_if_cached or control.max_age is not None
+        return not accepts and asks_for_sample(request.body)
 
     async def _recorded(self, draft: Draft, work: Coroutine[Any, Any, Answer]) -> Answer:
         """An answer, or the error in its place, with its record."""

@@ -156,7 +156,8 @@ def _block_size(path: Path, lines: list[_Line], given: int | None) -> int:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
     sizes = (given,) if given is not None else tuple(named) or _SIZES
     for size in sizes:
-        if all([_guarded(path, line, partial(_fits, size)) for line in lines]):
+        fits = [_guarded(path, line, partial(_fits, size)) for line in lines]
+        if all(fits):
             return size
     wrong = next(line for line in lines if not _fits(sizes[0], line.fields))
     tokens, blocks = wrong.fields["input_length"], len(wrong.fields["hash_ids"])

@@ -132,6 +132,8 @@ async def health(request: Request) -> Response:
         told |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
         told |= {"error": broken} if broken is not None else {}
         told |= {"store": lost} if lost is not None else {}
+        outage = app.answerer.backend.failure() if broken is None else None
+        told |= {"outage": outage} if outage is not None else {}
     return JSONResponse(told, 200 if broken is None else 503)
 
 

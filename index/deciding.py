@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvproxy.index.guards.hidden import hides_text
 from kvproxy.index.lookup import Lookup, judge
 from kvproxy.index.lookups import Ask
 from kvproxy.index.neighbours import Neighbours
@@ -92,7 +93,9 @@ class Decider:
 
         def search(most: int) -> list[tuple[Head, float]]:
             found = self._neighbours.search(ask.namespace, vector, most + bool(besides))
-            return [(head, cosine) for head, cosine in found if head.id != besides][:most]
+            # An entry that was stored before such questions were refused, or by another version.
+            shown = [(head, cosine) for head, cosine in found if head.id != besides and not hides_text(head.prompt)]
+            return shown[:most]
 
         near = search(reach)
         if all(head.freshness in ask.served for head, _ in near):

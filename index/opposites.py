@@ -45,6 +45,7 @@ boiling freezing|freeze melt|freeze thaw|condense evaporate|inhale exhale|acid b
 fill drain|inflate deflate|capital interest|prime composite|vegan vegetarian
 single multi|mono stereo|radius diameter|radius circumference
 diameter circumference|argmax argmin|max argmin|catch throw|keep discard|reset restart|both either|both neither|lent borrowed
+ever always|most some|sometimes usually|give receive|pay receive|give get|rarely usually|often rarely|always sometimes
 either neither|exactly least|exactly most|but including|except including|besides except|wins nominations|won nominated
 """
 

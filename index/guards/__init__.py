@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.index.guards.asking import language_differs, question_differs, time_differs
+from kvproxy.index.guards.case import case_differs
 from kvproxy.index.guards.form import form_differs
-from kvproxy.index.guards.hidden import hidden_characters
-from kvproxy.index.guards.names import names_differ, order_differs
+from kvproxy.index.guards.names import names_differ, order_differs, possession_differs
 from kvproxy.index.guards.polarity import negation_differs, opposites
 from kvproxy.index.guards.quantities import numbers_differ, units_differ
 from kvproxy.index.guards.roles import roles_differ
@@ -26,7 +26,6 @@ class Guard:
 
 
 GUARDS = (
-    Guard("hidden", hidden_characters),
     Guard("numbers", numbers_differ),
     Guard("units", units_differ),
     Guard("negation", negation_differs),
@@ -35,10 +34,12 @@ GUARDS = (
     Guard("code", code_differs),
     Guard("names", names_differ),
     Guard("order", order_differs),
+    Guard("possession", possession_differs),
     Guard("roles", roles_differ),
     Guard("time", time_differs),
     Guard("question", question_differs),
     Guard("language", language_differs),
     Guard("form", form_differs),
     Guard("signs", signs_differ),
+    Guard("case", case_differs),
 )

@@ -7,10 +7,14 @@ _INVISIBLE = frozenset(("Cf", "Cc", "Co", "Cn", "Cs"))
 _LAYOUT = frozenset("\t\n\r")
 _VARIATION = re.compile("[\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _STACKED_MARKS = 3
+_WORD = re.compile(r"\w+")
+_ALIKE = frozenset(("LATIN", "CYRILLIC", "GREEK"))
+# Greek letters of units and formulas, which look like no Latin letter.
+_SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
 def hides_text(text: str) -> bool:
-    """Whether a text holds invisible characters, variation selectors or stacked combining marks."""
+    """Whether a text holds invisible characters, variation selectors, stacked combining marks, or words of two alphabets."""
     if text.isascii() and text.isprintable():
         return False
     run = 0
@@ -19,9 +23,12 @@ def hides_text(text: str) -> bool:
         run = run + 1 if category == "Mn" else 0
         if run >= _STACKED_MARKS or (category in _INVISIBLE and character not in _LAYOUT):
             return True
-    return _VARIATION.search(text) is not None
+    return _VARIATION.search(text) is not None or any(map(_mixes_alphabets, _WORD.findall(text)))
 
 
-def hidden_characters(question: str, cached: str) -> bool:
-    """Whether either text hides something."""
-    return hides_text(question) or hides_text(cached)
+def _mixes_alphabets(word: str) -> bool:
+    """Whether a word holds letters of one alphabet that look like those of another, such as a Cyrillic letter in a Latin word."""
+    if word.isascii():
+        return False
+    letters = (letter for letter in word if letter.isalpha() and letter not in _SYMBOLS)
+    return len({unicodedata.name(letter, "").partition(" ")[0] for letter in letters} & _ALIKE) > 1

@@ -6,6 +6,7 @@ from collections import Counter
 from kvproxy.index.guards import lexicon
 from kvproxy.index.guards.texts import NUMBER, WORD, of_text, words
 
+_CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
 
@@ -83,3 +84,25 @@ def _content(text: str) -> list[str]:
     named = {place for place, token in enumerate(tokens) if place and token == "A"}
     words = [token.lower().replace("’", "'") for token in tokens]
     return [word for place, word in enumerate(words) if place in named or word not in lexicon.FUNCTION_WORDS]
+
+
+def possession_differs(question: str, cached: str) -> bool:
+    """`my boss's car` against `my boss's boss's car`, `my brother's friend` against `my friend's brother`."""
+    if {"of"} & {*words(question), *words(cached)}:
+        return False
+    (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached)
+    return ours == theirs and our_owners != their_owners
+
+
+@of_text
+def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
+    """The content words of a text, and the owners among them."""
+    owners = Counter[str]()
+    content = set()
+    for word in words(text):
+        owner = word.removesuffix("'s")
+        if owner != word and owner not in _CONTRACTED:
+            owners[owner] += 1
+        if owner not in lexicon.FUNCTION_WORDS:
+            content.add(owner)
+    return frozenset(content), owners

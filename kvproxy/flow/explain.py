@@ -9,6 +9,7 @@ from kvproxy.backends.prefix import PrefixCache, PrefixReport
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import CacheKey
 from kvproxy.index.entry import Freshness
+from kvproxy.index.guards.hidden import hides_text
 from kvproxy.index.lookup import FRESH, Candidate, Lookup
 from kvproxy.index.policies.policy import Status, Verdict
 from kvproxy.index.store import Filter
@@ -159,6 +160,8 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
         return replace(report, reason=why)
     if not await answerer.cache.compares(key.text):
         return replace(report, reason="a part of it is redacted, so only an equal request is answered alike")
+    if hides_text(key.text):
+        return replace(report, reason="it holds characters that a reader does not see, or words of two alphabets")
     if not cache.knows(key.text):
         return replace(report, reason="it is in a language that the models in use do not know, see cache.languages")
     if not cache.reads(key.text):

@@ -14,6 +14,7 @@ from kvproxy.errors import (
     UpstreamError,
 )
 from kvproxy.index.guards import GUARDS
+from kvproxy.index.guards.hidden import hides_text
 from kvproxy.index.lookup import Candidate, Lookup
 from kvproxy.index.policies.policy import Verdict
 from kvproxy.journal.draft import Draft
@@ -42,6 +43,8 @@ REASONS: dict[str, str] = {
     "rejected": "A person rejected the neighbour's answer.",
     "shadow": "A neighbour's answer would serve, but shadow mode serves none.",
     "skipped": "The search for similar questions was left out, to keep within its time.",
+    "miss-hidden": "The question holds characters that a reader does not see, or words of two alphabets: only an equal request"
+    " would match.",
     "asked-sample": "The request asked for a random sample: an explicit temperature above 0, and no seed (`cache.sampled`).",
     "asked-fresh": "The request asked for a fresh answer (`Cache-Control: no-cache`).",
     "uncacheable": "No equal request may be given the same answer, see docs/http.md; the cache is off, or it holds state.",
@@ -171,6 +174,8 @@ def reason_without_past(draft: Draft, record: Record, *, asked_before: bool) -> 
     """Why a request missed, where nothing that is known of earlier ones says it."""
     if draft.lookup is not None and draft.lookup.outcome == "skipped":
         return "skipped"
+    if draft.lookup is not None and hides_text(draft.lookup.question or ""):
+        return "miss-hidden"
     near = telling(draft.lookup)
     told = None if near is None else reason_of_neighbour(near)
     if told is not None:

@@ -8,7 +8,17 @@ from kvproxy.index.guards.texts import bases, words
 BY_NAME = {guard.name: guard.vetoes for guard in GUARDS}
 
 DIFFER = {
-    "hidden": [("open a port\u200b", "open a port"), ("open a port\x1b", "open a port")],
+    "case": [
+        ("a 5 mW laser", "a 5 MW laser"),
+        ("send 100Mb", "send 100MB"),
+        (r"match \d here", r"match \D here"),
+        ("what is %m", "what is %M"),
+        ("chmod a+x", "chmod a+X"),
+        ("apply polish", "apply Polish"),
+        ("what about us", "what about US"),
+        ("a table from Apple in Rome", "a table from apple in Rome"),
+    ],
+    "possession": [("my boss's car", "my boss's boss's car"), ("my brother's friend", "my friend's brother")],
     "numbers": [
         ("Use port 80", "Use port 8080"),
         ("Add two eggs", "Add three eggs"),
@@ -93,7 +103,19 @@ DIFFER = {
     "signs": [("Is it 👍", "Is it 👎"), ("schön", "schon"), ("a & b", "a | b")],
 }
 ALIKE = {
-    "hidden": [("schön", "scho\u0308n"), ("one\n\ttwo", "one two")],
+    "case": [
+        ("What is the capital of France?", "what is the capital of france"),
+        ("HOW DO I RESET IT?", "How do I reset it?"),
+        ("How To Reset A Password", "How to reset a password"),
+        ("enable 2FA here", "enable 2fa here"),
+        ("Open it. Close it", "Open it. close it"),
+        ("i use SQL", "I use sql"),
+    ],
+    "possession": [
+        ("my dog's bowl", "the bowl of my dog"),
+        ("what's my name", "what is my name"),
+        ("my dog's bowl", "my dog's new bowl"),
+    ],
     "numbers": [
         ("Pay 30k", "Pay 30,000"),
         ("Add two eggs", "Add 2 eggs"),

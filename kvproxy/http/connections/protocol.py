@@ -26,6 +26,8 @@ from kvproxy.settings.limits import LimitSettings
 
 WHOLE = "whole"
 """In a request's state: all of its body has come, so that nobody waits for it."""
+MOST_PIPELINED = 32
+"""Requests that may wait for the response in progress on one connection."""
 _SPARE = 256
 """Connections beyond the limit that are still told so; any further one is closed without a word."""
 _HALF_CLOSED_SECONDS = 2.0
@@ -98,19 +100,30 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(self._too_large())
 
     def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # The parser stops at the end of a head that offers an upgrade and reports no body. A new parser reads the same
-            # head without the offer, then the body by its HTTP/1.1 framing.
-            head = framing.head_without_upgrade(
-                self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
-            )
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._feed(head + data[upgrade.args[0] :])
+            while rest:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    rest = rest[upgrade.args[0] :]
+                    self._ignore_upgrade()
         except httptools.HttpParserError:
             self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
+
+    def _ignore_upgrade(self) -> None:
+        """Parse the last head again without its offer of an upgrade.
+
+        The parser stops at the end of a head with an offer, and reports no body. A new parser reads the body by its HTTP/1.1
+        framing.
+        """
+        head = framing.head_without_upgrade(
+            self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(head)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -127,6 +140,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._offered_upgrade:
             return
         self.scope["state"][WHOLE] = True
+        self.cycle.waiting_for_100_continue = False
         super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -141,6 +155,8 @@ class LimitedProtocol(HttpToolsProtocol):
         elif len(self.headers) > self._limits.headers:
             self._refusal = HeadersTooLarge(f"more than {self._limits.headers} headers: see the setting limits.headers")
             self._refusal.limit = "headers"
+        elif len(self.pipeline) >= MOST_PIPELINED:
+            self._refusal = Overloaded(f"more than {MOST_PIPELINED} requests wait on this connection")
         else:
             method, version = self.parser.get_method(), self.parser.get_http_version()
             self._refusal = framing.refuse(method, version, self.url, self.headers)
@@ -149,6 +165,8 @@ class LimitedProtocol(HttpToolsProtocol):
             raise self._refusal
         self._offered_upgrade = self.parser.should_upgrade()
         if not self._offered_upgrade:
+            # RFC 9110 (10.1.1): ignore the expectation of an HTTP/1.0 client.
+            self.expect_100_continue = self.expect_100_continue and self.parser.get_http_version() != "1.0"
             super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
@@ -167,7 +185,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             if not running.more_body:
                 # The error is in a successor of the request that is being answered.
-                self._end_after(running)
+                self._end_after_complete_requests(running)
                 return
             if running.response_started:
                 # A second response in the middle of one would be taken for a part of it.
@@ -180,11 +198,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status] + headers + body)
         self._close_gently()
 
-    def _end_after(self, running: RequestResponseCycle) -> None:
-        """Close the connection after the response in progress, and read no more of it."""
+    def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
+        """Answer the requests that were read to their end, close the connection, and read no more of it."""
         self._deaf = True
-        self.pipeline.clear()
-        running.keep_alive = False
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()
+        last = self.pipeline[0][0] if self.pipeline else running
+        last.keep_alive = False
         self._joined.linger = True
 
     def _close_gently(self) -> None:
@@ -197,16 +217,24 @@ class LimitedProtocol(HttpToolsProtocol):
 
         A client that half-closes while it reads a response has most likely closed the connection.
         """
-        cycle = self.cycle
-        waiting = cycle is not None and not (cycle.more_body or cycle.response_started or self.transport.is_closing())
-        if waiting:
-            cycle.keep_alive = False
-            self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed, cycle)
-        return waiting
+        running = self._running
+        if running is None or running.more_body or running.response_started or self.transport.is_closing():
+            return False
+        self._end_after_complete_requests(running)
+        self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed)
+        return True
 
-    def _give_up_half_closed(self, cycle: RequestResponseCycle) -> None:
-        if not cycle.response_started and not self.transport.is_closing():
-            self.transport.close()
+    def _give_up_half_closed(self) -> None:
+        if self._running is not None and not self._running.response_started:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn notifies the last request only, which may be a successor of the request in progress.
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
 
     def _too_late(self) -> None:
         if not self._in_head:

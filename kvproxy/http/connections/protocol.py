@@ -21,6 +21,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
 from kvproxy.http.connections import framing
 from kvproxy.http.connections.joined import JoinedWrites
+from kvproxy.http.connections.relay import BODILESS
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
 
@@ -30,6 +31,7 @@ MOST_PIPELINED = 32
 """Requests that may wait for the response in progress on one connection."""
 _SPARE = 256
 """Connections beyond the limit that are still told so; any further one is closed without a word."""
+_NO_CONTENT = 204
 _HALF_CLOSED_SECONDS = 2.0
 """Seconds in which a client that half-closed its connection gets its response. A client that closed it looks the same."""
 
@@ -293,21 +295,29 @@ async def _complete(
 ) -> None:
     """Run the app under the rule for reuse: a connection stays open only after a whole request and a whole response.
 
-    It also frames responses to HTTP/1.0 by the end of the connection, since that version has no chunks.
+    It also frames responses to HTTP/1.0 by the end of the connection, since that version has no chunks, and keeps a body out of
+    responses whose status has none.
     """
-    unframed = False
+    unframed = bodiless = False
 
     async def framed(message: Message) -> None:
-        nonlocal unframed
+        nonlocal unframed, bodiless
         if message["type"] == "http.response.start":
             if cycle.more_body:
                 cycle.keep_alive = False
                 transport.linger = True
-            unframed = scope["http_version"] == "1.0" and all(
-                name != b"content-length" for name, _ in message["headers"]
-            )
+            headers = message["headers"]
+            bodiless = message["status"] in BODILESS
+            if message["status"] == _NO_CONTENT:
+                # RFC 9110 (8.6) forbids a length there.
+                headers = [header for header in headers if header[0] != b"content-length"]
+                message = message | {"headers": headers}
+            unframed = scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers)
             if unframed:
                 cycle.chunked_encoding = False
+        elif bodiless:
+            message = message | {"body": b""}
+            cycle.expected_content_length = 0
         elif unframed:
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)

@@ -56,7 +56,7 @@ async def test_the_connection_serves_the_next_request(
 
 
 def exchange(data: Path, upstream: str) -> bytes:
-    with run_proxy(load_settings(data=data, upstream=upstream, cache={"semantic": False})) as (url, _):
-        with connected(httpx.URL(url).port or 0) as client:
-            client.sendall(b"GET /v1/odd HTTP/1.1\r\n" + HOST + b"\r\nGET /v1/next HTTP/1.1\r\n" + HOST + b"\r\n")
-            return responses(client, 0.3)
+    settings = load_settings(data=data, upstream=upstream, cache={"semantic": False})
+    with run_proxy(settings) as (url, _), connected(httpx.URL(url).port or 0) as client:
+        client.sendall(b"GET /v1/odd HTTP/1.1\r\n" + HOST + b"\r\nGET /v1/next HTTP/1.1\r\n" + HOST + b"\r\n")
+        return responses(client, 0.3)

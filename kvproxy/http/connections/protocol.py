@@ -311,12 +311,12 @@ async def _complete(
             if message["status"] == _NO_CONTENT:
                 # RFC 9110 (8.6) forbids a length there.
                 headers = [header for header in headers if header[0] != b"content-length"]
-                message = message | {"headers": headers}
+                message = {**message, "headers": headers}
             unframed = scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers)
             if unframed:
                 cycle.chunked_encoding = False
         elif bodiless:
-            message = message | {"body": b""}
+            message = {**message, "body": b""}
             cycle.expected_content_length = 0
         elif unframed:
             cycle.expected_content_length = len(message.get("body", b""))

@@ -100,3 +100,11 @@ def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: 
     assert found is not None
     assert found.id == "new"
     store.close()
+
+
+def test_a_damaged_schema_whose_error_cannot_be_decoded_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    ResponseStore(path).close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE INDEX", b"CR\xdfATE INDEX"))
+    with pytest.raises(StoreDamaged, match="damaged"):
+        ResponseStore(path)

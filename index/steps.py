@@ -5,6 +5,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ def connect(path: Path) -> sqlite3.Connection:
         sqlite3.DatabaseError: the file is no database, is damaged, or cannot be opened.
     """
     connection = sqlite3.connect(path, check_same_thread=False, timeout=_PATIENCE, cached_statements=_STATEMENTS)
+    # One damaged character would fail the query for all of its rows. An entry with a replaced one does not match its checksum.
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         end = time.monotonic() + _PATIENCE
         while True:

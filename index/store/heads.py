@@ -25,4 +25,7 @@ def read_heads(rows: Iterable[Row], texts: Texts) -> Iterator[tuple[Row, Head]]:
         except CacheStoreError as error:
             _log.warning("a similar question is passed over: %s", error)
             continue
+        if not isinstance(prompt, str):
+            _log.warning("a similar question is passed over: the stored response %s is damaged", row["id"])
+            continue
         yield row, Head(row["id"], row["namespace"], prompt, row["freshness"], row["answer"])

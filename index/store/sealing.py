@@ -64,21 +64,18 @@ class Texts:
         """
         if not row["sealed"]:
             return row
-        clear: Row = {}
-        for name in ("request", "response"):
-            if name in row:
-                clear[name] = self._opened(row, name, bytes(row[name]))
+        clear: Row = {name: self._opened(row, name) for name in ("request", "response") if name in row}
         if "prompt" in row:
-            prompt = self._opened(row, "prompt", _from_base64(row["prompt"]))
-            clear["prompt"] = prompt.decode("utf-8", "surrogatepass")
+            clear["prompt"] = self._opened(row, "prompt").decode("utf-8", "surrogatepass")
         return row | clear
 
-    def _opened(self, row: Row, name: str, sealed: bytes) -> bytes:
+    def _opened(self, row: Row, name: str) -> bytes:
         try:
             if self.cipher is None:
                 raise ValueError(f"it was encrypted with the key {row['sealed']}, and no key is set")
+            sealed = _from_base64(row[name]) if name == "prompt" else bytes(row[name])
             return self.cipher.open(sealed, _about(row, name))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise CacheStoreError(
                 f"the stored response {row['id']} cannot be decrypted ({error}): set encryption.key_file, or remove it with"
                 f" kvproxy cache rm {row['id'][:12]}"
@@ -91,8 +88,12 @@ class Texts:
             StoreDamaged: it is not what was stored.
             CacheStoreError: it cannot be decrypted.
         """
-        opened = self.open(row)
-        if row["checksum"] and row["checksum"] != _checksum(row):
+        damaged = row["checksum"] and row["checksum"] != _checksum(row)
+        try:
+            opened = self.open(row)
+        except CacheStoreError as error:
+            raise StoreDamaged(str(error)) if damaged else error from None
+        if damaged:
             raise StoreDamaged(f"the stored response {str(row['id'])[:12]} is damaged: it is not served")
         return Entry.from_row(opened)
 

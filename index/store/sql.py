@@ -3,6 +3,7 @@
 import abc
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 _PAGE = 500
 _log = logging.getLogger("kvproxy")
 _PAGE_BYTES = 2**20
+_KEY_NAME = re.compile("[0-9a-f]{8}")
 _ALL = 2**62  # A limit that is none: SQLite takes no offset without one.
 _IN_TEXTS = ("prompt", "search")
 """Conditions that look into texts, which a database cannot do where they are encrypted."""
@@ -269,6 +271,9 @@ class SqlStore(SqlWriter):
         last = ""
         # The distinct ones, each by one step in the index.
         while last := self._query(sql, {"last": last})[0]["name"] or "":
+            if not isinstance(last, str) or not _KEY_NAME.fullmatch(last):
+                # A damaged entry: the following names cannot be read in order, and entries of unknown keys are not served.
+                break
             if last not in names:
                 raise CacheStoreError(
                     f"the store {self.name} holds responses that were encrypted with the key {last}, which is not among the"

@@ -76,7 +76,8 @@ class ResponseStore(SqliteVectors):
             with self._reading() as reader:
                 reader.execute("select count(*) from totals").fetchone()
             self._files = PlacedFiles(path, writer)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            # Python cannot decode SQLite's message about a damaged schema.
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
                 raise CacheStoreError(
                     f"cannot open the store {path} ({error}): name one that can be written to, on a disk with room"
@@ -211,7 +212,7 @@ class ResponseStore(SqliteVectors):
                 )
             try:
                 yield
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 raise CacheStoreError(
                     f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
                 ) from error

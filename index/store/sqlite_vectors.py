@@ -64,7 +64,7 @@ class SqliteVectors(SqlStore):
         with self._told("read"), self._reading() as reader:
             rows = reader.execute(sql, {"embedder": embedder, "namespace": namespace}).fetchall()
         numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
-        return numbers, np.array([id.encode() for _, id in rows], dtype=np.bytes_)
+        return numbers, np.array([str(id).encode() for _, id in rows], dtype=np.bytes_)
 
     def near(
         self, namespace: str, embedder: str, numbers: Sequence[int], *, vectors: bool

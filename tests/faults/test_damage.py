@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.index.errors import StoreDamaged
+from kvproxy.encryption import Cipher
+from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store import ResponseStore
 from tests.faults import damage
 from tests.faults.harness import passed
@@ -69,3 +70,41 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
     store = ResponseStore(path)
     assert store.find("1" * 40) is None
     store.close()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("bad", ["cast(x'fffe80' as text)", "'é~'", "7", "x'ff'"], ids=["utf-8", "text", "int", "blob"])
+@pytest.mark.parametrize("column", ["prompt", "tenant", "tags", "response", "sealed", "checksum", "model"])
+def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: str, bad: str, encrypted: bool) -> None:
+    def opened() -> ResponseStore:
+        return ResponseStore(tmp_path / "r.db", cipher=Cipher([bytes(32)]) if encrypted else None)
+
+    store = opened()
+    for name in ("one", "two"):
+        store.put(make_entry(name, id=name, key=name, namespace="nn", tenant="nn", tags=("t",)))
+    store.close()
+    with sqlite3.connect(tmp_path / "r.db") as damaging:
+        damaging.execute(f"update responses set {column} = {bad} where id = 'one'")
+    damaging.close()
+    store = opened()
+    for read in (store.find, store.get):
+        with pytest.raises(CacheStoreError, match="one"):
+            read("one")
+    assert [entry.id for entry in (*store.entries(), *store.ls(), *store.missing_vectors("e", 9))] == ["two"] * 3
+    heads = store.heads(["one", "two"])
+    assert heads["two"].prompt == "two"
+    assert all(isinstance(head.prompt, str) for head in heads.values())
+    assert {usage.entries for usage in store.usage("tenant")} <= {1, 2}
+    store.put(make_entry("one", id="new", key="one"))
+    found = store.find("one")
+    assert found is not None
+    assert found.id == "new"
+    store.close()
+
+
+def test_a_damaged_schema_whose_error_cannot_be_decoded_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    ResponseStore(path).close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE INDEX", b"CR\xdfATE INDEX"))
+    with pytest.raises(StoreDamaged, match="damaged"):
+        ResponseStore(path)

@@ -159,6 +159,9 @@ def test_an_h2c_offer_is_ignored_and_its_body_read(stack: Stack, split: bool, ch
         (post(b"/v1/other", b"abc", b"X-Folded: a\r\n b"), b"400"),
         (post(b"/v1/other", b"abc", b"Host: elsewhere"), b"400"),
         (b"GET /v1/other HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /v1/other HTTP/1.1\r\nHost: 127.0.0.1/v1\r\n\r\n", b"400"),
+        (b"GET /v1/other HTTP/1.1\r\nHost: user@127.0.0.1\r\n\r\n", b"400"),
+        (b"POST /v1/other HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", b"400"),
         (b"GET /v1/otherHTTP/1.1\r\n" + HOST + b"\r\n", b"400"),
         (b"GET /v1/other HTTP/2.0\r\n" + HOST + b"\r\n", b"400"),
         (b"GET /v1/other HTTP/1.1\nHost: a\n\n", b"400"),
@@ -291,6 +294,17 @@ def test_expect_100_continue_is_answered_when_the_body_is_wanted(stack: Stack) -
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST)
         client.sendall(b"Expect: 100-continue\r\nContent-Length: 99999\r\n\r\n")
         assert statuses(until_closed(client)) == [b"413"]
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_no_100_continue_without_need(stack: Stack, version: bytes) -> None:
+    """HTTP/1.0 has no interim responses, and a body that has arrived needs none."""
+    sent = post(b"/v1/chat/completions", CHAT % 5, b"Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/" + version, 1)
+    with connected(stack.port) as client:
+        client.sendall(sent[: -10 if version == b"1.0" else None])
+        time.sleep(0.1)
+        client.sendall(sent[-10:] if version == b"1.0" else b"")
+        assert statuses(responses(client)) == [b"200"]
 
 
 def test_a_bad_successor_leaves_the_request_before_it_its_answer(stack: Stack) -> None:

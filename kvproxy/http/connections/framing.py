@@ -8,6 +8,7 @@ from kvproxy.errors import ExpectationFailed, InvalidRequest, KvproxyError, NotS
 
 Headers = Iterable[tuple[bytes, bytes]]
 _CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
+_NO_HOST = re.compile(rb"[\s/?#@\\]")
 _UPGRADE = (b"upgrade", b"http2-settings")
 
 
@@ -31,8 +32,10 @@ def refuse(method: bytes, version: str, target: bytes, headers: Headers) -> Kvpr
         match name:
             case b"host":
                 hosts += 1
-            case b"transfer-encoding" if value.strip().lower() != b"chunked":
-                return InvalidRequest("the only Transfer-Encoding of requests is chunked")
+                if _NO_HOST.search(value):
+                    return InvalidRequest("the header Host holds a character that no host has")
+            case b"transfer-encoding" if version == "1.0" or value.strip().lower() != b"chunked":
+                return InvalidRequest("the only Transfer-Encoding of requests is chunked, in HTTP/1.1")
             case b"expect" if value.strip().lower() != b"100-continue":
                 return ExpectationFailed("the only expectation is 100-continue: leave out the header Expect")
             case b"upgrade" if any(protocol != b"h2c" for protocol in _tokens(value)):

@@ -21,13 +21,17 @@ from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
 from kvproxy.http.connections import framing
 from kvproxy.http.connections.joined import JoinedWrites
+from kvproxy.http.connections.relay import BODILESS
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
 
 WHOLE = "whole"
 """In a request's state: all of its body has come, so that nobody waits for it."""
+MOST_PIPELINED = 32
+"""Requests that may wait for the response in progress on one connection."""
 _SPARE = 256
 """Connections beyond the limit that are still told so; any further one is closed without a word."""
+_NO_CONTENT = 204
 _HALF_CLOSED_SECONDS = 2.0
 """Seconds in which a client that half-closed its connection gets its response. A client that closed it looks the same."""
 
@@ -98,19 +102,30 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(self._too_large())
 
     def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # The parser stops at the end of a head that offers an upgrade and reports no body. A new parser reads the same
-            # head without the offer, then the body by its HTTP/1.1 framing.
-            head = framing.head_without_upgrade(
-                self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
-            )
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._feed(head + data[upgrade.args[0] :])
+            while rest:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    rest = rest[upgrade.args[0] :]
+                    self._ignore_upgrade()
         except httptools.HttpParserError:
             self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
+
+    def _ignore_upgrade(self) -> None:
+        """Parse the last head again without its offer of an upgrade.
+
+        The parser stops at the end of a head with an offer, and reports no body. A new parser reads the body by its HTTP/1.1
+        framing.
+        """
+        head = framing.head_without_upgrade(
+            self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(head)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -127,6 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._offered_upgrade:
             return
         self.scope["state"][WHOLE] = True
+        self.cycle.waiting_for_100_continue = False
         super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -141,6 +157,8 @@ class LimitedProtocol(HttpToolsProtocol):
         elif len(self.headers) > self._limits.headers:
             self._refusal = HeadersTooLarge(f"more than {self._limits.headers} headers: see the setting limits.headers")
             self._refusal.limit = "headers"
+        elif len(self.pipeline) >= MOST_PIPELINED:
+            self._refusal = Overloaded(f"more than {MOST_PIPELINED} requests wait on this connection")
         else:
             method, version = self.parser.get_method(), self.parser.get_http_version()
             self._refusal = framing.refuse(method, version, self.url, self.headers)
@@ -149,6 +167,8 @@ class LimitedProtocol(HttpToolsProtocol):
             raise self._refusal
         self._offered_upgrade = self.parser.should_upgrade()
         if not self._offered_upgrade:
+            # RFC 9110 (10.1.1): ignore the expectation of an HTTP/1.0 client.
+            self.expect_100_continue = self.expect_100_continue and self.parser.get_http_version() != "1.0"
             super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
@@ -167,7 +187,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             if not running.more_body:
                 # The error is in a successor of the request that is being answered.
-                self._end_after(running)
+                self._end_after_complete_requests(running)
                 return
             if running.response_started:
                 # A second response in the middle of one would be taken for a part of it.
@@ -180,11 +200,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status] + headers + body)
         self._close_gently()
 
-    def _end_after(self, running: RequestResponseCycle) -> None:
-        """Close the connection after the response in progress, and read no more of it."""
+    def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
+        """Answer the requests that were read to their end, close the connection, and read no more of it."""
         self._deaf = True
-        self.pipeline.clear()
-        running.keep_alive = False
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()
+        last = self.pipeline[0][0] if self.pipeline else running
+        last.keep_alive = False
         self._joined.linger = True
 
     def _close_gently(self) -> None:
@@ -197,16 +219,24 @@ class LimitedProtocol(HttpToolsProtocol):
 
         A client that half-closes while it reads a response has most likely closed the connection.
         """
-        cycle = self.cycle
-        waiting = cycle is not None and not (cycle.more_body or cycle.response_started or self.transport.is_closing())
-        if waiting:
-            cycle.keep_alive = False
-            self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed, cycle)
-        return waiting
+        running = self._running
+        if running is None or running.more_body or running.response_started or self.transport.is_closing():
+            return False
+        self._end_after_complete_requests(running)
+        self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed)
+        return True
 
-    def _give_up_half_closed(self, cycle: RequestResponseCycle) -> None:
-        if not cycle.response_started and not self.transport.is_closing():
-            self.transport.close()
+    def _give_up_half_closed(self) -> None:
+        if self._running is not None and not self._running.response_started:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn notifies the last request only, which may be a successor of the request in progress.
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
 
     def _too_late(self) -> None:
         if not self._in_head:
@@ -265,21 +295,29 @@ async def _complete(
 ) -> None:
     """Run the app under the rule for reuse: a connection stays open only after a whole request and a whole response.
 
-    It also frames responses to HTTP/1.0 by the end of the connection, since that version has no chunks.
+    It also frames responses to HTTP/1.0 by the end of the connection, since that version has no chunks, and keeps a body out of
+    responses whose status has none.
     """
-    unframed = False
+    unframed = bodiless = False
 
     async def framed(message: Message) -> None:
-        nonlocal unframed
+        nonlocal unframed, bodiless
         if message["type"] == "http.response.start":
             if cycle.more_body:
                 cycle.keep_alive = False
                 transport.linger = True
-            unframed = scope["http_version"] == "1.0" and all(
-                name != b"content-length" for name, _ in message["headers"]
-            )
+            headers = message["headers"]
+            bodiless = message["status"] in BODILESS
+            if message["status"] == _NO_CONTENT:
+                # RFC 9110 (8.6) forbids a length there.
+                headers = [header for header in headers if header[0] != b"content-length"]
+                message = {**message, "headers": headers}
+            unframed = scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers)
             if unframed:
                 cycle.chunked_encoding = False
+        elif bodiless:
+            message = {**message, "body": b""}
+            cycle.expected_content_length = 0
         elif unframed:
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)

@@ -16,7 +16,8 @@ from kvproxy.http.connections.lifetimes import Lifetime
 
 T = TypeVar("T")
 Headers = list[tuple[str, str]]
-_BODILESS = (204, 304)
+BODILESS = (204, 304)
+"""Statuses of responses without a body."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -164,7 +165,7 @@ def whole_response(body: bytes, status: int, headers: Headers) -> Response:
     """A response with a body that is all there."""
     response = Response(body, status)
     response.raw_headers = encode(headers)
-    if status not in _BODILESS and not any(name == "content-length" for name, _ in headers):
+    if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
         response.raw_headers.append((b"content-length", str(len(body)).encode()))
     return response
 

@@ -1,0 +1,141 @@
+"""Pipelined requests: bounded, answered in order, and cancelled when their client leaves."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.http.connections.protocol import MOST_PIPELINED
+from kvproxy.settings import load_settings
+from tests.backends.fleets import until
+from tests.http.test_request_framing import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
+from tests.servers import run_app, run_proxy
+
+SLOW = post(b"/v1/slow", b"abc")
+
+
+@dataclass
+class Upstream:
+    """Answers /v1/slow after a moment, streams forever at /v1/endless, and answers any other path at once."""
+
+    paths: list[str] = field(default_factory=list)
+    streams: int = 0
+
+    async def answer(self, request: Request) -> Response:
+        await request.body()
+        if request.url.path in PROBES:
+            return Response()
+        self.paths.append(request.url.path)
+        if request.url.path == "/v1/slow":
+            await asyncio.sleep(0.3)
+        if request.url.path == "/v1/endless":
+            return StreamingResponse(self.endless(), media_type="text/event-stream")
+        return Response(b"ok")
+
+    async def endless(self) -> AsyncIterator[bytes]:
+        self.streams += 1
+        try:
+            while True:
+                yield b"data: 1\n\n"
+                await asyncio.sleep(0.01)
+        finally:
+            self.streams -= 1
+
+
+@dataclass
+class Stack:
+    port: int
+    upstream: Upstream
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    upstream = Upstream()
+    with run_app(Starlette(routes=[Route("/{path:path}", upstream.answer, methods=["GET", "POST"])])) as url:
+        data = tmp_path_factory.mktemp("pipelining")
+        with run_proxy(load_settings(data=data, upstream=url, cache={"semantic": False})) as (proxy, _):
+            yield Stack(httpx.URL(proxy).port or 0, upstream)
+
+
+@pytest.fixture
+def stack(running: Stack) -> Stack:
+    running.upstream.paths.clear()
+    return running
+
+
+def test_many_offers_of_h2c_in_one_segment_are_answered(stack: Stack) -> None:
+    offer = b"GET /v1/offer HTTP/1.1\r\n" + HOST + UPGRADES + b"\r\n"
+    with connected(stack.port) as client:
+        client.sendall(offer * (MOST_PIPELINED + 1))
+        assert statuses(responses(client)) == [b"200"] * (MOST_PIPELINED + 1)
+
+
+@pytest.mark.parametrize("offer", [b"", UPGRADES], ids=["plain", "h2c"])
+@pytest.mark.parametrize("pause", [0.0, 0.002], ids=["at once", "in segments"])
+def test_pipelined_requests_are_bounded(stack: Stack, offer: bytes, pause: float) -> None:
+    """Requests beyond the bound are not read; the connection closes after the requests before them."""
+    request = b"GET /v1/many HTTP/1.1\r\n" + HOST + offer + b"\r\n"
+    with connected(stack.port) as client:
+        client.sendall(SLOW)
+        time.sleep(0.1)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(40):
+                client.sendall(request * 50)
+                time.sleep(pause)
+        answer = until_closed(client)
+    assert statuses(answer) == [b"200"] * (1 + MOST_PIPELINED)
+    assert stack.upstream.paths == ["/v1/slow", *["/v1/many"] * MOST_PIPELINED]
+
+
+@pytest.mark.parametrize(
+    "successor", [post(b"/v1/next", b"abc"), post(b"/v1/next", b"abc")[:-1]], ids=["whole", "begun"]
+)
+def test_a_client_that_leaves_ends_its_request_in_spite_of_a_successor(stack: Stack, successor: bytes) -> None:
+    with connected(stack.port) as client:
+        client.sendall(post(b"/v1/endless", b"abc") + successor)
+        assert b"data: 1" in client.recv(4096) + client.recv(4096)
+    until(lambda: stack.upstream.streams == 0)
+    assert stack.upstream.paths == ["/v1/endless"]
+
+
+@pytest.mark.parametrize(
+    ("successors", "answered"),
+    [
+        (post(b"/v1/next", b"abc"), 2),
+        (post(b"/v1/next", b"abc")[:-1], 1),
+        (post(b"/v1/next", b"abc") + b"GET /v1/last HT", 2),
+    ],
+    ids=["whole", "begun", "begun head"],
+)
+def test_a_half_closed_client_gets_the_answers_to_all_whole_requests(
+    stack: Stack, successors: bytes, answered: int
+) -> None:
+    with connected(stack.port) as client:
+        client.sendall(SLOW + successors)
+        client.shutdown(socket.SHUT_WR)
+        assert statuses(until_closed(client)) == [b"200"] * answered
+    assert len(stack.upstream.paths) == answered
+
+
+def test_requests_before_a_bad_one_are_answered(stack: Stack) -> None:
+    with connected(stack.port) as client:
+        client.sendall(SLOW + post(b"/v1/next", b"abc") + b"GET / HTTP/9.9\r\n\r\n" + post(b"/v1/last", b"abc"))
+        assert statuses(until_closed(client)) == [b"200"] * 2
+    assert stack.upstream.paths == ["/v1/slow", "/v1/next"]
+
+
+def test_a_body_that_breaks_in_a_queued_request_is_not_forwarded(stack: Stack) -> None:
+    chunked = b"POST /v1/next HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n"
+    with connected(stack.port) as client:
+        client.sendall(SLOW + chunked)
+        assert statuses(until_closed(client)) == [b"200"]
+    assert stack.upstream.paths == ["/v1/slow"]

@@ -49,7 +49,7 @@ def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None)
             for value in ("2", "-0.1", "nan", "inf", "")
         ],
         ("x-kvproxy-tll", "600", "did you mean x-kvproxy-ttl?"),
-        ("x-kvproxy-cache", "off", "there are x-kvproxy-pace, .*x-kvproxy-ttl"),
+        ("x-kvproxy-semantic", "off", "there are x-kvproxy-pace, .*x-kvproxy-ttl"),
         ("x-kvproxy-", "1", "there are"),
         *[("x-kvproxy-ttl", value, "seconds, as in x-kvproxy-ttl: 600") for value in ("-1", "nan", "inf", "", "x")],
         ("x-kvproxy-pace", "-1", "tokens a second"),

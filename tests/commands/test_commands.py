@@ -83,6 +83,8 @@ def test_warm_fills_both_caches_and_goes_on_where_it_stopped(demo: Demo, tmp_pat
         (["calibrate", "README.md"], 2, "README.md, line 1"),
         (["serve", "--port", "99999"], 2, "port"),
         (["serve", "--upstream", "http://x", "--threshold", "2"], 2, "threshold"),
+        (["serve", "--upstream", "http://x", "--model", "m"], 2, "leave out --model"),
+        (["serve", "--upstream", "http://x", "--lora", "a=b"], 2, "leave out --lora"),
         (["serve", "--model", "/no/such/model", "--no-semantic", "--port", "0"], 1, "cannot load model"),
         (["nonsense"], 2, "No such command"),
         (["cache", "rm"], 2, "give ids"),

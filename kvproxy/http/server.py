@@ -14,6 +14,7 @@ from kvproxy.http.app import create_app
 from kvproxy.http.connections.descriptors import allow_descriptors
 from kvproxy.http.connections.protocol import full
 from kvproxy.http.connections.server import ProxyServer
+from kvproxy.http.hub import prefer_cached_models
 from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
@@ -44,6 +45,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     _not_open_to_everybody(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
+        prefer_cached_models(settings)
         services = build(settings)
         # What is loaded by now stays: looking through it for garbage would stop all requests for a tenth of a second.
         gc.collect()

@@ -103,6 +103,16 @@ def test_a_taken_port_is_told_at_once(demo: Demo, tmp_path: Path) -> None:
     assert "choose another with --port" in done.stderr
 
 
+def test_a_model_id_without_a_network_is_one_line(tmp_path: Path) -> None:
+    away = {"HF_HUB_OFFLINE": "", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path)}
+    for flags in (["--model", "nosuch/model", "--no-semantic"], ["--upstream", NOWHERE, "--embedder", "nosuch/model"]):
+        done = process("serve", *flags, "--port", 0, "--data", tmp_path, **away)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "nosuch/model" in done.stderr
+        assert f"{NOWHERE} cannot be reached" in done.stderr
+        assert "a local folder" in done.stderr
+
+
 def test_a_damaged_store_is_told(tmp_path: Path) -> None:
     (tmp_path / "responses.db").write_bytes(b"nonsense " * 1000)
     done = kvproxy("serve", "--port", "0", "--data", tmp_path, "--upstream", NOWHERE)

@@ -13,7 +13,7 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use the local cache alone if the Hub is unreachable. Call it before anything imports `huggingface_hub`.
+    """Use the local cache alone if the Hub is unreachable. `huggingface_hub` reads the environment at its import.
 
     Raises:
         ModelUnsupported: a model is not in the cache either.
@@ -32,16 +32,11 @@ def prefer_cached_models(settings: Settings) -> None:
 
 
 def _is_cached(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.utils import HFValidationError
-
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     # sentence-transformers adds its own name to short ids.
     ids = (name,) if "/" in name else (name, f"sentence-transformers/{name}")
-    files = ("config.json", "tokenizer.json", "tokenizer_config.json")
-    try:
-        return any(isinstance(try_to_load_from_cache(each, file), str) for each in ids for file in files)
-    except HFValidationError:
-        return False
+    return any((cache / f"models--{id.replace('/', '--')}" / "snapshots").is_dir() for id in ids)
 
 
 def _hub_ids(settings: Settings) -> list[str]:

@@ -36,7 +36,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar="KVPROXY_URL",
-        help="Address of the running proxy; by default that of the settings.",
+        help="Address of the running proxy, taken from the settings by default.",
         callback=_url,
     ),
 ]

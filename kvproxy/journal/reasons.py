@@ -28,7 +28,7 @@ REASONS: dict[str, str] = {
     "renewed": "A stored answer that was given past its time was computed anew, behind its client's back.",
     "hit-shared": "An identical request was under way, and this one got its answer.",
     "prefix-N%": "Nothing stored fits, as with `miss-new`; the backend reused N percent of the prompt.",
-    "miss-new": "Nothing like it was asked before, as far as the journal goes.",
+    "miss-new": "The journal has no equal request, and no similar question under the same settings.",
     "miss-expired": "An equal request was stored, and its time was over.",
     "miss-evicted": "An equal request was stored, and made room for others.",
     "miss-removed": "An equal request was stored, and was removed.",

@@ -15,7 +15,7 @@ from kvproxy.settings import load_settings
 from kvproxy.traffic.telling import api_of
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, until_stored
 
 Demo = tuple[str, Services]
 
@@ -164,3 +164,16 @@ def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> N
         # A server may answer under names that it does not list.
         ask(url, "What is a model?", model="alias")
         assert result("explain", "What is a model?", "--model", "alias", url=url)["layer"] == "exact"
+
+
+def test_a_question_under_other_settings_is_named_with_the_fields_that_differ(demo: Demo) -> None:
+    ask(demo[0], "What is a cache namespace?")
+    headers = {"x-request-id": "other-settings"}
+    ask(demo[0], "What is a cache namespace", temperature=0.5, headers=headers)
+    until_stored(demo[1])
+    demo[1].answerer.journal.flush()  # type: ignore[attr-defined]
+    told = kvproxy("explain", "--request", "other-settings", url=demo[0])
+    assert told.returncode == 0, told.stderr
+    text = told.stdout
+    assert "Nothing like it was asked before" not in text
+    assert "the field temperature" in text

@@ -252,7 +252,7 @@ def import_(
     Example: kvproxy cache import backup.jsonl
     """
     lines = read_bytes(file)
-    with open_cache(url, token, store, data) as cache:
+    with open_cache(url, token, store, data, create=True) as cache:
         done = cache.import_(lines)
     _report(done, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}", as_json)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvproxy.commands.client import ProxyClient
-from kvproxy.commands.options import DEFAULT_URL
+from kvproxy.commands.options import configured_url
 from kvproxy.errors import NotFound, ProxyUnreachable
 
 if TYPE_CHECKING:
@@ -81,8 +81,13 @@ class CacheAccess(Protocol):
 
 
 @contextlib.contextmanager
-def open_cache(url: str, token: str | None, store: str | None, data: Path | None) -> Iterator[CacheAccess]:
+def open_cache(
+    url: str, token: str | None, store: str | None, data: Path | None, *, create: bool = False
+) -> Iterator[CacheAccess]:
     """The cache to work on: the store that --store or --data names, else the proxy at the URL, else the default store.
+
+    Args:
+        create: make the store that --store or --data names.
 
     Raises:
         ProxyUnreachable: a URL was given on purpose, and nothing answers there.
@@ -95,7 +100,7 @@ def open_cache(url: str, token: str | None, store: str | None, data: Path | None
         if client.reachable():
             yield RemoteCache(client)
             return
-        if url != DEFAULT_URL:
+        if url != configured_url():
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave --url out to read the file")
     from kvproxy.checks.stored import opened_store, store_exists
     from kvproxy.commands.cache_file import FileCache
@@ -103,7 +108,10 @@ def open_cache(url: str, token: str | None, store: str | None, data: Path | None
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)
-    if not store_exists(settings):
+    named = store is not None or data is not None
+    if not store_exists(settings) and not (create and named):
+        if named:
+            raise NotFound(f"there is no store {settings.store_path}: check the path")
         raise NotFound(
             f"no proxy answers at {url}, and there is no store {settings.store_path}: start a proxy, or give --store"
         )

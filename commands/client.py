@@ -68,13 +68,20 @@ class ProxyClient:
                 raise _error(response)
             yield from response.iter_bytes()
 
-    def first_model(self, headers: Mapping[str, str] | None = None) -> str:
-        """The first model that the proxy serves, for requests that name none; the headers carry a client's key."""
-        models = self.get("/v1/models", headers=headers)
+    def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
+        """The models that the proxy lists; the headers carry a client's key."""
+        listed = self.get("/v1/models", headers=headers)
         try:
-            return str(models["data"][0]["id"])
-        except (KeyError, IndexError, TypeError):
-            raise NotFound(f"{self.url} lists no model: name one with --model") from None
+            return [str(model["id"]) for model in listed["data"]]
+        except (KeyError, TypeError):
+            return []
+
+    def first_model(self, headers: Mapping[str, str] | None = None) -> str:
+        """The first model that the proxy lists, for requests without a model."""
+        models = self.models(headers)
+        if not models:
+            raise NotFound(f"{self.url} lists no model: name one with --model")
+        return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
         """The tenant that a client's headers make, by way of a question to a model that is served."""

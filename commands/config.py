@@ -66,3 +66,5 @@ def reload(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -
         print_json(done)
     else:
         typer.echo(f"{done['rules']} rules hold from now on")
+        if done["restart"]:
+            typer.echo(f"restart the proxy for the changed settings: {', '.join(done['restart'])}")

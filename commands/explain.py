@@ -13,6 +13,7 @@ from kvproxy.commands.learned import answered
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.table import digest, print_table, text
+from kvproxy.errors import KvproxyError, NotFound
 
 
 def explain(
@@ -65,10 +66,23 @@ def explain(
     if temperature is not None:
         body["temperature"] = temperature
     found = client.post("/admin/explain", body, headers=headers, api=chosen)
+    if model is not None and found["layer"] not in ("exact", "semantic"):
+        _check_listed(client, model, headers)
     if as_json:
         print_json(found)
     else:
         _render(found)
+
+
+def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
+    """Raise NotFound if the proxy lists models, and not this one. An upstream may have no list."""
+    try:
+        listed = client.models(headers)
+    except KvproxyError:
+        return
+    if listed and model not in listed:
+        names = ", ".join(listed[:5]) + (" and more" if len(listed) > 5 else "")
+        raise NotFound(f"{client.url} does not list the model {model!r}: it lists {names}")
 
 
 _SENTENCES = {

@@ -120,6 +120,20 @@ def serve(
     """
     from kvproxy.settings import load_settings
 
+    engine = _given(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_memory=kv_memory,
+        device=device,
+        threads=threads,
+        policy=eviction,
+        lora=_adapters(lora or []) or None,
+    )
+    if upstream and (model is not None or engine is not None):
+        flag = "model" if model is not None else _ENGINE_FLAGS.get(min(engine or {}), min(engine or {}))
+        raise typer.BadParameter(
+            f"--upstream replaces the embedded engine: leave out --{flag.replace('_', '-')}, or leave out --upstream"
+        )
     settings = load_settings(
         host=host,
         port=port,
@@ -128,15 +142,7 @@ def serve(
         embedder=embedder,
         store=store,
         data=data,
-        engine=_given(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            kv_memory=kv_memory,
-            device=device,
-            threads=threads,
-            policy=eviction,
-            lora=_adapters(lora or []) or None,
-        ),
+        engine=engine,
         tiers=_given(
             host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
         ),
@@ -159,6 +165,10 @@ def serve(
     from kvproxy.http.server import serve as run
 
     run(settings, _print_json if as_json else _banner)
+
+
+_ENGINE_FLAGS = {"policy": "eviction"}
+"""Flags with other names than their settings."""
 
 
 def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:

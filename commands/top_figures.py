@@ -8,7 +8,7 @@ from typing import Any
 from kvproxy.commands.client import ProxyClient
 from kvproxy.errors import NoPrefixCache, NotFound
 
-LAYERS = ("exact", "semantic", "forward", "bypass", "gone", "error")
+LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "gone", "error")
 """The layers of `flow.outcome.Layer`, in the order in which a page shows them."""
 
 

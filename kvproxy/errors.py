@@ -28,6 +28,11 @@ class KvproxyError(Exception):
         self.message = message
         self.param = param
 
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in (408, 425, 429) or (self.status >= 500 and self.status != 501)
+
 
 class InvalidRequest(KvproxyError):
     """The request cannot be served as it is."""
@@ -130,6 +135,11 @@ class NotCached(KvproxyError):
     status = 504
     type = "invalid_request_error"
     code = "not_cached"
+
+    @property
+    def retryable(self) -> bool:
+        """False: only an answer to another request could fill the cache."""
+        return False
 
 
 class Overloaded(KvproxyError):

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from kvproxy.apis.control import Control
 from kvproxy.apis.request import ApiRequest
+from kvproxy.errors import SettingsError
 from kvproxy.index.policies.policy import Limits
 from kvproxy.ruled import Ruled
 from kvproxy.settings import Settings, load_settings
@@ -24,6 +25,7 @@ class Rules:
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
         self._held = settings.rules, settings.edits
+        self._fixed = self._read_fixed()
         self.generation = 0
         """How often they were read again."""
 
@@ -35,8 +37,8 @@ class Rules:
         named, edits = request.control.ruled.edits, self._held[1]
         return edits if named is None else tuple(edit for edit in edits if edit.name in named)
 
-    def reload(self) -> None:
-        """Read rules and edits again. Requests under way keep theirs.
+    def reload(self) -> list[str]:
+        """Read rules and edits again; the names of other settings that changed since the start. Requests under way keep theirs.
 
         Raises:
             SettingsError: the file cannot be used; nothing is changed.
@@ -44,11 +46,25 @@ class Rules:
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
         self.generation += 1
+        now = _fixed(settings)
+        return sorted(name for name in now if self._fixed and now[name] != self._fixed[name])
+
+    def _read_fixed(self) -> dict[str, object]:
+        """The settings that need a restart, as the file has them; flags may differ from it."""
+        try:
+            return _fixed(load_settings(data=self._data))
+        except SettingsError:
+            return {}
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """The request with what its rule sets."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_changed(request.control, rule))
+
+
+def _fixed(settings: Settings) -> dict[str, object]:
+    """The settings that a reload does not change, by their first names."""
+    return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:

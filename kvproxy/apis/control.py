@@ -1,5 +1,6 @@
 """What a request's headers ask of the caches: Cache-Control (RFC 9111), and headers of our own. Read once, at the edge."""
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ TAGS, TTL, PRIORITY = (OURS + name for name in ("tags", "ttl", "priority"))
 PACE, TIMEOUT = (OURS + name for name in ("pace", "timeout"))
 ADMIN_TOKEN = OURS + "admin-token"
 """Carries the admin token where `Authorization` says who asks."""
+STEERING = (PACE, PRIORITY, TAGS, TIMEOUT, TTL)
+_KNOWN = frozenset({*STEERING, ADMIN_TOKEN, OURS + "request-id"})
+"""All headers of ours that a request may have. The id of a response may come back with a request; it has no effect."""
 MOST_TAGS = 16
 LONGEST_TAG = 128
 
@@ -60,10 +64,14 @@ def read_control(headers: Mapping[str, str]) -> Control:
     """What the headers ask for. Names in lower case; unknown directives are ignored, as the RFC asks.
 
     Raises:
-        InvalidRequest: a header's value is not of its form.
+        InvalidRequest: a header has an invalid value, or an unknown name with our prefix.
     """
-    if "cache-control" not in headers and not any(name.startswith(OURS) for name in headers):
+    ours = [name for name in headers if name.startswith(OURS)]
+    if "cache-control" not in headers and not ours:
         return _NOTHING_ASKED
+    for name in ours:
+        if name not in _KNOWN:
+            raise _unknown(name)
     found: dict[str, str] = {}
     for directive in headers.get("cache-control", "").split(","):
         name, _, value = directive.strip().partition("=")
@@ -73,9 +81,9 @@ def read_control(headers: Mapping[str, str]) -> Control:
         no_store="no-store" in found,
         only_if_cached="only-if-cached" in found,
         confirm="confirm" in found,
-        max_age=_number(found, "max-age"),
-        stale_if_error=_number(found, "stale-if-error"),
-        limits=Limits(_number(found, "similarity"), _number(found, "level"), _number(found, "max-error")),
+        max_age=_age(found, "max-age"),
+        stale_if_error=_age(found, "stale-if-error"),
+        limits=Limits(_share(found, "similarity"), _share(found, "level"), _share(found, "max-error")),
         tags=_tags(headers.get(TAGS, "")),
         ttl=_seconds(TTL, headers.get(TTL), "to keep nothing"),
         priority=_priority(headers.get(PRIORITY, "0")),
@@ -84,15 +92,30 @@ def read_control(headers: Mapping[str, str]) -> Control:
     )
 
 
-def _number(found: dict[str, str], name: str) -> float | None:
+def _unknown(name: str) -> InvalidRequest:
+    near = difflib.get_close_matches(name.removeprefix(OURS), [each.removeprefix(OURS) for each in STEERING], n=1)
+    hint = f"did you mean {OURS}{near[0]}?" if near else f"there are {', '.join(STEERING)}"
+    return InvalidRequest(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
+
+
+def _age(found: Mapping[str, str], name: str) -> float | None:
+    return _number(found, name, math.inf, f"takes seconds, as in {name}=60")
+
+
+def _share(found: Mapping[str, str], name: str) -> float | None:
+    return _number(found, name, 1.0, f"takes a number from 0 to 1, as in {name}=0.9")
+
+
+def _number(found: Mapping[str, str], name: str, most: float, form: str) -> float | None:
+    """A directive's number, from 0 to `most`; None without the directive."""
     if name not in found:
         return None
     try:
         number = float(found[name])
     except ValueError:
         number = math.nan
-    if math.isnan(number):
-        raise InvalidRequest(f"Cache-Control: {name} takes a number, as in {name}=60", param="Cache-Control")
+    if not (0 <= number <= most and number < math.inf):
+        raise InvalidRequest(f"Cache-Control: {name} {form}", param="Cache-Control")
     return number
 
 

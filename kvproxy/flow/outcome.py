@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-Layer = Literal["exact", "semantic", "forward", "bypass", "gone", "error"]
-"""Who answered: a cache, or the backend (`forward`). `bypass`: passed on unread. `gone`: the client left before an answer
-began. `error`: nobody."""
+Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "gone", "error"]
+"""Who answered: a cache, or the backend (`forward`). `bypass`: passed on unread. `refused`: the proxy, with the client's error.
+`gone`: the client left before an answer began. `error`: nobody."""
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Why an answer was given that was past its time (RFC 5861): it is computed anew meanwhile, or none could be had."""
 Forwarded = Literal["uri-miss", "request", "bypass"]

@@ -16,4 +16,7 @@ def failed(error: KvproxyError, body: JsonObject | None = None) -> Response:
         body: the error in an API's form; OpenAI's by default.
     """
     headers = {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
+    if not error.retryable:
+        # The SDKs of OpenAI and Anthropic retry some statuses without this header.
+        headers["x-should-retry"] = "false"
     return JSONResponse(openai_error(error) if body is None else body, error.status, headers=headers)

@@ -29,6 +29,7 @@ from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.openapi.document import openapi
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.settings import Settings
 
 _CACHED = frozenset(api.path for api in APIS.values())
@@ -57,6 +58,7 @@ class Cached:
             status = response.status_code
         except KvproxyError as error:
             status = error.status
+            outcome = Outcome("error" if reason_of_failure(error).startswith("error") else "refused")
             services(request).metrics.refused(error)
             return failed(error, api.error(error))
         except ClientDisconnect:

@@ -14,6 +14,8 @@ from kvproxy.http.app import create_app
 from kvproxy.http.connections.descriptors import allow_descriptors
 from kvproxy.http.connections.protocol import full
 from kvproxy.http.connections.server import ProxyServer
+from kvproxy.http.data_folder import locked_folder
+from kvproxy.http.hub import prefer_cached_models
 from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
@@ -43,14 +45,16 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     allow_descriptors(settings)
     _not_open_to_everybody(settings)
     listener = _listen(settings.host, settings.port)
-    with listener:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    with listener, locked_folder(settings.data, url):
+        prefer_cached_models(settings)
         services = build(settings)
         # What is loaded by now stays: looking through it for garbage would stop all requests for a tenth of a second.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        on_ready(services, f"http://{host}:{listener.getsockname()[1]}")
+        on_ready(services, url)
         make_server(services).run(sockets=[listener])
 
 
@@ -64,11 +68,13 @@ def make_server(services: Services) -> ProxyServer:
 
 def _reload(services: Services) -> None:
     try:
-        services.rules.reload()
+        restart = services.rules.reload()
     except SettingsError as error:
         _log.error("the rules stay as they were: %s", error.message)
     else:
         _log.info("%s rules hold from now on", len(services.rules))
+        if restart:
+            _log.warning("restart the proxy for the changed settings: %s", ", ".join(restart))
 
 
 def _keep_private(settings: Settings) -> None:

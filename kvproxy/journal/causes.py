@@ -1,5 +1,6 @@
 """Why a request was not answered from the cache: from its record, and from the earlier request most like it."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from kvproxy.journal.regions import QUESTIONS, Regions
 
 _LOOKED_THROUGH = 3_000
 """Earlier records among which the one most like a request is sought."""
+_READ_THROUGH = 200
+"""Earlier prompts whose texts are read."""
 _MOST_SHOWN = 60
 _PROMPT = ("tools", "system", "instructions", *QUESTIONS)
 """What a prompt is put together from, in this order."""
@@ -78,6 +81,8 @@ def explain_record(reader: Reader, record: Record, texts: Texts) -> Explained:
         return Explained(record, _cause(record, ()), None, (), None)
     earlier = _before(reader, record)
     against = record.against if record.against is not None else _closest(own, earlier)
+    if against is None:
+        against = _same_question(record.prompt, own, earlier, texts)
     differences: tuple[Difference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
@@ -114,6 +119,24 @@ def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
         if (best is None or differing < best[0]) and (differing <= 1 or prompt & set(regions.digests)):
             best = differing, number
     return None if best is None else best[1]
+
+
+def _same_question(prompt: int, own: Regions, earlier: list[tuple[int, Regions]], texts: Texts) -> int | None:
+    """The last prompt with the same question but for case and punctuation, as far as texts were kept."""
+    question = _question(own, texts(prompt))
+    if not question:
+        return None
+    return next(
+        (number for number, each in earlier[:_READ_THROUGH] if _question(each, texts(number)) == question), None
+    )
+
+
+def _question(regions: Regions, held: Mapping[str, Json] | None) -> str:
+    if held is None or regions.question is None:
+        return ""
+    value = held.get(regions.names[regions.question])
+    content = field(value, "content") if isinstance(value, dict) else value
+    return " ".join(re.findall(r"\w+", content.casefold())) if isinstance(content, str) else ""
 
 
 def _in_prompt(name: str) -> bool:

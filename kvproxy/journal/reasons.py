@@ -4,6 +4,7 @@ from kvproxy.apis.json import field
 from kvproxy.errors import (
     InvalidRequest,
     KvproxyError,
+    ModelNotFound,
     NotCached,
     Overloaded,
     TooLarge,
@@ -28,7 +29,7 @@ REASONS: dict[str, str] = {
     "renewed": "A stored answer that was given past its time was computed anew, behind its client's back.",
     "hit-shared": "An identical request was under way, and this one got its answer.",
     "prefix-N%": "Nothing stored fits, as with `miss-new`; the backend reused N percent of the prompt.",
-    "miss-new": "Nothing like it was asked before, as far as the journal goes.",
+    "miss-new": "The journal has no equal request, and no similar question under the same settings.",
     "miss-expired": "An equal request was stored, and its time was over.",
     "miss-evicted": "An equal request was stored, and made room for others.",
     "miss-removed": "An equal request was stored, and was removed.",
@@ -52,6 +53,8 @@ REASONS: dict[str, str] = {
     "bypass-tools": "A similar question cannot serve a request with tools, and no equal one is stored.",
     "not-cached": "The request wanted a stored answer only, and there is none.",
     "refused-invalid": "The request cannot be served as it is.",
+    "refused-model": "The request names a model that is not served here.",
+    "refused-upstream": "The upstream refused the request as invalid.",
     "refused-key": "The client's key is missing or wrong.",
     "refused-access": "Who asks may not do this.",
     "refused-limit": "The client has used up its limit.",
@@ -85,6 +88,7 @@ _FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
     (Unauthorized, "refused-key"),
     (Overloaded, "refused-busy"),
     (InvalidRequest, "refused-invalid"),
+    (ModelNotFound, "refused-model"),
     (UpstreamBroken, "error-broken"),
     (UpstreamError, "error-upstream"),
 )
@@ -99,6 +103,8 @@ _STATUSES = {
     504: "error-upstream",
     499: "gone-waiting",
 }
+_INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
+"""Statuses with which an upstream refuses a request for the client's fault. A wrong key may be the operator's."""
 
 
 def reason_of_status(status: int) -> str:
@@ -114,7 +120,9 @@ def reason_of_failure(error: BaseException) -> str:
     token = next(found, None)
     if token is not None:
         return token
-    return "refused-limit" if isinstance(error, KvproxyError) and error.status == 429 else "error-internal"
+    return (
+        reason_of_status(error.status) if isinstance(error, KvproxyError) and error.status < 500 else "error-internal"
+    )
 
 
 def reason_of(draft: Draft) -> str:
@@ -135,7 +143,7 @@ def reason_of(draft: Draft) -> str:
     if draft.layer == "refused":
         return reason_of_status(draft.status)
     if draft.status >= 400:
-        return "error-upstream"
+        return "refused-upstream" if draft.status in _INVALID else "error-upstream"
     if draft.layer == "renewed":
         return "renewed"
     if draft.layer == "shared":
@@ -170,12 +178,19 @@ def meaning(token: str) -> str:
     return REASONS.get(token, "")
 
 
-def reason_without_past(draft: Draft, record: Record, *, asked_before: bool) -> str:
-    """Why a request missed, where nothing that is known of earlier ones says it."""
+def reason_without_past(draft: Draft, record: Record, *, asked_before: bool, computed_before: bool) -> str:
+    """Why a request missed, where nothing that is known of earlier ones says it.
+
+    Args:
+        asked_before: there was an equal request.
+        computed_before: the backend answered an equal request, so that its answer could have been stored.
+    """
     if draft.lookup is not None and draft.lookup.outcome == "skipped":
         return "skipped"
     if draft.lookup is not None and hides_text(draft.lookup.question or ""):
         return "miss-hidden"
+    if computed_before:
+        return "miss-unstored"
     near = telling(draft.lookup)
     told = None if near is None else reason_of_neighbour(near)
     if told is not None:

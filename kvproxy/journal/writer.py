@@ -209,7 +209,10 @@ class Writer:
             elif change is not None:
                 record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
             else:
-                record.reason = reason_without_past(draft, record, asked_before=known is not None)
+                computed = known is not None and known.seconds is not None
+                record.reason = reason_without_past(
+                    draft, record, asked_before=known is not None, computed_before=computed
+                )
         if known is None:
             text, whole = kept_text(draft, self._settings.text, self._redact)
             known = Prompt(self._past.add(short, regions, text, whole), None, None, None)

@@ -29,6 +29,8 @@ from kvproxy.index.policies.policy import Limits
         ({"x-kvproxy-priority": "0"}, Control(priority=0)),
         ({"x-kvproxy-tags": ",".join(f"{number:03}" for number in range(MOST_TAGS))}, None),
         ({"x-kvproxy-tags": "x" * LONGEST_TAG}, Control(tags=("x" * 128,))),
+        ({"cache-control": "similarity=0, level=1, max-error=1"}, Control(limits=Limits(0.0, 1.0, 1.0))),
+        ({"x-kvproxy-admin-token": "secret", "x-kvproxy-request-id": "7"}, Control()),
     ],
 )
 def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None) -> None:
@@ -39,7 +41,16 @@ def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None)
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        *[("cache-control", f"max-age={value}", "max-age=60") for value in ("", "x", "nan")],
+        *[("cache-control", f"max-age={value}", "max-age=60") for value in ("", "x", "nan", "-1", "inf")],
+        ("cache-control", "stale-if-error=-1", "stale-if-error=60"),
+        *[
+            ("cache-control", f"{name}={value}", "from 0 to 1")
+            for name in ("similarity", "level", "max-error")
+            for value in ("2", "-0.1", "nan", "inf", "")
+        ],
+        ("x-kvproxy-tll", "600", "did you mean x-kvproxy-ttl?"),
+        ("x-kvproxy-semantic", "off", "there are x-kvproxy-pace, .*x-kvproxy-ttl"),
+        ("x-kvproxy-", "1", "there are"),
         *[("x-kvproxy-ttl", value, "seconds, as in x-kvproxy-ttl: 600") for value in ("-1", "nan", "inf", "", "x")],
         ("x-kvproxy-pace", "-1", "tokens a second"),
         ("x-kvproxy-timeout", "inf", "nothing computed"),

@@ -83,6 +83,8 @@ def test_warm_fills_both_caches_and_goes_on_where_it_stopped(demo: Demo, tmp_pat
         (["calibrate", "README.md"], 2, "README.md, line 1"),
         (["serve", "--port", "99999"], 2, "port"),
         (["serve", "--upstream", "http://x", "--threshold", "2"], 2, "threshold"),
+        (["serve", "--upstream", "http://x", "--model", "m"], 2, "leave out --model"),
+        (["serve", "--upstream", "http://x", "--lora", "a=b"], 2, "leave out --lora"),
         (["serve", "--model", "/no/such/model", "--no-semantic", "--port", "0"], 1, "cannot load model"),
         (["nonsense"], 2, "No such command"),
         (["cache", "rm"], 2, "give ids"),
@@ -99,6 +101,16 @@ def test_a_taken_port_is_told_at_once(demo: Demo, tmp_path: Path) -> None:
     done = kvproxy("serve", "--port", port, "--data", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "choose another with --port" in done.stderr
+
+
+def test_a_model_id_without_a_network_is_one_line(tmp_path: Path) -> None:
+    away = {"HF_HUB_OFFLINE": "", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path)}
+    for flags in (["--model", "nosuch/model", "--no-semantic"], ["--upstream", NOWHERE, "--embedder", "nosuch/model"]):
+        done = process("serve", *flags, "--port", 0, "--data", tmp_path, **away)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "nosuch/model" in done.stderr
+        assert f"{NOWHERE} cannot be reached" in done.stderr
+        assert "a local folder" in done.stderr
 
 
 def test_a_damaged_store_is_told(tmp_path: Path) -> None:

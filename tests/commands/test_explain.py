@@ -15,7 +15,7 @@ from kvproxy.settings import load_settings
 from kvproxy.traffic.telling import api_of
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, until_stored
 
 Demo = tuple[str, Services]
 
@@ -145,3 +145,35 @@ def test_an_admin_token_and_a_key_are_told_apart(tmp_path: Path) -> None:
 def test_wrong_usage(arguments: tuple[str, ...], code: int, says: str) -> None:
     done = kvproxy("explain", *arguments)
     assert (done.returncode, says in done.stderr.replace("\n", " ")) == (code, True), done.stderr
+
+
+def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> None:
+    embedded = kvproxy("explain", "What is a model?", "--model", "nope", url=demo[0])
+    assert (embedded.returncode, embedded.stdout, embedded.stderr.count("\n")) == (3, "", 1)
+    assert "model 'nope' is not served here: use 'demo'" in embedded.stderr
+    with (
+        run_app(Upstream().app()) as target,
+        run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, _),
+    ):
+        for form in ((), ("--json",)):
+            unlisted = kvproxy("explain", "What is a model?", "--model", "nope", *form, url=url)
+            assert (unlisted.returncode, unlisted.stdout, unlisted.stderr.count("\n")) == (3, "", 1)
+            assert "'nope'" in unlisted.stderr
+            assert "lists m" in unlisted.stderr
+        assert result("explain", "What is a model?", "--model", "m", url=url)["layer"] == "none"
+        # A server may answer under names that it does not list.
+        ask(url, "What is a model?", model="alias")
+        assert result("explain", "What is a model?", "--model", "alias", url=url)["layer"] == "exact"
+
+
+def test_a_question_under_other_settings_is_named_with_the_fields_that_differ(demo: Demo) -> None:
+    ask(demo[0], "What is a cache namespace?")
+    headers = {"x-request-id": "other-settings"}
+    ask(demo[0], "What is a cache namespace", temperature=0.5, headers=headers)
+    until_stored(demo[1])
+    demo[1].answerer.journal.flush()  # type: ignore[attr-defined]
+    told = kvproxy("explain", "--request", "other-settings", url=demo[0])
+    assert told.returncode == 0, told.stderr
+    text = told.stdout
+    assert "Nothing like it was asked before" not in text
+    assert "the field temperature" in text

@@ -100,7 +100,18 @@ def test_a_lifetime_that_is_none_is_told(upstream: tuple[str, Seen], tmp_path: P
         assert upstream[1] == []
 
 
-OURS = {"x_kvproxy_tags": "a", "x_kvproxy_ttl": "60", "x_kvproxy_priority": "3", "X_KVProxy_New": "1"}
+OURS = {"x_kvproxy_tags": "a", "x_kvproxy_ttl": "60", "X_KVProxy_Priority": "3"}
+
+
+def test_an_unknown_header_of_our_own_is_refused(upstream: tuple[str, Seen], tmp_path: Path) -> None:
+    with run_proxy(settings(tmp_path, upstream[0], chain=True)) as (url, _):
+        for _ in range(2):
+            refused = ask(url, X_KVProxy_Tll="60")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-kvproxy-tll")
+            assert "did you mean x-kvproxy-ttl?" in refused.json()["error"]["message"]
+        out_of_range = ask(url, cache_control="similarity=2")
+        assert (out_of_range.status_code, out_of_range.json()["error"]["param"]) == (400, "Cache-Control")
+        assert upstream[1] == []
 
 
 def test_our_headers_end_here(upstream: tuple[str, Seen], tmp_path: Path) -> None:

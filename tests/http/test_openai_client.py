@@ -308,3 +308,37 @@ def test_scores_of_the_prompt_stand_beside_the_choices(client: openai.OpenAI) ->
     assert scores[0] is None
     assert all(score for score in scores[1:])
     assert "prompt_logprobs" not in ask(client, "What is a hash?", temperature=0, max_tokens=2).parse().model_extra
+
+
+class Counted(httpx.HTTPTransport):
+    """Counts the requests of a client."""
+
+    sent = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent += 1
+        return super().handle_request(request)
+
+
+@pytest.mark.parametrize(
+    ("headers", "options", "status"),
+    [
+        ({"cache-control": "only-if-cached"}, {}, 504),
+        ({"x-kvproxy-ttl": "never"}, {}, 400),
+        ({}, {"model": "missing"}, 404),
+        ({}, {"max_tokens": 10**6}, 400),
+    ],
+)
+def test_the_client_does_not_retry_a_refusal_that_a_retry_cannot_change(
+    demo: Demo, headers: dict[str, str], options: dict[str, Any], status: int
+) -> None:
+    transport = Counted()
+    with httpx.Client(transport=transport) as sender:
+        retrying = openai.OpenAI(base_url=f"{demo[0]}/v1", api_key="k", http_client=sender, max_retries=2)
+        with pytest.raises(openai.APIStatusError) as refused:
+            retrying.chat.completions.create(
+                **{"model": "demo", "messages": [{"role": "user", "content": "Is this stored?"}], **options},
+                extra_headers=headers,
+            )
+    assert (refused.value.status_code, transport.sent) == (status, 1)
+    assert refused.value.response.headers["x-should-retry"] == "false"

@@ -113,7 +113,7 @@ def test_rules_are_read_again_and_a_broken_file_changes_nothing(proxy: tuple[str
     url, services = proxy
     file = services.settings.data / "kvproxy.toml"
     file.write_text(FILE.replace("ttl = 60", "ttl = 70"))
-    assert result("reload", url=url) == {"rules": 3}
+    assert result("reload", url=url) == {"rules": 3, "restart": []}
     ask(url, "changed", x_team="sales")
     assert lifetime(services, "changed") == 70
     wrong, unknown = FILE.replace("ttl = 60", "ttl = -1"), FILE.replace("ttl = 60", "tll = 1")
@@ -353,7 +353,7 @@ def test_a_reload_harms_no_stream_under_way_and_holds_for_the_next_request(tmp_p
                 chunks = answer.iter_raw()
                 begun = next(chunks)
                 file.write_text("[[rules]]\nname = 'never'\ncache = false\n")
-                assert result("reload", url=url) == {"rules": 1}
+                assert result("reload", url=url) == {"rules": 1, "restart": []}
                 go.set()
                 assert b"".join([begun, *chunks]) == b"".join(parts)
             # What was under way keeps its rule; the next request has the new one.

@@ -32,6 +32,8 @@ async def chat(request: Request) -> Response:
     """The question says how the answer ends."""
     body = orjson.loads(await request.body())
     asked = body["messages"][-1]["content"] if isinstance(body.get("messages"), list) else ""
+    if "missing" in asked:
+        return JSONResponse({"error": {"message": "no such model"}}, 404)
     if "fail" in asked:
         return JSONResponse({"error": {"message": "no"}}, 500)
     if "wait" in asked:

@@ -331,7 +331,7 @@ async def uncacheable(world: World) -> Cause:
 async def nothing_like_it(world: World) -> Cause:
     other = f"m{world.random.getrandbits(40)}"
     body = {**fresh(world, "completions"), "model": other, "user_field": other}
-    return await world.ask(body), "new", "Nothing like it was asked before"
+    return await world.ask(body), "new", "The journal has no equal request"
 
 
 INJECT: dict[Callable[[World], Awaitable[Cause]], int] = {

@@ -16,6 +16,7 @@ from kvproxy.http.services import Services
 from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.record import Record
 from tests.journal.ends import CHAT, ask, proxy, records, upstream
+from tests.servers import until_stored
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ CASES: dict[str, tuple[dict[str, Any] | bytes, dict[str, str], int, str]] = {
     "only": (ask("only"), {"cache-control": "only-if-cached"}, 504, "not-cached"),
     "uncacheable": (ask("u", stream=True, prompt_logprobs=1), {}, 200, "uncacheable"),
     "failed": (ask("fail"), {}, 500, "error-upstream"),
+    "missing": (ask("missing"), {}, 404, "refused-upstream"),
     "unread": (b"no JSON", {}, 500, "bypass-unread"),
     "header": (ask("header"), {"x-kvproxy-ttl": "soon"}, 400, "refused-invalid"),
     "large": (ask("x" * 6_000), {}, 413, "refused-size"),
@@ -172,3 +174,27 @@ def test_the_file_says_what_the_records_say(running: tuple[str, Services]) -> No
         for name in ("request_id", "tenant", "model", "layer", "reason", "entry", "status", "completion_tokens"):
             assert (row[name] or None) == (getattr(record, name) or None), name
         assert row["total_ms"] == pytest.approx(record.total_ms, abs=0.001)
+
+
+def test_a_model_that_is_not_served_is_the_clients_error(demo: tuple[str, Services]) -> None:
+    url, services = demo
+    assert post(url, "no-model", ask("Which model?", model="nope")).status_code == 404
+    record = last(services, "no-model")
+    assert (record.layer, record.reason, record.status) == ("refused", "refused-model", 404)
+    assert record.reason in REASONS
+    counted = 'kvproxy_requests_total{endpoint="chat",layer="refused",status="404"}'
+    assert counted in httpx.get(f"{url}/metrics").text
+
+
+def test_an_answer_that_was_not_kept_is_the_reason_though_a_question_is_near(demo: tuple[str, Services]) -> None:
+    url, services = demo
+    assert post(url, "near", {**ask("What is a token?"), "model": "demo"}).status_code == 200
+    # Semantic matching needs the neighbour in the store.
+    until_stored(services)
+    other = {**ask("What isn't a token?"), "model": "demo"}
+    assert post(url, "unstored-1", other, **{"cache-control": "no-store"}).status_code == 200
+    assert last(services, "unstored-1").reason == "veto-negation"
+    assert post(url, "unstored-2", other).status_code == 200
+    record = last(services, "unstored-2")
+    assert record.near is not None
+    assert record.reason == "miss-unstored"

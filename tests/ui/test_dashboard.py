@@ -29,15 +29,15 @@ def calm(page: Page):  # type: ignore[no-untyped-def]
 
 def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> None:
     page.open(url)
-    groups = {"upstream": ("forward", "bypass"), "errors": ("refused", "error", "gone")}
+    groups = {"upstream": ("forward", "bypass"), "errors": ("error",), "refused": ("refused", "gone")}
     counts = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()["counts"]
     wanted = {
         group: sum(sum(counts.get(layer, [])) for layer in groups.get(group, (group,)))
-        for group in ("exact", "semantic", "shared", "prefix", "upstream", "errors")
+        for group in ("exact", "semantic", "shared", "prefix", "upstream", "refused", "errors")
     }
     assert wanted["exact"]
     assert wanted["semantic"]
-    assert wanted["errors"]
+    assert wanted["refused"]
     page.until(lambda: figure(page.text("[data-figure=requests]")) == sum(wanted.values()))
     assert {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted
     total = httpx.get(f"{url}/admin/savings").json()["total"]

@@ -15,10 +15,10 @@ async def reload(request: Request) -> Response:
     """Read the rules again; 400 with the cause, and no change, where the file cannot be used."""
     rules = services(request).rules
     try:
-        await asyncio.to_thread(rules.reload)
+        restart = await asyncio.to_thread(rules.reload)
     except SettingsError as error:
         raise InvalidRequest(f"the rules stay as they were: {error.message}") from None
-    return reply({"rules": len(rules)})
+    return reply({"rules": len(rules), "restart": restart})
 
 
 ROUTES = [Route("/reload", reload, methods=["POST"])]

@@ -9,7 +9,8 @@ export const GROUPS = [
   ["shared", "An identical request was under way.", ["shared"]],
   ["prefix", "The backend computed the answer, and reused a part of the prompt.", ["prefix"]],
   ["upstream", "The backend computed all of it.", ["forward", "bypass"]],
-  ["errors", "Refused, failed, or left by the client.", ["refused", "error", "gone"]],
+  ["refused", "Refused, or left by the client.", ["refused", "gone"]],
+  ["errors", "The proxy or the upstream failed.", ["error"]],
 ];
 const GROUP_OF = new Map(GROUPS.flatMap(([name, , layers]) => layers.map((layer) => [layer, name])));
 

@@ -1,0 +1,45 @@
+"""A lock on the data folder: its journal and its files belong to one process."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvproxy.errors import SettingsError
+
+_FILE = "serve.lock"
+
+
+@contextmanager
+def locked_folder(folder: Path, url: str) -> Iterator[None]:
+    """Hold the lock of a data folder. The system releases the lock when the process ends.
+
+    Args:
+        url: address of this proxy, for the error of the next one.
+
+    Raises:
+        SettingsError: another process holds the lock.
+    """
+    with (folder / _FILE).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise SettingsError(
+                f"{_owner(file.read())} uses the data folder {folder}: stop it, or choose another folder with --data",
+                param="data",
+            ) from None
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "url": url}))
+        file.flush()
+        yield
+
+
+def _owner(written: str) -> str:
+    try:
+        owner = json.loads(written)
+        return f"the proxy of process {owner['pid']} at {owner['url']}"
+    except (ValueError, KeyError, TypeError):
+        return "another proxy"

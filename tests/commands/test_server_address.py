@@ -1,0 +1,65 @@
+"""Commands find the proxy of the same settings, and a proxy finds another one on its data folder."""
+
+import json
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from kvproxy.errors import SettingsError
+from kvproxy.http.data_folder import locked_folder
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy, process, result
+from tests.servers import run_proxy
+
+
+def test_commands_take_the_address_from_the_settings(demo: tuple[str, Services], tmp_path: Path) -> None:
+    port = urlsplit(demo[0]).port
+    (tmp_path / "kvproxy.toml").write_text(f'host = "0.0.0.0"\nport = {port}\n')
+    found = result("blocks", "stats", url="", KVPROXY_DATA=str(tmp_path))
+    assert found["num_blocks"] == 512
+    assert result("cache", "stats", url="", KVPROXY_DATA=str(tmp_path)) == result("cache", "stats", url=demo[0])
+
+
+def test_commands_need_an_address_if_the_port_is_any(tmp_path: Path) -> None:
+    done = kvproxy("blocks", "stats", url="", KVPROXY_DATA=str(tmp_path), KVPROXY_PORT="0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "give --url" in done.stderr
+
+
+def test_import_makes_the_store_that_is_named(tmp_path: Path) -> None:
+    exported = tmp_path / "export.jsonl"
+    exported.write_text("")
+    assert kvproxy("cache", "import", exported, "--store", tmp_path / "new.db", url="").returncode == 0
+    assert (tmp_path / "new.db").is_file()
+    missing = kvproxy("cache", "ls", "--store", tmp_path / "missing.db", url="")
+    assert (missing.returncode, missing.stderr) == (
+        3,
+        f"kvproxy: there is no store {tmp_path / 'missing.db'}: check the path\n",
+    )
+
+
+def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "kvproxy.toml"
+    file.write_text("port = 8484\n[cache]\nttl = 60.0\n")
+    settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False})
+    with run_proxy(settings) as (url, _):
+        assert result("reload", url=url) == {"rules": 0, "restart": []}
+        file.write_text('port = 8585\n[cache]\nttl = 61.0\n[[rules]]\nname = "r"\n')
+        assert result("reload", url=url) == {"rules": 1, "restart": ["cache", "port"]}
+        told = kvproxy("reload", url=url).stdout
+        assert "restart the proxy for the changed settings: cache, port" in told
+
+
+def test_one_proxy_to_a_data_folder(tmp_path: Path) -> None:
+    with locked_folder(tmp_path, "http://127.0.0.1:1234"):
+        other = locked_folder(tmp_path, "http://127.0.0.1:1235")
+        with pytest.raises(SettingsError, match=r"process \d+ at http://127.0.0.1:1234"), other:
+            pass
+        second = process("serve", "--upstream", "http://127.0.0.1:9", "--no-semantic", "--port", 0, "--data", tmp_path)
+        assert (second.returncode, second.stderr.count("\n")) == (2, 1)
+        assert "http://127.0.0.1:1234" in second.stderr
+        assert "--data" in second.stderr
+    with locked_folder(tmp_path, "http://127.0.0.1:1236"):
+        assert json.loads((tmp_path / "serve.lock").read_text())["url"] == "http://127.0.0.1:1236"

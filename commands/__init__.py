@@ -36,6 +36,7 @@ from kvproxy.commands import (
     warm,
 )
 from kvproxy.errors import KvproxyError
+from kvproxy.index.reporting import disable_usage_reports
 
 
 def _version(value: bool) -> None:
@@ -100,6 +101,7 @@ def root(
 
 def main() -> None:
     """Run a command; what goes wrong is one line, and an exit code that scripts can rely on."""
+    disable_usage_reports()
     try:
         app()
     except KvproxyError as error:

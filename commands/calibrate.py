@@ -76,6 +76,7 @@ def _of_pairs(
     from kvproxy.index.calibrate import calibrate as measure
     from kvproxy.index.embedder import load_embedder
     from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
+    from kvproxy.index.guards import GUARDS
     from kvproxy.index.pairs import read_pairs
     from kvproxy.index.verifier import load_verifier
     from kvproxy.settings import LEAST_SIMILARITY, load_settings
@@ -99,6 +100,8 @@ def _of_pairs(
                 reads_both,
                 levels,
                 target_error=target_error,
+                guards=GUARDS if cache.guards else (),
+                languages=cache.languages,
                 progress=progress,
             )
     except (EmbedderError, VerifierError, ImportFailed) as error:

@@ -8,8 +8,10 @@ import typer
 
 if TYPE_CHECKING:
     from kvproxy.http.services import Services
+    from kvproxy.settings import Settings, UpstreamServer
 
 Flag = typer.Option
+_UPSTREAM_SECONDS = 1.0
 
 
 def serve(
@@ -194,10 +196,31 @@ def _print_json(services: "Services", url: str) -> None:
     typer.echo(json.dumps(ready))
 
 
+def _upstream_lines(settings: "Settings") -> list[str]:
+    """The state of each upstream at the start, which the proxy does not wait for."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kvproxy.checks.servers import Advised, check_upstream
+    from kvproxy.errors import KvproxyError
+
+    def line(server: "UpstreamServer") -> str:
+        try:
+            return check_upstream(server, settings, _UPSTREAM_SECONDS)
+        except Advised as advice:
+            return str(advice)
+        except KvproxyError as error:
+            return f"DOWN: {error.message}"
+
+    with ThreadPoolExecutor(len(settings.servers)) as threads:
+        return list(threads.map(line, settings.servers))
+
+
 def _banner(services: "Services", url: str) -> None:
     settings, worker = services.settings, services.built.worker
     if worker is None:
         typer.echo(f"kvproxy in front of {', '.join(server.url for server in settings.servers)}")
+        for line in _upstream_lines(settings):
+            typer.echo(f"  upstream   {line}")
     elif worker.name == "demo":
         typer.echo(
             "kvproxy with the built-in demo model. It is a demonstration: it knows docs/handbook.md and nothing else."

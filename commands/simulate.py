@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def simulate(
     trace: Annotated[
-        Path, typer.Argument(help="A conformance trace, a Mooncake trace, or JSON lines with the tokens of prompts.")
+        Path,
+        typer.Argument(
+            help="A conformance trace, a trace of Mooncake, Qwen-Bailian, or WEKA, or JSON lines with tokens."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -24,7 +27,10 @@ def simulate(
     ] = None,
     blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, as 1000,5000.", show_default=False)] = None,
     policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,lfu,s3fifo,arc,belady",
-    block_size: Annotated[int, typer.Option(help="Tokens in a block, for lines with tokens.", min=1)] = 16,
+    block_size: Annotated[
+        int | None,
+        typer.Option(help="Tokens in a block.", min=1, show_default="from the trace; 16 for lines with tokens"),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the curves into this .png or .svg file.", show_default=False)
     ] = None,
@@ -93,7 +99,7 @@ def _conformance(trace: Path, out: Path | None, as_json: bool) -> None:
         print_facts(end.items())
 
 
-def _sweep(trace: Path, blocks: str | None, policies: str, block_size: int) -> "Sweep":
+def _sweep(trace: Path, blocks: str | None, policies: str, block_size: int | None) -> "Sweep":
     from kvproxy.simulate.orders import POLICIES
     from kvproxy.simulate.sweep import default_sizes, sweep
     from kvproxy.simulate.workload import read_chains

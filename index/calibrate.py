@@ -8,6 +8,7 @@ import numpy as np
 
 from kvproxy.index.embedder import Embedder
 from kvproxy.index.guards import GUARDS, Guard
+from kvproxy.index.languages import EVERY, can_match
 from kvproxy.index.pairs import Pair
 from kvproxy.index.verifier import Verifier
 from kvproxy.index.wilson import wilson
@@ -86,6 +87,7 @@ def calibrate(
     *,
     target_error: float = 0.05,
     guards: Sequence[Guard] = GUARDS,
+    languages: Sequence[str] = (EVERY,),
     progress: Progress = lambda share: None,
 ) -> Calibration:
     """Curves of `threshold` (cosine alone), `guards` (cosine, then the guards) and `checked` (floor, guards, verifier).
@@ -95,7 +97,8 @@ def calibrate(
         verifier: None leaves `checked` out.
         levels: those in use.
         target_error: largest wrong share that a recommended level may have, by the upper end of its interval.
-        progress: told the share of the work that is done.
+        languages: codes of the languages in which the proxy matches questions, as in `cache.languages`.
+        progress: called with the share of the work that is done.
 
     Raises:
         ValueError: there is no pair.
@@ -103,7 +106,7 @@ def calibrate(
     if not pairs:
         raise ValueError("no pairs")
     same = np.array([pair.same for pair in pairs])
-    cosine = _similarity(pairs, embedder, lambda share: progress(share / 2))
+    cosine = _similarity(pairs, embedder, languages, lambda share: progress(share / 2))
     cosines = sorted({*LEVELS, levels.threshold})
     # Guards and verifier are asked only about what a policy could serve.
     asked = cosine >= min(cosines[0], levels.floor)
@@ -127,13 +130,13 @@ def calibrate(
     return Calibration(len(pairs), int(same.sum()), target_error, default, curves, recommended)
 
 
-def _similarity(pairs: Sequence[Pair], embedder: Embedder, progress: Progress) -> np.ndarray:
-    """Cosines; -1 where the embedder does not read both questions in full, since no policy is asked then."""
+def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
+    """Cosines; -1 if the proxy would match one of the questions exactly only."""
     # By length, so that no batch is padded to one long text.
     texts = sorted({text for pair in pairs for text in (pair.a, pair.b)}, key=len)
     places = {text: place for place, text in enumerate(texts)}
     vectors = np.concatenate([embedder.embed(batch) for batch in _batches(texts, progress)])
-    read = np.array([embedder.reads(text) for text in texts])
+    read = np.array([can_match(text, embedder, languages) for text in texts])
     ones, others = ([places[text] for text in side] for side in zip(*((pair.a, pair.b) for pair in pairs), strict=True))
     cosine = np.einsum("ij,ij->i", vectors[ones], vectors[others])
     return np.where(read[ones] & read[others], cosine, -1.0)

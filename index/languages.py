@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from functools import lru_cache
 
+from kvproxy.index.embedder import Embedder
+from kvproxy.index.guards.hidden import hides_text
 from kvproxy.index.guards.lexicon import FUNCTION_WORDS
 from kvproxy.index.guards.texts import words
 
@@ -127,6 +129,11 @@ def _script(text: str) -> str | None:
         if own in found:
             return _SCRIPTS[own]
     return _SCRIPTS.get(max(found, key=lambda name: found[name]), OTHER)
+
+
+def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
+    """Whether semantic matching is valid for a text: the embedder reads all of it, and its language is one of those given."""
+    return not hides_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.reads(text)
 
 
 def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | None = None) -> bool:

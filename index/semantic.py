@@ -19,9 +19,8 @@ from kvproxy.index.deciding import Decider
 from kvproxy.index.embedder import Embedder
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.guards.hidden import hides_text
 from kvproxy.index.held import Held
-from kvproxy.index.languages import EVERY, is_known
+from kvproxy.index.languages import EVERY, can_match, is_known
 from kvproxy.index.learning import Learning
 from kvproxy.index.lookup import FRESH, Lookup
 from kvproxy.index.lookups import Ask, Lookups
@@ -70,9 +69,7 @@ class SemanticCache:
         self.observations = observations
         self._languages = tuple(languages)
         # It is asked before a question is looked up, and once more before its answer is stored.
-        self._reads = lru_cache(_READ_LATELY)(
-            lambda text: not hides_text(text) and self.knows(text) and embedder.reads(text)
-        )
+        self._reads = lru_cache(_READ_LATELY)(lambda text: can_match(text, embedder, self._languages))
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self._held = Held(self._neighbours, in_thread=store.remote)

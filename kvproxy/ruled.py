@@ -1,6 +1,7 @@
 """What a rule sets for a request: read by all that answers it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvproxy.index.policies.policy import PolicyName
 
@@ -20,6 +21,7 @@ class Ruled:
         text: what the journal keeps of the request's text.
         edits: names of the edits that hold.
         pace: tokens a second at which a hit's stream is replayed.
+        sampled: what requests that ask for a random sample get.
     """
 
     name: str | None = None
@@ -34,6 +36,7 @@ class Ruled:
     text: str | None = None
     edits: tuple[str, ...] | None = None
     pace: float | None = None
+    sampled: Literal["fresh", "replay"] | None = None
 
 
 UNRULED = Ruled()

@@ -99,6 +99,7 @@ def _changed(control: Control, rule: RuleSettings) -> Control:
             text=rule.journal_text,
             edits=rule.edits,
             pace=rule.pace,
+            sampled=rule.sampled,
         ),
     )
 

@@ -44,9 +44,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def run_plain_upstream() -> Iterator[str]:
-    """Serve it; its URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+def run_plain_upstream(port: int = 0) -> Iterator[str]:
+    """Serve it on a port, any free one by default; its URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from kvproxy.index.reporting import disable_usage_reports
+
 
 def open_session(model: bytes | str) -> Any:
     """A session that computes on the thread that calls it; any number of threads may.
@@ -9,6 +11,7 @@ def open_session(model: bytes | str) -> Any:
     Args:
         model: a serialised graph, or the path of one. Reading from a path holds less memory than bytes do.
     """
+    disable_usage_reports()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

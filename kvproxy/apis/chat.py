@@ -5,16 +5,11 @@ from collections.abc import Iterator
 from kvproxy.apis.api import ApiName, Question, ask, counts, openai_error
 from kvproxy.apis.assemblers.choices import ChoiceAssembler
 from kvproxy.apis.choices import can_be_replayed, includes_usage, keeps_choices, replay_choices
-from kvproxy.apis.fields import check_common, check_integer, check_object, check_objects
+from kvproxy.apis.fields import check_common, check_integer, check_object, check_objects, fits_similar_questions
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects, shown, text_of
 from kvproxy.apis.sse import pieces
 from kvproxy.errors import InvalidRequest, KvproxyError
 
-# A request with any of these is answered from an equal one only, never from a similar one.
-_EXACT_ONLY = frozenset(
-    "tools tool_choice functions function_call logprobs top_logprobs logit_bias modalities audio prediction"
-    " return_token_ids".split()
-)
 # Any of these in a message makes it say something.
 _SAYS = ("content", "tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
 
@@ -76,13 +71,8 @@ class Chat:
 
 
 def _may_match(body: JsonMap, turns: list[JsonObject]) -> bool:
-    if any(body.get(name) for name in _EXACT_ONLY) or body.get("n", 1) != 1:
-        return False
-    # None of its alternatives may be asked for (0), and still it speaks of this very prompt.
-    if body.get("prompt_logprobs") is not None:
-        return False
-    kind = body.get("response_format")
-    if kind is not None and field(kind, "type") != "text":
+    # `prompt_logprobs: 0` asks for no alternatives, but still for the scores of this very prompt.
+    if body.get("prompt_logprobs") is not None or not fits_similar_questions(body):
         return False
     return all(text_of(turn.get("content")) is not None for turn in turns)
 

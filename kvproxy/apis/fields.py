@@ -1,9 +1,46 @@
 """Checks of single fields of a request. Each raises InvalidRequest, which names the field and what it takes."""
 
-from kvproxy.apis.json import JsonMap
+from kvproxy.apis.json import Json, JsonMap
 from kvproxy.errors import InvalidRequest
 
 _LONGEST_SHOWN = 40
+_OF_ANY_QUESTION = frozenset(
+    # The question and its context, which the namespace holds.
+    "model messages system instructions input"
+    # Sampling: equal in the namespace, and the same for every question.
+    " temperature top_p top_k min_p typical_p seed max_tokens max_completion_tokens max_output_tokens min_tokens num_predict"
+    " num_ctx stop stop_sequences stop_token_ids frequency_penalty presence_penalty repetition_penalty repeat_penalty"
+    " length_penalty ignore_eos skip_special_tokens spaces_between_special_tokens include_stop_str_in_output"
+    " truncate_prompt_tokens truncation reasoning_effort verbosity thinking enable_thinking chat_template_kwargs"
+    " add_generation_prompt parallel_tool_calls"
+    # Transport.
+    " stream stream_options user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options"
+    " prompt_cache_retention cache_control diagnostics priority keep_alive request_id".split()
+)
+_DEFAULTS: dict[str, tuple[Json, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "tool_choice": ("auto", "none"),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "text": ({"format": {"type": "text"}},),
+}
+
+
+def fits_similar_questions(body: JsonMap) -> bool:
+    """Whether a response to a similar question may answer this request, as far as its fields go.
+
+    Any field that is not known to be the same for every question could constrain the response to this one: a schema, a grammar,
+    documents, an earlier response. Such a request is matched exactly only.
+    """
+    return all(
+        name in _OF_ANY_QUESTION
+        or value in _DEFAULTS.get(name, ())
+        or value is None
+        or value is False
+        or value in ([], {})
+        for name, value in body.items()
+    )
 
 
 def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:

@@ -14,6 +14,9 @@ JsonMap: TypeAlias = Mapping[str, "Json"]
 
 # An integer that may not fit into 64 bits; digits of a fraction are none.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
+# Finding a run of digits this way takes a tenth of the pattern's time, in which no other request would be served.
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
+_RUN = b"0" * 19
 
 
 def loads(data: bytes) -> Json:
@@ -23,7 +26,7 @@ def loads(data: bytes) -> Json:
         ValueError: the bytes are no JSON, are nested too deeply, or hold a number of thousands of digits.
     """
     value: Json = orjson.loads(data)
-    if not _LONG.search(data):
+    if _RUN not in data.translate(_DIGITS) or not _LONG.search(data):
         return value
     try:
         exact: Json = json.loads(data)

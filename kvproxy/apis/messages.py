@@ -6,7 +6,14 @@ import orjson
 
 from kvproxy.apis.api import ApiName, Question, ask, counts
 from kvproxy.apis.assemblers.messages import MessageAssembler
-from kvproxy.apis.fields import check_common, check_integer, check_object, check_objects, check_texts
+from kvproxy.apis.fields import (
+    check_common,
+    check_integer,
+    check_object,
+    check_objects,
+    check_texts,
+    fits_similar_questions,
+)
 from kvproxy.apis.json import (
     Json,
     JsonMap,
@@ -21,8 +28,6 @@ from kvproxy.apis.json import (
 from kvproxy.apis.sse import event, pieces
 from kvproxy.errors import InvalidRequest, KvproxyError
 
-# A request with any of these is answered from an equal one only, never from a similar one.
-_EXACT_ONLY = ("tools", "tool_choice", "mcp_servers", "container", "output_format", "output_config")
 _ENDED = frozenset(("end_turn", "tool_use", "stop_sequence", "max_tokens"))
 _ERRORS = {
     400: "invalid_request_error",
@@ -64,7 +69,7 @@ class Messages:
         if turns is None:
             return None
         texts = [text_of(turn["content"]) for turn in turns]
-        similar = None not in texts and not any(body.get(name) for name in _EXACT_ONLY)
+        similar = None not in texts and fits_similar_questions(body)
         return ask(body, "messages", turns[-1], texts[-1], similar)
 
     def shown(self, body: JsonMap) -> str:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import Control
-from kvproxy.apis.json import JsonObject, loads
+from kvproxy.apis.json import JsonMap, JsonObject, loads
 from kvproxy.errors import InvalidRequest
 from kvproxy.trace import Trace
 
@@ -20,7 +20,7 @@ class Account(Protocol):
     """Pays for one request of a client."""
 
     def reserve(self, tokens: int) -> None:
-        """Take what the work is estimated to cost, before it begins.
+        """Take what the work, or a part of it, is estimated to cost, before it begins.
 
         Raises:
             TooMany: the client has used up what it may use now.
@@ -28,7 +28,7 @@ class Account(Protocol):
         """
 
     def settle(self, tokens: int) -> None:
-        """Say what the work has cost in the end; called once for each `reserve`."""
+        """Replace everything reserved by the final cost."""
 
     def cached(self, tokens: int) -> None:
         """Say that a stored answer of so many tokens is given; raises as `reserve`, where such answers cost anything."""
@@ -69,6 +69,13 @@ class ApiRequest:
     @property
     def stream(self) -> bool:
         return bool(self.body.get("stream"))
+
+
+def asks_for_sample(body: JsonMap) -> bool:
+    """Whether a body asks for a random sample: an explicit temperature above 0, and no seed that would repeat it."""
+    temperature = body.get("temperature")
+    given = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    return given and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
 
 
 def read_body(raw: bytes) -> JsonObject:

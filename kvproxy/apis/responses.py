@@ -5,7 +5,7 @@ from itertools import chain
 
 from kvproxy.apis.api import ApiName, Question, ask, counts, openai_error
 from kvproxy.apis.assemblers.responses import ResponseAssembler
-from kvproxy.apis.fields import check_common, check_object, check_objects
+from kvproxy.apis.fields import check_common, check_object, check_objects, fits_similar_questions
 from kvproxy.apis.json import (
     Json,
     JsonMap,
@@ -20,9 +20,6 @@ from kvproxy.apis.json import (
 )
 from kvproxy.apis.sse import event, pieces
 from kvproxy.errors import InvalidRequest, KvproxyError
-
-# A request with any of these is answered from an equal one only, never from a similar one.
-_EXACT_ONLY = ("tools", "tool_choice", "include", "top_logprobs", "prompt", "reasoning")
 
 
 class Responses:
@@ -52,7 +49,8 @@ class Responses:
 
     def question(self, body: JsonObject) -> Question | None:
         given = body.get("input")
-        similar = not any(body.get(name) for name in _EXACT_ONLY) and plain_text(body)
+        rest = {name: value for name, value in body.items() if name != "text"}
+        similar = fits_similar_questions(rest) and plain_text(body)
         if isinstance(given, str):
             return Question(given, {**body, "input": None}, similar) if given.strip() else None
         items = objects(given)

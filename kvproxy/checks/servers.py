@@ -18,14 +18,17 @@ class Advised(Exception):
     """A check found nothing wrong, but something that would be better; the message says what."""
 
 
-def check_upstream(server: "UpstreamServer", settings: "Settings") -> str:
+def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> str:
     """What an upstream answers when it is asked for its models.
+
+    Args:
+        seconds: timeout; the one of health probes by default.
 
     Raises:
         KvproxyError: it does not answer, or refuses the key; the message names the fix.
         Advised: it is a llama.cpp server whose slots cannot be used to the full.
     """
-    response = _get(f"{server.url}/v1/models", settings.routing.health_timeout, _credentials(server))
+    response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
     if response.status_code in (401, 403):

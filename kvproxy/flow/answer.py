@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request import ApiRequest, asks_for_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
-from kvproxy.flow.cached.again import Repeater
 from kvproxy.flow.cached.keep import Asked, Shelf
 from kvproxy.flow.cached.recall import Recall
 from kvproxy.flow.cached.renewals import Renewals
@@ -70,7 +69,6 @@ class Answerer:
         self.settings = settings
         self._clock = clock
         self._recall = Recall(cache, settings, clock)
-        self.repeater = Repeater(cache, journal, clock)
         self._shelf = Shelf(self.cache, settings, backend.name, clock, observer, journal)
         self._boarding = Boarding(backend, self._shelf)
         self.flights = self._boarding.flights
@@ -97,7 +95,7 @@ class Answerer:
         answer = await self._answer(request, watched)
         if self._diagnostics is None or answer.status != 200 or not self._diagnostics.wants(request):
             return answer
-        return replace(await diagnosed(self._diagnostics, request, answer), again=None)
+        return await diagnosed(self._diagnostics, request, answer)
 
     async def _answer(self, request: ApiRequest, watched: Watched) -> Answer:
         """The answer to a request. It leaves one record, when its answer is over.
@@ -111,13 +109,17 @@ class Answerer:
             Unkeyable: the request cannot be compared with others; of this, there is no record.
             KvproxyError: what the backend raised.
         """
+        sampled = self._wants_sample(request)
+        if sampled:
+            request = replace(request, control=replace(request.control, no_cache=True))
         draft = Draft(request.api.name, request.request_id, request.tenant, request, self._clock())
         cacheable = self.settings.enabled and request.api.cacheable(request.body)
         key = await self.key(request)
         draft.key, draft.parts = key.exact, key.parts
         asked = Asked(request, key, cacheable, draft)
         if not cacheable or request.control.no_cache:
-            draft.passed = "asked-fresh" if cacheable else "uncacheable"
+            fresh = "asked-sample" if sampled else "asked-fresh"
+            draft.passed = fresh if cacheable else "uncacheable"
             return await watched(self._recorded(draft, self._beyond(asked)))
         hit, spare = await self._recall.equal(asked)
         if hit is not None:
@@ -128,6 +130,14 @@ class Answerer:
         if spare is not None:
             asked = replace(asked, spare=spare)
         return await watched(self._recorded(draft, self._beyond(asked)))
+
+    def _wants_sample(self, request: ApiRequest) -> bool:
+        """Whether a request asks for a random sample, which a stored response is not, and does not accept a stored one."""
+        control = request.control
+        if (control.ruled.sampled or self.settings.sampled) == "replay":
+            return False
+        accepts = control.only_if_cached or control.max_age is not None
+        return not accepts and asks_for_sample(request.body)
 
     async def _recorded(self, draft: Draft, work: Coroutine[Any, Any, Answer]) -> Answer:
         """An answer, or the error in its place, with its record."""

@@ -2,10 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from kvproxy.flow.cached.again import Again
+from typing import Literal
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "gone", "error"]
 """Who answered: a cache, or the backend (`forward`). `bypass`: passed on unread. `gone`: the client left before an answer
@@ -78,7 +75,6 @@ class Answer:
         body: whole, or in parts as they come.
         outcome: what became of the request.
         close: to be called when a body that comes in parts is done with, read or not.
-        again: gives it once more to the same request; None where that would have to be decided anew.
     """
 
     status: int
@@ -86,4 +82,3 @@ class Answer:
     body: bytes | AsyncIterator[bytes]
     outcome: Outcome
     close: Callable[[], None] = field(default=lambda: None)
-    again: "Again | None" = None

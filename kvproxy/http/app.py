@@ -20,7 +20,6 @@ from kvproxy.http.admin.caught_up import CaughtUp
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import Labels
-from kvproxy.http.repeats.layer import Repeats
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.redactor import RedactionFailed
@@ -47,14 +46,6 @@ def create_app(services: Services) -> Starlette:
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.OTHER],
         lifespan=lifespan,
         middleware=[
-            Middleware(
-                Repeats,
-                repeater=services.answerer.repeater,
-                clients=services.clients,
-                rules=services.rules,
-                metrics=services.metrics,
-                seconds=services.settings.limits.body_seconds,
-            ),
             Middleware(Labels, journal=services.answerer.journal, tenants=services.settings.access.tenant_headers),
             Middleware(PageGuard, access=services.access),
             Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),

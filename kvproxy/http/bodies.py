@@ -11,39 +11,41 @@ from kvproxy.apis.json import JsonMap, JsonObject
 from kvproxy.apis.request import Account, ApiRequest, read_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
+from kvproxy.http.body_budget import Reservation
 from kvproxy.http.connections.protocol import WHOLE
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
 
-READ_SINCE = "read_since"
-"""In a request's state: since when its body has been read, in the event loop's time."""
 _SLOW_BYTES = 64 * 1024
 """From here on parsing takes long enough to leave the event loop."""
 
 
-async def whole_body(request: Request, limit: int, seconds: float | None = None) -> bytes:
+async def whole_body(
+    request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
+) -> bytes:
     """The body of a request.
 
     Args:
         limit: most bytes.
-        seconds: within which it must arrive; None for ever.
+        seconds: timeout for the whole body; None without one.
+        reservation: the request's share in the budget for bodies.
 
     Raises:
-        TooLarge: it has more bytes than the limit; no more of them is read.
+        TooLarge: it has more bytes than the limit, or too many items; no more of it is read.
         TooSlow: it did not arrive in time.
+        Overloaded: the requests in flight leave no room for it.
     """
     state = request.scope["state"]
     if seconds is None or state.get(WHOLE):
-        return await _read(request, limit)
+        return await _read(request, limit, reservation)
     try:
-        since = state.get(READ_SINCE, asyncio.get_running_loop().time())
-        async with asyncio.timeout_at(since + seconds):
-            return await _read(request, limit)
+        async with asyncio.timeout(seconds):
+            return await _read(request, limit, reservation)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds") from None
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, reservation: Reservation | None) -> bytes:
     parts, size = [], 0
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:
@@ -52,8 +54,13 @@ async def _read(request: Request, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        if reservation is not None:
+            reservation.add_bytes(len(part))
         parts.append(part)
-    return b"".join(parts)
+    raw = b"".join(parts)
+    if reservation is not None:
+        reservation.add_items(raw)
+    return raw
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -75,9 +82,10 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     Raises:
         InvalidRequest: the body is no JSON object, does not pass the check, or a header's value is not of its form.
     """
-    body = await parsed(raw)
-    if check:
-        api.check(body)
+    if len(raw) > _SLOW_BYTES:
+        body = await asyncio.to_thread(_checked, raw, api, check)
+    else:
+        body = _checked(raw, api, check)
     headers = joined_headers(request)
     request_id: str = request.scope["state"]["request_id"]
     client: ClientSettings | None = request.scope["state"].get("client")
@@ -85,6 +93,13 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
     control = read_control(headers)
     return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), control, account)
+
+
+def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
+    body = read_body(raw)
+    if check:
+        api.check(body)
+    return body
 
 
 def joined_headers(request: Request) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import posixpath
 import time
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,23 +13,26 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
-from kvproxy.apis.request import BYTES_PER_TOKEN, Account, ApiRequest
+from kvproxy.apis.request import Account, ApiRequest
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.flow.outcome import Outcome
+from kvproxy.flow.recording.spending import UnreadSpending
+from kvproxy.http.access.clients import is_own
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
+from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.pace import paced
 from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_response
 from kvproxy.http.failures import failed
 from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.openapi.document import openapi
-from kvproxy.http.repeats.layer import GIVEN
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings import Settings
 
-_OURS = ("/health", "/metrics", "/ready")
+_CACHED = frozenset(api.path for api in APIS.values())
+_READING = ("GET", "HEAD", "OPTIONS")
 _GONE = 499
 
 
@@ -40,14 +44,16 @@ class Cached:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The app around it answers for errors; a function as a route would be wrapped for that a second time.
-        response = await self._answer(Request(scope, receive, send))
-        await response(scope, receive, send)
+        request = Request(scope, receive, send)
+        with services(request).bodies.reservation() as reservation:
+            response = await self._answer(request, reservation)
+            await response(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, reservation: Reservation) -> Response:
         began, api = time.perf_counter(), self._api
         outcome, status = Outcome("error"), 500
         try:
-            response, outcome = await _answer(request, api)
+            response, outcome = await _answer(request, api, reservation)
             status = response.status_code
         except KvproxyError as error:
             status = error.status
@@ -61,11 +67,11 @@ class Cached:
         return response
 
 
-async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
+async def _answer(request: Request, api: Api, reservation: Reservation) -> tuple[Response, Outcome]:
     app = services(request)
     forwarder = app.answerer.backend.forwarder
     limits, lifetime = app.settings.limits, app.lifetimes.begin()
-    raw = await whole_body(request, limits.body, limits.body_seconds)
+    raw = await whole_body(request, limits.body, limits.body_seconds, reservation)
     try:
         read = await api_request(request, api, raw, app.settings, check=forwarder is None)
         asked = app.traced(app.ruled(read))
@@ -88,8 +94,6 @@ async def _answer(request: Request, api: Api) -> tuple[Response, Outcome]:
     if isinstance(body, bytes):
         pace = _pace(asked, app.settings) if asked.stream and given.outcome.forwarded is None else 0.0
         if not pace:
-            if given.again is not None:
-                request.scope["state"][GIVEN] = given
             return whole_response(body, given.status, headers), given.outcome
         body = paced(body, given.outcome.tokens, pace)
 
@@ -128,6 +132,8 @@ async def health(request: Request) -> Response:
         told |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
         told |= {"error": broken} if broken is not None else {}
         told |= {"store": lost} if lost is not None else {}
+        outage = app.answerer.backend.failure() if broken is None else None
+        told |= {"outage": outage} if outage is not None else {}
     return JSONResponse(told, 200 if broken is None else 503)
 
 
@@ -179,33 +185,52 @@ async def other(request: Request) -> Response:
 async def _pass_on(request: Request, body: bytes | None) -> Response:
     """Pass a request on; one whose body has not been read yet is passed on as it comes."""
     forwarder = services(request).answerer.backend.forwarder
-    # What looks like ours and is not must not carry the admin token elsewhere.
-    ours = request.url.path.startswith("/admin") or request.url.path in _OURS
-    if ours or forwarder is None:
+    _check_path(request)
+    if forwarder is None:
         raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
     app = services(request)
     lifetime = app.lifetimes.begin()
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
-    _charge(request)
+    spending = _spending(request, body)
     uploaded = asyncio.Event()
     if body is not None:
         uploaded.set()
     # Only the upload reads from the client until it is done; it notices by itself when the client goes.
     sent = upload(request, uploaded, app.settings.limits.body_seconds) if body is None else body
     request.scope["state"][PASSED] = True
+    if spending is not None:
+        sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
-    reply = await unless_gone(request, forwarding, lifetime, uploaded)
+    try:
+        reply = await unless_gone(request, forwarding, lifetime, uploaded)
+    except BaseException as error:
+        if spending is not None:
+            spending.failed(error)
+        raise
+    if spending is not None:
+        reply = spending.answer(reply)
     return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, uploaded=uploaded)
 
 
-def _charge(request: Request) -> None:
-    """Charge a client for what is passed on unread: a quarter of the body's bytes, where it is JSON; raises TooMany."""
+def _check_path(request: Request) -> None:
+    """Refuse a path of our own, whatever the method, and another spelling of a route: it would get past the caches."""
+    path = request.url.path
+    normal = posixpath.normpath("/" + path.lstrip("/"))
+    if is_own(path) or (normal != path and (is_own(normal) or normal in _CACHED)):
+        hint = f"send it to {normal}" if normal != path else "see docs/http.md for those that there are"
+        raise NotFound(f"no route {request.method} {path}: {hint}")
+
+
+def _spending(request: Request, body: bytes | None) -> UnreadSpending | None:
+    """The charge for a request that is forwarded unread; None if nobody counts, or if it carries nothing. Raises TooMany."""
     account: Account | None = request.scope["state"].get("account")
-    size = request.headers.get("content-length", "")
-    if account is not None and size.isdecimal() and "json" in request.headers.get("content-type", "json"):
-        account.reserve(int(size[:15]) // BYTES_PER_TOKEN)
+    if account is None or (body == b"" and request.method in _READING):
+        return None
+    length = request.headers.get("content-length", "")
+    announced = int(length[:15]) if length.isdecimal() else 0
+    return UnreadSpending(account, announced if body is None else len(body))
 
 
 ROUTES = [

@@ -16,6 +16,7 @@ from kvproxy.flow.learning.observer import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.quotas import Quotas
 from kvproxy.http.access.rules import Access
+from kvproxy.http.body_budget import BodyBudget
 from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
@@ -44,6 +45,10 @@ class Services:
     @cached_property
     def quotas(self) -> Quotas:
         return Quotas(self.metrics, cached=self.settings.limits.cached_tokens)
+
+    @cached_property
+    def bodies(self) -> BodyBudget:
+        return BodyBudget(self.settings.limits)
 
     @cached_property
     def rules(self) -> Rules:

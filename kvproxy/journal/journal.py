@@ -15,7 +15,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.redactor import Redactor
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import ID_BYTES, PACKED, Hits, Kind, hit_of
+from kvproxy.journal.hits import Hits, hit_of
 from kvproxy.journal.past import Gone, Kept
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
@@ -33,7 +33,6 @@ _LONG = 128
 """but no more than so many of what takes longer: at a go it would hold up every answer under way."""
 _REST = 0.005  # Seconds between two transactions, for the threads that answer.
 _PRUNE_EVERY = 10.0
-_pack = PACKED.pack
 _log = logging.getLogger("kvproxy")
 
 
@@ -42,9 +41,6 @@ class Journal(Protocol):
 
     def add(self, draft: Draft) -> None:
         """Take a request that is over. Costs next to nothing: it is looked at later, elsewhere."""
-
-    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
-        """Take an exact hit in plain values; False where its prompt is not at hand, so that it must come as a draft."""
 
     def kept(self, entry: Entry) -> None:
         """Take note of an entry that is stored now."""
@@ -73,9 +69,6 @@ class NoJournal:
 
     def add(self, draft: Draft) -> None:
         """Forget it."""
-
-    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
-        return True
 
     def kept(self, entry: Entry) -> None:
         """Forget it."""
@@ -149,22 +142,6 @@ class FileJournal:
         else:
             self._waiting.add(draft)
 
-    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
-        waiting = self._waiting
-        hits = waiting.hits
-        if kind.number >= waiting.oldest and len(request_id) < ID_BYTES and len(hits) < waiting.room:
-            # It is packed and put there right here, since hits come thousands a second.
-            hits += _pack(time, seconds, seconds, kind.number, request_id)
-            return True
-        if waiting.full:
-            self.lost += 1
-            return True
-        if not self._writer.knows(kind.equal[0]):
-            return False
-        waiting.expect(kind)
-        waiting.add_hit((kind.equal, time, request_id.decode("latin-1"), seconds, seconds))
-        return True
-
     def kept(self, entry: Entry) -> None:
         self._waiting.add_moved([Kept(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
 
@@ -216,11 +193,9 @@ class FileJournal:
             self._trouble.worked()
         except sqlite3.Error as error:
             # A full disk: the proxy serves on.
-            self._waiting.forget()
             self._trouble.failed(error, self._lost_of(what))
         except Exception:
             # One of them is of a kind that none of this foresaw; it goes alone.
-            self._waiting.forget()
             for each in itertools.chain.from_iterable(each if isinstance(each, Hits) else (each,) for each in what):
                 try:
                     self._writer.write([each])
@@ -246,8 +221,7 @@ class FileJournal:
             with self._writing:
                 self._look()
                 while self._writer.prune() and not self._closing:
-                    # Prompts may have gone with them.
-                    self._waiting.forget()
+                    pass
         except sqlite3.Error as error:
             self._trouble.failed(error)
         except Exception as error:

@@ -42,6 +42,7 @@ REASONS: dict[str, str] = {
     "rejected": "A person rejected the neighbour's answer.",
     "shadow": "A neighbour's answer would serve, but shadow mode serves none.",
     "skipped": "The search for similar questions was left out, to keep within its time.",
+    "asked-sample": "The request asked for a random sample: an explicit temperature above 0, and no seed (`cache.sampled`).",
     "asked-fresh": "The request asked for a fresh answer (`Cache-Control: no-cache`).",
     "uncacheable": "No equal request may be given the same answer, see docs/http.md; the cache is off, or it holds state.",
     "bypass-unread": "The request could not be read here, and was passed on as it is.",

@@ -68,17 +68,6 @@ class Waiting:
                 kind, packed = self._numbered(Kind(equal, request_id=request_id)), b""
             self.hits += PACKED.pack(time, found, answered, kind.number, packed)
 
-    def expect(self, kind: Kind) -> None:
-        """Be ready for hits of a kind, which need its number only."""
-        with self._lock:
-            if kind.number < self.oldest:
-                self._numbered(kind)
-
-    def forget(self) -> None:
-        """Expect no hits any more."""
-        with self._lock:
-            self.oldest = self._next
-
     def _numbered(self, kind: Kind) -> Kind:
         kind.number = self._next
         self._kinds[kind.number] = kind

@@ -13,6 +13,7 @@ class Health:
         ejections: how often it was ejected.
         draining: an operator wants it to get no new requests.
         error: what went wrong last, None after a success.
+        answered: whether it ever answered. One that never did is ejected after its first failure.
     """
 
     eject_after: int = 3
@@ -20,10 +21,11 @@ class Health:
     ejections: int = 0
     draining: bool = False
     error: str | None = None
+    answered: bool = False
 
     @property
     def ejected(self) -> bool:
-        return self.failures >= self.eject_after
+        return self.failures >= (self.eject_after if self.answered else 1)
 
     @property
     def available(self) -> bool:
@@ -46,10 +48,11 @@ class Health:
         """It answered a request or a probe."""
         self.failures = 0
         self.error = None
+        self.answered = True
 
     def failed(self, error: str) -> None:
         """It did not answer."""
+        before = self.ejected
         self.failures += 1
         self.error = error
-        if self.failures == self.eject_after:
-            self.ejections += 1
+        self.ejections += self.ejected and not before

@@ -15,6 +15,11 @@ class CacheSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(True, description="Answer from stored responses at all.")
+    sampled: Literal["fresh", "replay"] = Field(
+        "fresh",
+        description="What a request with an explicit temperature above 0 and no seed gets: a fresh sample, or the stored one."
+        " Without a temperature, or with Cache-Control: max-age, it gets the stored one.",
+    )
     semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
     policy: PolicyName = Field(
         "learned", description="What decides over similar questions; see docs/semantic-cache.md."

@@ -9,7 +9,21 @@ class LimitSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     body: int = Field(
-        64 * 2**20, ge=1, description="Most bytes of a request's body on the cached routes; a larger one gets 413."
+        32 * 2**20, ge=1, description="Most bytes of a request's body on the cached routes; a larger one gets 413."
+    )
+    items: int = Field(
+        500_000,
+        ge=100,
+        description="Most commas, braces, and brackets in a body on the cached routes; more get 413. Parsing a body blocks"
+        " all other requests.",
+    )
+    in_flight_bytes: int = Field(
+        256 * 2**20,
+        ge=2**20,
+        description="Bytes that the bodies of all requests in flight may hold, beyond 64 KiB each; a further one gets 503.",
+    )
+    in_flight_items: int = Field(
+        1_000_000, ge=100, description="Items, as in limits.items, that all requests in flight may hold; more get 503."
     )
     body_seconds: float = Field(
         60.0,

@@ -24,6 +24,9 @@ class RuleSettings(BaseModel):
     headers: dict[str, str] = Field({}, description="Patterns of headers by their names; all must be there and match.")
     tag: str | None = Field(None, description="Pattern of a tag that the request gives its answer.")
     cache: bool | None = Field(None, description="False: neither answer from stored responses nor store the answer.")
+    sampled: Literal["fresh", "replay"] | None = Field(
+        None, description="What a request with a temperature above 0 gets, in place of cache.sampled."
+    )
     semantic: bool | None = Field(None, description="False: answer from equal requests only.")
     policy: PolicyName | None = Field(
         None,

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvproxy.blocks.request import MMItem
 from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.lines import parse_line
+from kvproxy.simulate.workload import parse_line
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LONGEST = 10_000_000

@@ -1,65 +1,199 @@
-"""Reads traces of real traffic as chains of blocks: Mooncake's, and logs of token ids."""
+"""Reads traces of real traffic as chains of blocks: Mooncake's, Qwen-Bailian's, WEKA's agent traces, and logs of token ids.
 
+In the first three, a hash id names a prefix block. Its size is 512 tokens (Mooncake), 16 (Qwen-Bailian), or named by the file
+(WEKA). The sizes follow from the token counts, so a file whose counts contradict its size is refused.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.simulate.chains import ChainRequest
 from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.lines import parse_line
+from kvproxy.simulate.fleet import Arrival
 
-MOONCAKE_BLOCK = 512
+T = TypeVar("T")
+Kind = Literal["conformance", "hash ids", "tokens", "weka"]
+TOKENS_BLOCK = 16
+"""Tokens in a block of a log of token ids, if nothing else is given."""
+_SIZES = (512, 16, 64, 32, 128, 256, 1024)
+"""Block sizes of hash ids, the most common first."""
+_BAD = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 
 
-def kind_of(path: Path) -> str:
-    """`conformance`, `mooncake` or `tokens`, told from the first line.
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A request of a trace, and where it stands there."""
 
-    Raises:
-        TraceError: it is none of them.
-    """
-    with path.open() as lines:
-        line = parse_line(path, 1, lines.readline())
-    for kind, field in (("conformance", "op"), ("mooncake", "hash_ids"), ("tokens", "tokens")):
+    place: str
+    fields: dict[str, Any]
+
+
+def parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
+    """Parse a line of a trace as an object; raises TraceError, which names the file and the line."""
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
+    if not isinstance(line, dict):
+        raise TraceError(f"{path}, line {number}: expected a JSON object")
+    return line
+
+
+def kind_of(path: Path) -> Kind:
+    """The format of a trace, from its first line; raises TraceError if it is unknown."""
+    text = _text(path)
+    first = text.split("\n", 1)[0]
+    if _is_weka(text):
+        return "weka"
+    line = parse_line(path, 1, first)
+    kinds: tuple[tuple[Kind, str], ...] = (("conformance", "op"), ("hash ids", "hash_ids"), ("tokens", "tokens"))
+    for kind, field in kinds:
         if field in line:
             return kind
-    raise TraceError(f"{path}, line 1: expected a conformance header, a Mooncake line (hash_ids) or a line with tokens")
+    raise TraceError(
+        f"{path}, line 1: expected a conformance header, a line with hash_ids (Mooncake, Qwen-Bailian), a line with tokens,"
+        " or an agent trace of WEKA"
+    )
 
 
-def read_chains(path: Path, block_size: int) -> tuple[list[ChainRequest], int]:
-    """Every request of a Mooncake trace or a log of tokens, and the tokens in a block.
+def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
+    """Every request of a trace, and the tokens in a block.
 
     Args:
-        path: JSON lines, `{"input_length", "hash_ids"}` (one id names a prefix block of 512 tokens) or `{"tokens"}`.
-        block_size: for logs of tokens.
+        path: JSON lines with `input_length` and `hash_ids`, or with `tokens`; or a JSON file of WEKA; may be gzipped.
+        block_size: of logs of tokens, 16 by default; of hash ids, from the trace by default.
 
     Raises:
-        TraceError: a line cannot be read; the message names it.
+        TraceError: a line cannot be read, or the block size contradicts the token counts; the message names the line.
     """
-    mooncake = kind_of(path) == "mooncake"
+    lines, kind = _read(path)
+    if kind == "tokens":
+        size = block_size or TOKENS_BLOCK
+        return _token_chains(path, lines, size), size
+    size = _block_size(path, lines, block_size)
+    return [_guarded(path, line, partial(_hash_chain, size)) for line in lines], size
+
+
+def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arrival], int]:
+    """Requests in order of their time, and the tokens in a block; each line needs a `timestamp`.
+
+    Raises:
+        TraceError: a line cannot be read, or has no time.
+    """
+    chains, size = read_chains(path, block_size)
+    lines, _ = _read(path)
+    arrivals = []
+    for line, chain in zip(lines, chains, strict=True):
+        fields = line.fields
+        try:
+            tokens = int(fields["input_length"]) if "input_length" in fields else len(fields["tokens"])
+            arrivals.append(Arrival(_seconds(fields), chain, tokens, int(fields.get("output_length", 0))))
+        except _BAD as error:
+            raise TraceError(f"{path}, {line.place}: routing needs a timestamp on every line ({error!r})") from None
+    return sorted(arrivals, key=lambda arrival: arrival.seconds), size
+
+
+def _seconds(fields: dict[str, Any]) -> float:
+    # Mooncake counts milliseconds, Qwen-Bailian (which has chat ids) and WEKA seconds.
+    return float(fields["timestamp"]) / (1 if "chat_id" in fields else 1000)
+
+
+def _text(path: Path) -> str:
+    raw = path.read_bytes()
+    try:
+        return (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
+
+
+def _is_weka(text: str) -> bool:
+    return '"hash_id_scope"' in text[:4096]
+
+
+def _read(path: Path) -> tuple[list[_Line], Kind]:
+    kind, text = kind_of(path), _text(path)
+    if kind == "weka":
+        return _weka_lines(path, text), kind
+    numbered = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    return [_Line(f"line {number}", parse_line(path, number, line)) for number, line in numbered], kind
+
+
+def _weka_lines(path: Path, text: str) -> list[_Line]:
+    """The requests of a WEKA trace by time, those of sub-agents included, in the fields of Mooncake."""
+    try:
+        whole = json.loads(text)
+        size = int(whole["block_size"])
+        found = sorted(_weka_requests(whole["requests"], 0.0), key=lambda request: request["timestamp"])
+    except _BAD as error:
+        raise TraceError(f"{path}, line 1: not an agent trace of WEKA ({error!r})") from None
+    return [_Line(f"request {number}", {**fields, "block_size": size}) for number, fields in enumerate(found, 1)]
+
+
+def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator[dict[str, Any]]:
+    for request in requests:
+        seconds = start + float(request["t"])
+        if isinstance(request.get("requests"), list):
+            yield from _weka_requests(request["requests"], seconds)
+        elif "hash_ids" in request:
+            yield {
+                "timestamp": 1000 * seconds,
+                "input_length": request["in"],
+                "output_length": request.get("out", 0),
+                "hash_ids": request["hash_ids"],
+            }
+
+
+def _block_size(path: Path, lines: list[_Line], given: int | None) -> int:
+    """The block size that the caller or the trace names, or that all token counts fit."""
+    named: set[int] = {line.fields["block_size"] for line in lines if isinstance(line.fields.get("block_size"), int)}
+    if len(named) > 1:
+        raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
+    sizes = (given,) if given is not None else tuple(named) or _SIZES
+    for size in sizes:
+        fits = [_guarded(path, line, partial(_fits, size)) for line in lines]
+        if all(fits):
+            return size
+    wrong = next(line for line in lines if not _fits(sizes[0], line.fields))
+    tokens, blocks = wrong.fields["input_length"], len(wrong.fields["hash_ids"])
+    raise TraceError(
+        f"{path}, {wrong.place}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens: give --block-size"
+    )
+
+
+def _fits(size: int, fields: dict[str, Any]) -> bool:
+    full, blocks = int(fields["input_length"]) // size, len(fields["hash_ids"])
+    return blocks in (full, full + 1)
+
+
+def _guarded(path: Path, line: _Line, read: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        return read(line.fields)
+    except _BAD as error:
+        raise TraceError(f"{path}, {line.place}: bad request ({error!r})") from None
+
+
+def _hash_chain(size: int, fields: dict[str, Any]) -> ChainRequest:
+    ids, length = tuple(int(id) for id in fields["hash_ids"]), int(fields["input_length"])
+    full = min(len(ids), length // size)
+    return ChainRequest(ids[:full], max(0, min(full, (length - 1) // size)), full < len(ids))
+
+
+def _token_chains(path: Path, lines: list[_Line], size: int) -> list[ChainRequest]:
     hasher = BlockHasher(seed="")
     ids: dict[bytes, int] = {}
-    requests = []
-    with path.open() as lines:
-        for number, text in enumerate(lines, 1):
-            if not text.strip():
-                continue
-            line = parse_line(path, number, text)
-            try:
-                if mooncake:
-                    requests.append(_mooncake(line))
-                else:
-                    if not isinstance(line["tokens"], list):
-                        raise TypeError("tokens is a list of ids")
-                    chain = hasher.chain(line["tokens"], block_size)
-                    blocks = tuple(ids.setdefault(digest, len(ids)) for digest in chain)
-                    length = len(line["tokens"])
-                    requests.append(ChainRequest(blocks, max(0, length - 1) // block_size, bool(length % block_size)))
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                raise TraceError(f"{path}, line {number}: bad request ({error!r})") from None
-    return requests, MOONCAKE_BLOCK if mooncake else block_size
 
+    def read(fields: dict[str, Any]) -> ChainRequest:
+        if not isinstance(fields["tokens"], list):
+            raise TypeError("tokens is a list of ids")
+        chain = hasher.chain(fields["tokens"], size)
+        blocks = tuple(ids.setdefault(digest, len(ids)) for digest in chain)
+        length = len(fields["tokens"])
+        return ChainRequest(blocks, max(0, length - 1) // size, bool(length % size))
 
-def _mooncake(line: dict[str, Any]) -> ChainRequest:
-    ids, length = tuple(int(id) for id in line["hash_ids"]), int(line["input_length"])
-    full = min(len(ids), length // MOONCAKE_BLOCK)
-    return ChainRequest(ids[:full], max(0, min(full, (length - 1) // MOONCAKE_BLOCK)), full < len(ids))
+    return [_guarded(path, line, read) for line in lines]

@@ -12,7 +12,6 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.finished import finished
-from kvproxy.journal.hits import Kind
 from kvproxy.journal.journal import Journal
 from kvproxy.journal.past import Gone
 from kvproxy.journal.reader import Reader
@@ -69,10 +68,6 @@ class TracedJournal:
             self.lost += 1
         else:
             self._waiting.append(draft)
-
-    def repeated(self, kind: Kind, time: float, request_id: bytes, seconds: float) -> bool:
-        # What is told of a request is told of its draft.
-        return False
 
     def kept(self, entry: Entry) -> None:
         self._journal.kept(entry)

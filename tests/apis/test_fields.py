@@ -233,3 +233,60 @@ def test_errors_in_the_forms_of_the_apis(status: int) -> None:
     }
     kind = kinds.get(status, "api_error")
     assert APIS["messages"].error(error) == {"type": "error", "error": {"type": kind, "message": "what is wrong"}}
+
+
+CONSTRAINTS: dict[str, Any] = {
+    "guided_json": {"type": "object"},
+    "guided_choice": ["yes", "no"],
+    "guided_regex": "[0-9]+",
+    "structured_outputs": {"choice": ["a"]},
+    "grammar": "root ::= 'a'",
+    "json_schema": {"type": "object"},
+    "format": "json",
+    "documents": [{"text": "The pool is full."}],
+    "web_search_options": {"search_context_size": "low"},
+    "previous_response_id": "resp_1",
+    "conversation": "conv_1",
+    "a_field_of_tomorrow": 1,
+}
+HARMLESS: dict[str, Any] = {
+    "temperature": 0,
+    "max_tokens": 50,
+    "max_completion_tokens": 50,
+    "top_p": 0.9,
+    "seed": 1,
+    "stop": ["a"],
+    "top_k": 4,
+    "min_p": 0.1,
+    "frequency_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "reasoning_effort": "low",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "parallel_tool_calls": True,
+    "logprobs": False,
+    "tools": [],
+    "n": 1,
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+}
+QUESTIONS: dict[ApiName, dict[str, Any]] = {
+    "chat": {"model": "m", "messages": [{"role": "user", "content": "why"}]},
+    "messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "why"}]},
+    "responses": {"model": "m", "input": "why"},
+}
+
+
+@pytest.mark.parametrize("api", QUESTIONS)
+@pytest.mark.parametrize("field", CONSTRAINTS)
+def test_a_constraint_or_an_unknown_field_is_matched_exactly_only(api: ApiName, field: str) -> None:
+    question = APIS[api].question({**QUESTIONS[api], field: CONSTRAINTS[field]})
+    assert question is not None
+    assert not question.similar
+
+
+@pytest.mark.parametrize("api", QUESTIONS)
+@pytest.mark.parametrize("field", HARMLESS)
+def test_sampling_and_transport_allow_similar_questions(api: ApiName, field: str) -> None:
+    question = APIS[api].question({**QUESTIONS[api], field: HARMLESS[field]})
+    assert question is not None
+    assert question.similar

@@ -24,7 +24,6 @@ from kvproxy.flow.outcome import Outcome
 from kvproxy.flow.recording import trail
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import Kind, equal_of
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.past import Kept
 from kvproxy.journal.schema import open_file
@@ -115,13 +114,11 @@ def seconds(count: int = 16_000) -> None:
         journal = FileJournal(Path(folder) / "journal.db", JournalSettings())
         journal.add(_hit(request, key, entry))
         journal.flush()
-        kind = Kind(equal_of("public", request, key.exact, entry))
-        now = time.time()
         for _ in range(_TIMES):
             with journal._writing:
                 began = time.thread_time()
-                for number in range(count):
-                    journal.repeated(kind, now, b"%032x" % number, 0.0005)
+                for _ in range(count):
+                    journal.add(_hit(request, key, entry))
                 answering.append(time.thread_time() - began)
             began = time.thread_time()
             journal.flush()

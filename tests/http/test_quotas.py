@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -98,12 +99,15 @@ def test_tokens_are_what_was_used_in_the_end(tmp_path: Path, upstream: tuple[str
         assert remaining(ask(url, key, "x" * 400)) == left, "a hit costs nothing"
         ask(url, key, "fail")
         assert remaining(ask(url, key, "x" * 400)) == left, "nor does an error"
-        # Without usage: the prompt's bytes by four, and an event is about a token.
+        # Without usage: a quarter of the bytes of texts and names, and an event is about a token.
         ask(url, key, "y" * 400, stream=True)
-        left -= 101 + 11
+        body = {"model": "m", "messages": [{"role": "user", "content": "y" * 400}], "stream": True}
+        left -= estimate(body) + 11
+        assert 100 < estimate(body) < 120
         assert remaining(ask(url, key, "x" * 400)) == left
         answer = ask(url, key, "silent" + "z" * 394)
-        assert remaining(ask(url, key, "x" * 400)) == left - 101 - len(answer.content) // 4
+        del body["stream"]
+        assert remaining(ask(url, key, "x" * 400)) == left - estimate(body) - len(answer.content) // 4
         text = services.metrics.render().decode()
         assert float(re.search(r'kvproxy_client_tokens_total{client="one"} (\S+)', text)[1]) > 200  # type: ignore[index]
         assert 'kvproxy_client_requests_total{client="one",status="200"}' in text
@@ -240,9 +244,120 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 def test_an_estimate_counts_what_is_asked_and_no_pictures() -> None:
     text = {"messages": [{"role": "user", "content": "x" * 400}], "metadata": {"a": "y" * 4000}}
-    assert 100 <= estimate(text) <= 104
-    assert estimate({"prompt": list(range(1000))}) == 1000
+    assert 100 <= estimate(text) <= 110
+    assert estimate({"prompt": list(range(1000))}) in range(1000, 1003)
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
     assert estimate({"messages": [{"role": "user", "content": [picture]}]}) < 1100
     anthropic = {"type": "image", "source": {"type": "base64", "data": "A" * 10**6}}
     assert estimate({"messages": [{"role": "user", "content": [anthropic]}]}) < 1100
+
+
+ODD_BODIES = {
+    "no JSON": (b'{"model": "m", "seed": NaN, "messages": [{"role": "user", "content": "%s"}]}', "application/json"),
+    "a long integer": (
+        b'{"model": "m", "seed": 99999999999999999999999, "messages": [{"role": "user", "content": "%s"}]}',
+        "application/json",
+    ),
+    "plain text": (b"%s", "text/plain"),
+}
+
+
+@pytest.mark.usefixtures("no_time")
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("odd", ODD_BODIES)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank"])
+def test_no_body_passes_without_its_price(
+    tmp_path: Path, upstream: tuple[str, Upstream], path: str, odd: str, chunked: bool
+) -> None:
+    template, kind = ODD_BODIES[odd]
+    found = settings(tmp_path, upstream[0])
+    key = add_client(found, "one", tokens_per_minute=1000)
+    headers = {"authorization": f"Bearer {key}", "content-type": kind}
+
+    def send(text: bytes) -> httpx.Response:
+        whole = template % text
+        content = iter([whole[:50], whole[50:]]) if chunked else whole
+        return httpx.post(url + path, content=content, headers=headers)
+
+    with run_proxy(found) as (url, _):
+        first = send(b"silent" + b"x" * 2400)
+        assert first.status_code == 200
+        left = remaining(ask(url, key, "fail"))
+        assert left <= 1000 - 600
+        asked = upstream[1].asked
+        refused = [send(b"silent" + b"y" * 1900).status_code for _ in range(2)]
+        assert refused[-1] in (413, 429)
+        assert upstream[1].asked <= asked + 1
+
+
+@pytest.mark.usefixtures("no_time")
+def test_answers_of_other_routes_cost_their_usage_or_their_bytes(
+    tmp_path: Path, upstream: tuple[str, Upstream]
+) -> None:
+    found = settings(tmp_path, upstream[0])
+    key = add_client(found, "one", tokens_per_minute=1000)
+    with run_proxy(found) as (url, _):
+        ask(url, key, path="/v1/rerank")
+        assert remaining(ask(url, key, "fail")) == 1000 - 50
+        size = len(ask(url, key, "silent", path="/v1/rerank").content)
+        body = {"model": "m", "messages": [{"role": "user", "content": "silent"}]}
+        sent = len(httpx.Request("POST", url, json=body).content)
+        assert remaining(ask(url, key, "fail")) == 1000 - 50 - sent // 4 - size // 4
+
+
+@pytest.mark.usefixtures("no_time")
+def test_a_client_without_tokens_has_nothing_forwarded(tmp_path: Path, upstream: tuple[str, Upstream]) -> None:
+    found = settings(tmp_path, upstream[0])
+    key = add_client(found, "one", tokens_per_minute=20)
+    headers = {"authorization": f"Bearer {key}"}
+    with run_proxy(found) as (url, _):
+        assert ask(url, key).status_code == 200
+        asked = upstream[1].asked
+        for path in ("/v1/rerank", "/v1/anything"):
+            assert httpx.post(url + path, headers=headers).status_code == 429
+            assert httpx.post(url + path, content=iter([b"a"]), headers=headers).status_code == 429
+        assert upstream[1].asked == asked
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions/",
+        "//v1/chat/completions",
+        "/x/../v1/chat/completions",
+        "/v1//chat/completions",
+        "/v1/./messages",
+    ],
+)
+def test_other_spellings_of_a_cached_route_are_refused(
+    tmp_path: Path, upstream: tuple[str, Upstream], path: str
+) -> None:
+    with run_proxy(settings(tmp_path, upstream[0])) as (url, _):
+        host = httpx.URL(url)
+        with socket.create_connection((host.host, host.port or 0)) as client:
+            body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}'
+            client.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = client.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"/v1/" in answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui", "/ui/", "/ui/app.js", "/health", "/ready", "/metrics", "/openapi.json", "/admin", "/admin/x"]
+)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_nothing_under_the_proxys_own_paths_is_forwarded(
+    tmp_path: Path, upstream: tuple[str, Upstream], path: str, method: str
+) -> None:
+    found = settings(tmp_path, upstream[0])
+    add_client(found, "one")
+    asked = upstream[1].asked
+    with run_proxy(found) as (url, _):
+        assert httpx.request(method, url + path, content=b"{}").status_code in (401, 403, 404, 405)
+    assert upstream[1].asked == asked
+
+
+def test_an_estimate_counts_every_field_that_may_reach_the_model() -> None:
+    assert estimate({"model": "m", "documents": [{"text": "x" * 20_000}]}) >= 5000
+    assert estimate({"guided_json": {f"field {number}": 1 for number in range(1000)}}) >= 2000

@@ -195,7 +195,7 @@ def test_trailers_do_not_become_headers(stack: Stack) -> None:
 
 EARLY = {
     "too large": (b"/v1/chat/completions", 100_000, b"413"),
-    "refused method": (b"/admin/cache/purge", 50_000, b"404"),
+    "no such route": (b"/admin/nowhere", 50_000, b"40[34]"),
 }
 
 
@@ -218,7 +218,8 @@ def test_an_early_answer_closes_the_connection(stack: Stack, case: str, framing:
         with contextlib.suppress(ConnectionError):
             client.sendall(rest + b"GET /v1/next HTTP/1.1\r\n" + HOST + b"\r\n")
         answer = until_closed(client)
-    assert statuses(answer) == [status], answer
+    (given,) = statuses(answer)
+    assert re.fullmatch(status, given)
     assert b"connection: close" in answer.lower()
     assert stack.upstream.requests == []
 

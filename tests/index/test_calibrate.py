@@ -54,6 +54,21 @@ def test_curves_say_what_the_policies_would_serve(pairs: list[Pair]) -> None:
         assert [point.level for point in curves[name]] == sorted({point.level for point in curves[name]})
 
 
+def test_questions_that_the_proxy_matches_exactly_only_are_served_at_no_level() -> None:
+    """Calibration reported opposites in foreign languages as served, which the running proxy never serves."""
+    foreign = [
+        Pair("Wie kann ich meinen Zugang aktivieren?", "Wie kann ich meinen Zugang deaktivieren?", False),
+        Pair("Comment puis-je ouvrir la fenêtre ?", "Comment puis-je fermer la fenêtre ?", False),
+        Pair("How do I open the window\U000e0041?", "How do I open the window?", False),
+    ]
+    pairs = [Pair("How do I open the window?", "How do I open the window?", True), *foreign]
+    every = calibrate(pairs, HashEmbedder(), OverlapVerifier(), Levels(0.1, 0.01, 0.1), guards=())
+    english = calibrate(pairs, HashEmbedder(), OverlapVerifier(), Levels(0.1, 0.01, 0.1), guards=(), languages=("en",))
+    for name, curve in english.curves.items():
+        assert curve[0].served == 1
+        assert every.curves[name][0].served > 1
+
+
 def test_what_the_embedder_does_not_read_in_full_is_served_at_no_level() -> None:
     class Short(HashEmbedder):
         def reads(self, text: str) -> bool:

@@ -150,7 +150,7 @@ def fresh(world: World, api: ApiName = "chat") -> JsonObject:
     draw = world.random
     words = " ".join(draw.choices(QUESTIONS, k=6)) + f" {draw.getrandbits(40):x}?"
     system = f"You are helper {draw.getrandbits(40):x}. Today is 2026-11-{draw.randint(10, 19)}. Be brief."
-    common: JsonObject = {"model": "m", "temperature": 0.5, "max_tokens": 50}
+    common: JsonObject = {"model": "m", "temperature": 0.5, "seed": 7, "max_tokens": 50}
     turns = [
         {"role": "user", "content": f"Hello from {draw.getrandbits(32):x}"},
         {"role": "assistant", "content": "Hi"},
@@ -161,7 +161,7 @@ def fresh(world: World, api: ApiName = "chat") -> JsonObject:
     if api == "messages":
         return {**common, "system": system, "messages": [*turns, asked]}
     if api == "responses":
-        return {"model": "m", "temperature": 0.5, "instructions": system, "input": [*turns, asked]}
+        return {"model": "m", "temperature": 0.5, "seed": 7, "instructions": system, "input": [*turns, asked]}
     return {**common, "messages": [{"role": "system", "content": system}, *turns, asked]}
 
 

@@ -81,7 +81,7 @@ def test_load_goes_down_when_an_answer_begins_and_ends() -> None:
 
 def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
     health = Health(eject_after=2)
-    for outcome in ("no", "yes", "no"):
+    for outcome in ("yes", "no", "yes", "no"):
         health.failed("x") if outcome == "no" else health.succeeded()
     assert health.available
     health.failed("gone")
@@ -91,3 +91,12 @@ def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
     assert health.state == "up"
     health.draining = True
     assert (health.state, health.available) == ("draining", False)
+
+
+def test_an_engine_that_never_answered_is_ejected_at_once() -> None:
+    health = Health(eject_after=3)
+    health.failed("nothing there")
+    assert (health.state, health.ejections) == ("ejected", 1)
+    health.succeeded()
+    health.failed("gone")
+    assert health.available

@@ -1,8 +1,10 @@
 """Simulated caches against an obvious one, and against what no cache can beat."""
 
+import gzip
 import json
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from kvproxy.simulate.chains import ChainCache, ChainRequest, simulate
 from kvproxy.simulate.errors import TraceError
 from kvproxy.simulate.orders import ORDERS, POLICIES
 from kvproxy.simulate.sweep import default_sizes, sweep
-from kvproxy.simulate.workload import read_chains
+from kvproxy.simulate.workload import read_arrivals, read_chains
 
 DATA = Path(__file__).parent / "data"
 
@@ -103,7 +105,7 @@ def test_frequent_chains_survive_a_scan() -> None:
 
 
 def test_mooncake_slice_against_the_obvious_cache() -> None:
-    requests, tokens = read_chains(DATA / "mooncake-300.jsonl", 16)
+    requests, tokens = read_chains(DATA / "mooncake-300.jsonl")
     assert tokens == 512
     assert len(requests) == 300
     lines = [json.loads(line) for line in (DATA / "mooncake-300.jsonl").read_text().splitlines()]
@@ -143,3 +145,53 @@ def test_logs_of_tokens(tmp_path: Path) -> None:
     assert size == 4
     assert requests[0].blocks == requests[1].blocks
     assert simulate(requests, None, "lru").hits == 2
+
+
+def lines(*requests: dict[str, Any]) -> str:
+    return "".join(json.dumps(request) + "\n" for request in requests)
+
+
+def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path) -> None:
+    """They were read as blocks of 512 tokens, none of which is full."""
+    trace = tmp_path / "qwen.jsonl"
+    first = {
+        "chat_id": 1,
+        "parent_chat_id": -1,
+        "timestamp": 0.1,
+        "input_length": 85,
+        "output_length": 9,
+        "type": "text",
+    }
+    first |= {"turn": 1, "hash_ids": [1, 2, 3, 4, 5, 6]}
+    second = first | {"chat_id": 2, "timestamp": 60.5, "input_length": 64, "hash_ids": [1, 2, 3, 4]}
+    trace.write_text(lines(first, second))
+    requests, size = read_chains(trace)
+    assert size == 16
+    assert simulate(requests, None, "lru").hits == 3
+    arrivals, _ = read_arrivals(trace)
+    assert [arrival.seconds for arrival in arrivals] == [0.1, 60.5]
+
+
+def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
+    sub_agent = {"t": 10.0, "type": "subagent", "requests": [{"t": 1.0, "in": 70, "out": 1, "hash_ids": [9]}]}
+    request = {"t": 0.0, "type": "n", "in": 200, "out": 5, "hash_ids": [1, 2, 3]}
+    again = request | {"t": 12.0, "in": 260, "hash_ids": [1, 2, 3, 4]}
+    whole = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [request, again, sub_agent]}
+    trace = tmp_path / "trace.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps(whole).encode()))
+    requests, size = read_chains(trace)
+    assert (size, [len(each.blocks) for each in requests]) == (64, [3, 1, 4])
+    assert simulate(requests, None, "lru").hits == 3
+    assert [arrival.seconds for arrival in read_arrivals(trace)[0]] == [0.0, 11.0, 12.0]
+
+
+def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(lines({"input_length": 5000, "hash_ids": [1, 2, 3]}))
+    with pytest.raises(TraceError, match=r"line 1: 5,000 tokens do not fill 3 blocks of 512 tokens: give --block-size"):
+        read_chains(trace)
+    assert read_chains(trace, 2000)[1] == 2000
+    with pytest.raises(TraceError, match="3 blocks of 16 tokens"):
+        read_chains(trace, 16)
+    trace.write_text(lines({"input_length": 100, "hash_ids": [1, 2, 3], "block_size": 48}))
+    assert read_chains(trace)[1] == 48

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.simulate.arrivals import read_arrivals
 from kvproxy.simulate.chains import ChainRequest
 from kvproxy.simulate.errors import TraceError
 from kvproxy.simulate.fleet import POLICIES, Arrival, FleetShape, simulate_routing
+from kvproxy.simulate.workload import read_arrivals
 
 DATA = Path(__file__).parent / "data"
 
@@ -43,7 +43,7 @@ def test_what_fits_no_pool_is_refused_and_leaves_no_load() -> None:
 
 
 def test_following_prefixes_beats_ignoring_them_on_a_real_trace() -> None:
-    arrivals, block_tokens = read_arrivals(DATA / "mooncake-300.jsonl", 16)
+    arrivals, block_tokens = read_arrivals(DATA / "mooncake-300.jsonl")
     shape = FleetShape(4, 2000, block_tokens, 10_000)
     results = {policy: simulate_routing(arrivals, shape, policy) for policy in POLICIES}
     ours = results["prefix and load"]

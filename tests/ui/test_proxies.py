@@ -51,6 +51,18 @@ def test_it_survives_a_killed_proxy(page: Page, tmp_path: Path) -> None:
             page.driver.get("about:blank")
 
 
+def test_an_outage_of_the_upstream_is_on_every_view(page: Page, tmp_path: Path) -> None:
+    settings = load_settings(
+        data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, routing={"health_interval": 0.1}
+    )
+    with run_proxy(settings) as (url, _):
+        page.open(url, "overview")
+        page.until(lambda: page.text("#connection") == "Upstream down")
+        assert "No upstream answers" in page.text("#banner")
+        assert "127.0.0.1:9" in page.text("#banner")
+        page.driver.get("about:blank")
+
+
 def test_a_token_is_asked_for_and_kept_by_the_tab(page: Page, tmp_path: Path) -> None:
     settings = load_settings(
         data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, admin_token="secret"

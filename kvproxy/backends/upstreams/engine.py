@@ -1,6 +1,7 @@
 """One upstream with its mirror, load and health."""
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvproxy.backends.upstreams.llama.view import SlotsStatus
     from kvproxy.mirror.mirror import Mirror
 
+_log = logging.getLogger("kvproxy")
 _MOST_MODELS = 64
 _OTHERS = "others"
 _LONGEST_PAGE = 4 * 2**20
@@ -100,6 +102,7 @@ class FleetEngine:
         self.upstream = Upstream(server, forward, limits)
         self.health = Health(routing.eject_after)
         self._probe_timeout = routing.health_timeout
+        self._reported = False
         self.load = Load()
         self.sent = 0
         self.mirror = _mirror(server)
@@ -140,9 +143,15 @@ class FleetEngine:
 
     def _probed(self, failure: str | None) -> None:
         if failure is None:
+            if self._reported:
+                self._reported = False
+                _log.info("the upstream %s answers again", self.url)
             self.health.succeeded()
             return
         self.health.failed(failure)
+        if not self._reported:
+            self._reported = True
+            _log.warning("the upstream %s does not answer: %s", self.url, failure)
         if self.llama is not None:
             # What comes back may be another server.
             self.llama.asked = False

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from kvproxy.apis.json import as_object, loads
 from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.cached.again import Again
 from kvproxy.flow.cached.keep import Asked
 from kvproxy.flow.flight.source import EVENTS, JSON
 from kvproxy.flow.outcome import Answer, Match, Outcome, Stale
@@ -189,16 +188,7 @@ class Recall:
             self.stale[stale] += 1
             asked.draft.stale = stale
         trail.hit(asked.draft, outcome, entry)
-        return Answer(200, headers, body, outcome, again=self._again(asked, entry, outcome))
-
-    def _again(self, asked: Asked, entry: Entry, outcome: Outcome) -> Again | None:
-        """What gives a hit once more; None where something was weighed for it, where its requests are counted or traced, and
-        where the store cannot tell at once whether it has changed."""
-        request = asked.request
-        weighed = outcome.layer != "exact" or outcome.stale is not None or request.control.max_age is not None
-        if weighed or request.account is not None or request.trace is not None or self._store.remote:
-            return None
-        return Again(asked, entry)
+        return Answer(200, headers, body, outcome)
 
 
 def _match(lookup: Lookup) -> Match:

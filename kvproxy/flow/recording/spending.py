@@ -1,17 +1,23 @@
 """What a request costs its client: the prompt as estimated before it is sent, then what was used, as far as the answer tells."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
-from kvproxy.apis.json import Json, JsonMap
+from kvproxy.apis.json import Json, JsonMap, field, loads
 from kvproxy.apis.request import BYTES_PER_TOKEN, Account, ApiRequest
 from kvproxy.apis.sse import EventReader
-from kvproxy.backends.protocol import Backend
+from kvproxy.backends.protocol import Backend, Body, Relayed
+from kvproxy.errors import KvproxyError
 from kvproxy.flow.flight.source import Source, open_source
 
 _IMAGE_TOKENS = 1000
 """What an image or another file in a prompt is counted with: its bytes tell nothing."""
-_PROMPT = ("messages", "system", "instructions", "prompt", "input", "tools")
 _FILE = "data:"
+_SLOW_BYTES = 64 * 1024
+_READ_BYTES = 2**20
+_NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
+_USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
 async def metered(request: ApiRequest, account: Account, backend: Backend, limit: int) -> Source:
@@ -24,7 +30,8 @@ async def metered(request: ApiRequest, account: Account, backend: Backend, limit
         TooMany: the client has used up what it may use now.
         KvproxyError: what the backend raised; then it costs nothing.
     """
-    estimated = estimate(request.body)
+    large = len(request.raw) > _SLOW_BYTES
+    estimated = await asyncio.to_thread(estimate, request.body) if large else estimate(request.body)
     account.reserve(estimated)
     try:
         source = open_source(request, await backend.send(request), limit)
@@ -61,13 +68,86 @@ def _used(source: Source, estimated: int, passed: int) -> int:
     return (estimated if source.prefix is None else source.prefix.prompt_tokens) + passed
 
 
+class UnreadSpending:
+    """The cost of a request that is forwarded unread: its bytes and those of its response, at four bytes a token.
+
+    If the response is a JSON object with `usage`, its tokens count instead.
+
+    Args:
+        account: of the client.
+        announced: bytes of the body; 0 if the client sends chunks, which are charged as they arrive.
+
+    Raises:
+        TooMany: the client may use no more tokens now.
+        TooLarge: the client may never use so many.
+    """
+
+    def __init__(self, account: Account, announced: int) -> None:
+        self._account = account
+        self._reserved = max(1, announced // BYTES_PER_TOKEN)
+        account.reserve(self._reserved)
+        self._uploaded = 0
+        self._refused: KvproxyError | None = None
+        self._body = bytearray()
+        self._size = 0
+
+    def upload(self, body: Body) -> Body:
+        """The body, charged as it passes."""
+        return body if isinstance(body, bytes) else self._charged(body)
+
+    async def _charged(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for part in body:
+            self._uploaded += len(part)
+            more = self._uploaded // BYTES_PER_TOKEN - self._reserved
+            if more > 0:
+                try:
+                    self._account.reserve(more)
+                except KvproxyError as error:
+                    self._refused = error
+                    raise
+                self._reserved += more
+            yield part
+
+    def failed(self, error: BaseException) -> None:
+        """The request got no response. Raises the quota's refusal if that ended the upload."""
+        self._account.settle(0)
+        if self._refused is not None:
+            raise self._refused from error
+
+    def answer(self, reply: Relayed) -> Relayed:
+        """The response, counted as it passes."""
+        chunks, close = reply.chunks, reply.close
+        readable = any(name == "content-type" and "json" in value for name, value in reply.headers)
+
+        async def counted() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                self._size += len(chunk)
+                if readable and self._size <= _READ_BYTES:
+                    self._body += chunk
+                yield chunk
+
+        async def settled() -> None:
+            self._account.settle(0 if reply.status >= 400 else self._used())
+            await close()
+
+        reply.chunks, reply.close = counted(), settled
+        return reply
+
+    def _used(self) -> int:
+        if 0 < self._size == len(self._body):
+            with contextlib.suppress(ValueError):
+                usage = field(loads(bytes(self._body)), "usage")
+                tokens = [field(usage, name) for name in _USAGE]
+                known = [count for count in tokens if isinstance(count, int) and not isinstance(count, bool)]
+                if known:
+                    return sum(known)
+        return self._reserved + self._size // BYTES_PER_TOKEN
+
+
 def estimate(body: JsonMap) -> int:
-    """Tokens of a request's prompt, without its tokenizer: a quarter of its bytes."""
-    return sum(_tokens(body[name]) for name in _PROMPT if name in body)
-
-
-def _tokens(value: Json) -> int:
-    total, todo = 0, [value]
+    """Estimate the tokens of a request without a tokenizer: a quarter of the bytes of all its texts and names."""
+    total = 0
+    todo: list[Json] = [{name: value for name, value in body.items() if name not in _NOT_FOR_THE_MODEL}]
     while todo:
         match todo.pop():
             case str() as text:
@@ -79,6 +159,7 @@ def _tokens(value: Json) -> int:
             case list() as items:
                 todo += items
             case dict() as fields:
+                total += sum(len(name) for name in fields) // BYTES_PER_TOKEN
                 # The source of an image in Anthropic's form.
                 todo += [_FILE if name == "data" else each for name, each in fields.items()]
             case int():

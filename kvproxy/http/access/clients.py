@@ -17,7 +17,7 @@ from kvproxy.settings import Settings
 from kvproxy.settings.clients import CLIENT, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
-_OPEN = ("/health", "/ready", "/metrics", "/admin", "/ui")
+_OWN = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _LOOK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
@@ -101,7 +101,7 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         client = self._clients.identify(Request(scope).headers.items())
-        if _is_open(scope["path"]):
+        if is_own(scope["path"]):
             # The operator's own, who may ask in the name of a client: `explain --api-key`.
             if client is not None:
                 _take_key(scope, client)
@@ -143,5 +143,6 @@ def _take_key(scope: Scope, client: ClientSettings) -> None:
     ]
 
 
-def _is_open(path: str) -> bool:
-    return path in _OPEN or path.startswith(("/admin/", "/ui/"))
+def is_own(path: str) -> bool:
+    """Whether a path belongs to this proxy and its operator. It needs no client's key, and is never forwarded."""
+    return path in _OWN or path.startswith(("/admin/", "/ui/"))

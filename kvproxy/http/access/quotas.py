@@ -102,7 +102,7 @@ class Account:
 
     def reserve(self, tokens: int) -> None:
         self._quota.take(tokens)
-        self._taken = tokens
+        self._taken = (self._taken or 0) + tokens
 
     def settle(self, tokens: int) -> None:
         if self._taken is not None:

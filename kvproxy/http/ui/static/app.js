@@ -1,6 +1,6 @@
 // The page: its views, how one gets from one to another, and whether the proxy answers.
 
-import { Api } from "./api.js";
+import { Api, sleep } from "./api.js";
 import { askToken, showKeys } from "./dialogs.js";
 import { h } from "./dom.js";
 import { journal } from "./journal.js";
@@ -17,6 +17,8 @@ const VIEWS = [
 ];
 const BACK = 4000; // Milliseconds that the page says that the proxy is back.
 
+const HEALTH = 3000; // Milliseconds between two looks at the proxy's health.
+
 const api = new Api();
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
@@ -26,6 +28,7 @@ let leaving = null;
 let shown = null;
 let keys = {};
 let hash = null;
+let outage = null;
 
 for (const [name, title] of VIEWS) nav.append(h("a", { href: `#${name}`, "data-view": name }, title));
 
@@ -62,8 +65,15 @@ function again() {
 }
 
 function tellState(before) {
-  connection.dataset.state = api.state;
-  connection.textContent = { ok: "Connected", lost: "Not connected", closed: "Token needed" }[api.state];
+  const down = api.state === "ok" && outage !== null;
+  connection.dataset.state = down ? "down" : api.state;
+  connection.textContent = down ? "Upstream down" : { ok: "Connected", lost: "Not connected", closed: "Token needed" }[api.state];
+  if (down) {
+    banner.textContent = `No upstream answers, so only stored responses are served: ${outage}`;
+    banner.dataset.state = "down";
+    banner.hidden = false;
+    return;
+  }
   if (api.state === "lost") banner.textContent = "The proxy does not answer. This page tries again every second.";
   else if (api.state === "closed") banner.textContent = api.reason;
   else if (before === "lost") banner.textContent = "The proxy answers again.";
@@ -71,6 +81,22 @@ function tellState(before) {
   banner.hidden = api.state === "ok" && before !== "lost";
   if (api.state === "ok" && before === "lost") setTimeout(() => { if (api.state === "ok") banner.hidden = true; }, BACK);
   if (api.state === "closed") askToken(api, api.reason, again);
+}
+
+/** Follow the health of the upstreams, whatever view is open. */
+async function watchHealth() {
+  for (;;) {
+    try {
+      const found = (await api.get("../health")).outage ?? null;
+      if (found !== outage) {
+        outage = found;
+        tellState(api.state);
+      }
+    } catch {
+      // The state of the connection is shown already.
+    }
+    await sleep(HEALTH);
+  }
 }
 
 const typing = (target) => target.matches("input, select, textarea");
@@ -101,3 +127,4 @@ addEventListener("hashchange", () => show(true));
 api.addEventListener("state", (event) => tellState(event.detail.before));
 tellState("ok");
 show();
+watchHealth();

@@ -1,1 +1,0 @@
-"""Requests that equal an earlier one byte for byte, answered before they are read."""

@@ -1,0 +1,85 @@
+"""No command calls a vendor: no connection, no name look-up, and no file except in kvproxy's own folders."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import run
+
+import httpx
+import pytest
+
+from tests.plain_upstream import run_plain_upstream
+from tests.ports import free_port
+from tests.processes import serve
+
+_REMOTE = re.compile(r"(?:connect|sendto|sendmsg)\(.*sin6?_port=htons\((\d+)\)")
+_SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")
+KVPROXY = [sys.executable, "-m", "kvproxy.commands"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def env(home: Path) -> dict[str, str]:
+    """An environment with an empty home folder and without any switch against usage reports."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_") and name not in _SWITCHES}
+    return kept | {"HOME": str(home)}
+
+
+def traced(trace: Path) -> list[str]:
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    return ["strace", "-D", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", str(trace)]
+
+
+def remote_ports(trace: Path) -> set[int]:
+    return {int(port) for port in _REMOTE.findall(trace.read_text())}
+
+
+def strange_files(home: Path) -> list[str]:
+    own = {Path(".cache/kvproxy"), Path(".local/share/kvproxy")}
+    files = [path.relative_to(home) for path in home.rglob("*") if not path.is_dir()]
+    return [str(file) for file in files if not own & set(file.parents)]
+
+
+@pytest.fixture
+def upstream() -> Iterator[str]:
+    with run_plain_upstream() as url:
+        yield url
+
+
+@pytest.mark.parametrize("embedded", [False, True], ids=["upstream", "embedded"])
+def test_a_server_connects_to_its_upstream_only(
+    tmp_path: Path, home: Path, env: dict[str, str], upstream: str, embedded: bool
+) -> None:
+    port, trace = free_port(), tmp_path / "trace"
+    options = ["--num-blocks", "64"] if embedded else ["--upstream", upstream]
+    command = [*traced(trace), *KVPROXY, "serve", "--port", str(port), *options]
+    with serve(command, port, tmp_path / "log", env=env) as server:
+        model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+        for question in ("How do I reset my password?", "How can I reset my password?"):
+            messages = [{"role": "user", "content": question}]
+            body = {"model": model, "temperature": 0, "max_tokens": 4, "messages": messages}
+            httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+        assert httpx.get(f"{server.url}/ui", follow_redirects=True).is_success
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(timeout=60)
+    assert remote_ports(trace) <= (set() if embedded else {int(upstream.rsplit(":", 1)[1])})
+    assert (home / ".cache/kvproxy").is_dir()
+    assert strange_files(home) == []
+
+
+def test_doctor_connects_to_the_proxys_own_port_only(tmp_path: Path, home: Path, env: dict[str, str]) -> None:
+    trace = tmp_path / "trace"
+    run([*traced(trace), *KVPROXY, "doctor"], env=env, check=False, capture_output=True, timeout=120)
+    assert remote_ports(trace) <= {8484}
+    assert strange_files(home) == []

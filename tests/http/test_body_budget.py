@@ -1,0 +1,85 @@
+"""Bodies that would take too much time or memory are refused, one by one and over all requests in flight."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.settings import load_settings
+from tests.plain_upstream import run_plain_upstream
+from tests.servers import run_proxy
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    limits = {"items": 1000, "in_flight_bytes": 2**20, "in_flight_items": 1500, "body": 2**20}
+    with run_plain_upstream() as upstream:
+        data: Path = tmp_path_factory.mktemp("budget")
+        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
+        with run_proxy(settings) as (found, _):
+            yield found
+
+
+def chat(text: str, **fields: object) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        [{"a": 1}] * 600,
+        [[]] * 1001,
+        {f"k{number}": 1 for number in range(1001)},
+        [1] * 1001,
+        ["a"] * 1001,
+    ],
+    ids=["objects", "lists", "members", "numbers", "texts"],
+)
+def test_a_body_of_too_many_items_is_refused_before_it_is_parsed(url: str, many: object) -> None:
+    answer = httpx.post(url + PATH, content=chat("Hi", documents=many))
+    assert answer.status_code == 413
+    assert "limits.items" in answer.json()["error"]["message"]
+
+
+def test_a_long_text_is_no_item(url: str) -> None:
+    assert httpx.post(url + PATH, content=chat("word " * 40_000)).status_code == 200
+
+
+@contextlib.contextmanager
+def unfinished(url: str, size: int) -> Iterator[None]:
+    """A request that has sent so many bytes of its body, and waits."""
+    with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port or 0)) as client:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {size + 1}\r\n\r\n".encode()
+        client.sendall(head + b"{" + b" " * (size - 1))
+        yield
+
+
+def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(url: str) -> None:
+    with contextlib.ExitStack() as opened:
+        for _ in range(4):
+            opened.enter_context(unfinished(url, 300_000))
+        deadline = time.monotonic() + 20
+        while (refused := httpx.post(url + PATH, content=chat("x" * 400_000))).status_code == 200:
+            assert time.monotonic() < deadline
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "limits.in_flight_bytes" in refused.json()["error"]["message"]
+        assert httpx.post(url + PATH, content=chat("small")).status_code == 200
+    # The budget comes back with the end of the requests.
+    deadline = time.monotonic() + 20
+    while httpx.post(url + PATH, content=chat("y" * 400_000)).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_deep_nesting_is_refused(url: str) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"deep":' + b"[" * 400 + b"]" * 400 + b"}"
+    assert httpx.post(url + PATH, content=body).status_code in (200, 400, 413)
+    assert httpx.get(f"{url}/health").status_code == 200

@@ -63,7 +63,7 @@ types: $(VENV)/.dev
 build: $(VENV)/.dev
 	$(BIN)/python -m build --wheel
 
-# Hours: `make mutants MUTANTS="kvproxy/blocks/pins.py --each 20"` takes minutes. docs/mutants.md tells what came of it.
+# Hours: `make mutants MUTANTS="kvproxy/blocks/pins.py --each 20"` takes minutes. See docs/contributing.md.
 MUTANTS ?= kvproxy/blocks kvproxy/flow kvproxy/apis kvproxy/mirror index kvproxy/engine --each 2
 mutants: $(VENV)/.dev
 	OMP_NUM_THREADS=1 nice $(BIN)/python -m tests.mutants $(MUTANTS)

@@ -15,6 +15,11 @@ _LONGEST_CODE = 4
 _CAPITONYMS = frozenset(
     "polish turkey china march may august us it who job nice reading mobile bath cologne lima aids ram swift rust java".split()
 )
+# Names of products and companies that are words, too. People who type in lower case write the names so, as well.
+_NAMES = frozenset(
+    "apple amazon windows word excel access outlook teams edge chrome safari shell target gap orange oracle visa chase discover"
+    " square stripe zoom slack discord signal meta python ruby go dart julia pandas bash".split()
+)
 
 
 def case_differs(question: str, cached: str) -> bool:
@@ -32,7 +37,7 @@ def case_differs(question: str, cached: str) -> bool:
         if any(_CODE.search(form) or form.is_unit for form in forms):
             return True
         mixed = len(word) <= _LONGEST_CODE and sum(form != word for form in forms) > 1
-        if not shouted and (mixed or word in _CAPITONYMS or not typed):
+        if not shouted and (mixed or word in _CAPITONYMS or (word in _NAMES and not typed)):
             return True
     return False
 

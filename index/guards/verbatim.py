@@ -11,6 +11,7 @@ _CODE = re.compile(
     r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|(?<!\w)--?\w[\w-]*|(?<!\w)(?:/[\w.-]+)+|\b[^\W\d]\w+(?:\.[a-z_]\w+)+\b"
     r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
 )
+_OPERATOR = re.compile(r"[=!<>+*&|^%~]+")
 _SIGNS = ("Sm", "So")
 
 
@@ -45,9 +46,12 @@ def _code(text: str) -> set[str]:
 
 
 def signs_differ(question: str, cached: str) -> bool:
-    """`👍` against `👎`, `=` against `≠`, `schön` against `schon`: signs and accents, which many models do not read."""
+    """`👍` against `👎`, `a*b` against `a**b`, `schön` against `schon`: signs and accents, which many models do not read."""
     ours, theirs = _signs(question), _signs(cached)
     if ours - theirs and theirs - ours:
+        return True
+    one_runs, other_runs = set(_OPERATOR.findall(question)), set(_OPERATOR.findall(cached))
+    if {run[0] for run in one_runs - other_runs} & {run[0] for run in other_runs - one_runs}:
         return True
     one, other = (set(words(unicodedata.normalize("NFC", text))) for text in (question, cached))
     return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})

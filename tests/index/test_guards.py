@@ -100,7 +100,13 @@ DIFFER = {
         ("Explain it with examples", "Explain it in detail"),
         ("a list", "a list in a table"),
     ],
-    "signs": [("Is it 👍", "Is it 👎"), ("schön", "schon"), ("a & b", "a | b")],
+    "signs": [
+        ("Is it 👍", "Is it 👎"),
+        ("schön", "schon"),
+        ("a & b", "a | b"),
+        ("what is a*b", "what is a**b"),
+        ("x = y", "x == y"),
+    ],
 }
 ALIKE = {
     "case": [

@@ -49,7 +49,7 @@ def log(
     reader = open_journal(url, token, data)
     rows = reader.records(asked)[::-1]
     if as_json:
-        _lines(rows)
+        _lines(reader, rows)
     else:
         _table(reader, rows)
     if follow:
@@ -65,18 +65,31 @@ def _follow(reader: "Reader", asked: "Query", rows: list["Record"], as_json: boo
             continue
         last = rows[-1].number
         if as_json:
-            _lines(rows)
+            _lines(reader, rows)
         else:
             for line in _rows(reader, rows):
                 typer.echo("\t".join(str(value) for value in line))
 
 
-def _lines(rows: list["Record"]) -> None:
+def _lines(reader: "Reader", rows: list["Record"]) -> None:
+    for row, (asked, stored) in zip(rows, _questions(reader, rows), strict=True):
+        typer.echo(json.dumps({**asdict(row), "question": asked, "stored_question": stored}))
+
+
+def _questions(reader: "Reader", rows: list["Record"]) -> list[tuple[str | None, str | None]]:
+    """The question of each request, and the stored question whose response a semantic hit served."""
+    prompts = questions(reader.path.parent, [row.entry for row in rows])
+    found: list[tuple[str | None, str | None]] = []
     for row in rows:
-        typer.echo(json.dumps(asdict(row)))
+        stored = prompts.get(row.entry or "")
+        semantic = row.layer == "semantic"
+        found.append((row.text or (None if semantic else stored), stored if semantic else None))
+    return found
 
 
 def _table(reader: "Reader", rows: list["Record"]) -> None:
+    stored = [text("stored question")] if any(row.layer == "semantic" for row in rows) else []
+    shown = [row if stored else row[:-1] for row in _rows(reader, rows)]
     print_table(
         (
             "time",
@@ -89,18 +102,18 @@ def _table(reader: "Reader", rows: list["Record"]) -> None:
             "ms#",
             digest("request", 8),
             text("question"),
+            *stored,
         ),
-        _rows(reader, rows),
+        shown,
         empty="no requests: none came, or none fits",
     )
 
 
 def _rows(reader: "Reader", rows: list["Record"]) -> list[tuple[object, ...]]:
-    found = questions(reader.path.parent, [row.entry for row in rows])
-    return [_row(row, row.text or found.get(row.entry or "", "-")) for row in rows]
+    return [_row(row, *found) for row, found in zip(rows, _questions(reader, rows), strict=True)]
 
 
-def _row(row: "Record", question: str) -> tuple[object, ...]:
+def _row(row: "Record", question: str | None, stored: str | None) -> tuple[object, ...]:
     tokens = None if row.prompt_tokens is None else row.prompt_tokens + (row.completion_tokens or 0)
     milliseconds = "-" if row.total_ms is None else f"{row.total_ms:,.1f}"
     who = row.client or row.tenant
@@ -117,6 +130,7 @@ def _row(row: "Record", question: str) -> tuple[object, ...]:
         milliseconds,
         row.request_id,
         question,
+        stored,
     )
 
 

@@ -128,7 +128,9 @@ def build(settings: Settings) -> Services:
         of_tenant=clients.stored_bytes,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    journal = open_journal(settings.data, settings.journal, cache.store, redact=load_redactor(settings.redaction))
+    # The journal's file is not encrypted.
+    kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
+    journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     journal = with_telemetry(journal, settings.telemetry)
     answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
     return Services(settings, answerer, metrics, built, clients)

@@ -20,6 +20,8 @@ def kept_text(draft: Draft, usual: str, redact: Redactor | None) -> tuple[str | 
     ruled = None if draft.request is None else draft.request.control.ruled.text
     if draft.request is None or draft.parts is None or (kept := ruled or usual) == "none":
         return None, None
+    if kept == "hits" and draft.layer != "semantic":
+        return None, None
     shown = draft.request.api.shown(draft.request.body)
     whole = written(draft.parts) if kept == "all" else None
     if redact is not None:

@@ -23,9 +23,10 @@ class JournalSettings(BaseModel):
     enabled: bool = Field(True, description="Keep a record of each request, in journal.db in the data folder.")
     rows: int = Field(1_000_000, ge=1, description="Most records; the oldest go first. Totals of savings stay.")
     days: float = Field(30.0, gt=0, description="Days that a record is kept.")
-    text: Literal["none", "beginning", "all"] = Field(
-        "none",
-        description="Text kept of each request: none, the beginning of its question (200 characters), or all.",
+    text: Literal["none", "hits", "beginning", "all"] = Field(
+        "hits",
+        description="Text kept of each request: none; the beginning of the question (200 characters) of semantic hits, whose"
+        " stored question is another one; of every request; or all of it. Nothing is kept beside an encrypted store.",
     )
     prices: dict[str, PriceSettings] = Field(
         {},

@@ -142,7 +142,7 @@ class Settings(BaseSettings):
         """Chunks hold the tokens of prompts, which redaction cannot change; the journal's file is not encrypted."""
         if self.encryption.enabled and self.journal.enabled:
             why = 'would keep the words of requests in clear beside an encrypted store: set it to "none"'
-            if self.journal.text != "none":
+            if self.journal.text != "none" and "text" in self.journal.model_fields_set:
                 raise ValueError(f"journal.text {why}")
             for place, rule in enumerate(self.rules):
                 if rule.journal_text not in (None, "none"):

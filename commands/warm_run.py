@@ -4,11 +4,13 @@ import asyncio
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonMap, loads
+from kvproxy.apis.json import field as field_of
 from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.commands.output import progress_bar
 from kvproxy.commands.warm_file import Failure, WarmRequest
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import httpx
 
 _RETRIES = 5
+_PROMPT = ("prompt_tokens", "input_tokens")
 _PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
 _APIS = {path: api for api, path in PATHS.items()}
 
@@ -29,6 +32,7 @@ class Report:
     Attributes:
         outcomes: answers that were `stored`, `forwarded` (computed, not stored), `exact` or `semantic`.
         passed_over: lines of the file that hold no request.
+        duplicates: lines that equal an earlier one, which is sent once.
         pinned: tokens that are pinned now; None where that was not asked for.
         has_cache: whether a kvproxy answered, rather than any other server.
     """
@@ -37,6 +41,7 @@ class Report:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     passed_over: int = 0
+    duplicates: int = 0
     pinned: int | None = None
     has_cache: bool = False
     failures: list[Failure] = field(default_factory=list)
@@ -58,6 +63,7 @@ class Report:
             ("prompt tokens", self.prompt_tokens),
             ("of them from blocks", self.reused_tokens),
             *pinned,
+            ("duplicates", self.duplicates),
             ("lines passed over", self.passed_over),
             ("failed", len(self.failures)),
         ]
@@ -78,9 +84,13 @@ class Report:
         if prefix:
             self.reused_tokens += int(prefix[1])
             self.prompt_tokens += int(prefix[2])
-        elif not status and (told := reported_reuse(answer)) is not None:
-            self.prompt_tokens += told[0]
-            self.reused_tokens += told[1]
+        elif "; hit" not in status:
+            # In front of an upstream, the response itself reports the tokens.
+            usage = answer.get("usage")
+            counted = next((count for name in _PROMPT if isinstance(count := field_of(usage, name), int)), 0)
+            prompt, reused = reported_reuse(answer) or (counted, 0)
+            self.prompt_tokens += prompt
+            self.reused_tokens += reused
         if "; hit" in status:
             self.outcomes["semantic" if "semantic" in status else "exact"] += 1
         else:
@@ -120,6 +130,7 @@ async def run(
     api_key: str | None,
     report: Report,
     cache_control: str | None = None,
+    more_headers: Mapping[str, str] = {},
 ) -> None:
     """Send all requests in order, with a progress bar on stderr.
 
@@ -130,6 +141,7 @@ async def run(
         api_key: of the tenant whose answers they are.
         report: counts what comes of it, also where the run ends early.
         cache_control: what to ask of the caches.
+        more_headers: headers of every request.
 
     Raises:
         ProxyUnreachable: the server stopped answering; what was stored stays, and a second run goes on from there.
@@ -146,7 +158,7 @@ async def run(
         async def work(client: httpx.AsyncClient) -> None:
             for request in waiting:
                 await pace.turn()
-                await _send(client, request, credentials(_APIS[request.path], api_key), report)
+                await _send(client, request, {**credentials(_APIS[request.path], api_key), **more_headers}, report)
                 progress.advance(task)
 
         async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=limits) as client:

@@ -197,3 +197,34 @@ def test_what_any_server_reports_of_its_own_cache_is_counted(tmp_path: Path) -> 
         with run_proxy(load_settings(data=tmp_path / "data", upstream=url, cache={"semantic": False})) as (proxy, _):
             report = result("warm", requests, url=proxy)
             assert (report["prompt_tokens"], report["of_them_from_blocks"]) == (8, 2)
+
+
+def test_a_client_with_the_same_fields_and_tenant_finds_what_was_stored(tmp_path: Path) -> None:
+    file = tmp_path / "questions.txt"
+    file.write_text("What is a block?\nWhat is LRU?\nWhat is a block?\n")
+    upstream = Upstream()
+    with run_app(upstream.app()) as server:
+        settings = load_settings(data=tmp_path / "data", upstream=server, cache={"semantic": False})
+        with run_proxy(settings) as (url, _):
+            options = ["--temperature", 0, "--max-tokens", 50, "--body", "seed=7", "--header", "OpenAI-Project: alpha"]
+            done = kvproxy("warm", file, "--model", "m", *options, url=url)
+            assert done.returncode == 0, done.stderr
+            facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
+            assert (facts["requests"], facts["duplicates"]) == ("2", "1")
+            assert facts["prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
+            assert "temperature 0" in done.stderr
+            assert "max_tokens 50, seed 7" in done.stderr
+            body = said("What is LRU?", temperature=0, max_tokens=50, seed=7)
+            headers = {"openai-project": "alpha"}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+            assert "hit" in answer.headers["cache-status"]
+            tenant = httpx.get(f"{url}/admin/cache").json()[0]["tenant"]
+            assert f"stored for tenant {tenant}," in done.stderr
+
+
+@pytest.mark.parametrize("options", [["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]])
+def test_a_field_or_header_of_another_form_is_named(tmp_path: Path, options: list[str]) -> None:
+    file = lines(tmp_path / "x.jsonl", said("q"))
+    done = kvproxy("warm", file, "--model", "m", *options)
+    assert done.returncode == 2
+    assert "as in" in done.stderr

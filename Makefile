@@ -15,7 +15,7 @@ DOCS := $(VENV)/docs
 
 # Processes that run the tests, each a thread of its own: many tests wait for servers more than they compute. What is
 # compiled is kept, for all processes that tests start too.
-WORKERS ?= 6
+WORKERS ?= 4
 
 # Real engines: which are set up (in a folder that git ignores), which of their tests run, and with how many random chats.
 ENGINES ?= vllm gemma llama

@@ -145,14 +145,15 @@ def _render_prefix(prefix: dict[str, Any]) -> None:
     if prefix["matched_tokens"] is None:
         typer.echo(f"prefix     unknown: {prefix['reason']}")
         return
-    typer.echo(
-        f"prefix     {prefix['matched_tokens']:,} of {prefix['prompt_tokens']:,} tokens are cached"
-        f"{_blocks(prefix['blocks'])}"
-    )
+    # A slot of llama.cpp is restored from a file as a whole, so the file's tokens count as cached.
+    from_file = prefix["tiers"].get("disk", 0) if prefix["slots"] else 0
+    cached = prefix["matched_tokens"] + from_file
+    typer.echo(f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_blocks(prefix['blocks'])}")
     for group in prefix["groups"]:
         typer.echo(f"  {group_name(group)}: {group['tokens']:,} tokens if it were alone")
     for name, tokens in prefix["tiers"].items():
-        typer.echo(f"  {name:8} {tokens:,} tokens more")
+        origin = "of them restored from a file" if prefix["slots"] else "more"
+        typer.echo(f"  {name:8} {tokens:,} tokens {origin}")
     if prefix.get("engine"):
         rank = "" if prefix["rank"] is None else f", rank {prefix['rank']}"
         typer.echo(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (its mirror is incomplete)'}")

@@ -116,8 +116,8 @@ def warm(
     _print(report, as_json)
     if cache and reading.passed_over:
         _tell(f"{reading.passed_over:,} responses of other tenants were left out: give their key with --api-key")
-    if file is not None and report.has_cache and report.kept:
-        _tell(_stored_for(ProxyClient(url, token), reading, api_key, headers))
+    if file is not None and report.has_cache and report.kept and not as_json:
+        typer.echo(_stored_for(ProxyClient(url, token), reading, api_key, headers))
     if report.has_cache and not prefix_only and not report.kept and not code:
         _tell("nothing was stored: the answers' Cache-Status headers tell why, see docs/http.md")
         code = 1
@@ -156,6 +156,7 @@ def _headers(given: list[str]) -> dict[str, str]:
 
 def _stored_for(client: "ProxyClient", reading: "Reading", api_key: str | None, headers: dict[str, str]) -> str:
     """The tenant and the fields that a request must have to find what was stored."""
+    from kvproxy.apis import APIS
     from kvproxy.commands.bodies import PATHS, credentials
     from kvproxy.errors import KvproxyError
 
@@ -166,7 +167,8 @@ def _stored_for(client: "ProxyClient", reading: "Reading", api_key: str | None, 
     except KvproxyError:
         tenant = "unknown (the admin routes refuse)"
     sampling = [f"{name} {json.dumps(first.body[name]) if name in first.body else 'unset'}" for name in _SAMPLING]
-    others = sorted(first.body.keys() - {"model", "messages", "prompt", "input", "system", *_SAMPLING})
+    shown = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].irrelevant}
+    others = sorted(first.body.keys() - shown)
     fields = sampling + [f"{name} {json.dumps(first.body[name])}" for name in others]
     return f"stored for tenant {tenant}, {', '.join(fields)}"
 

@@ -23,7 +23,13 @@ class Serving:
 
 @contextlib.contextmanager
 def serve(
-    command: Sequence[str], port: int, log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    patience: float = _PATIENCE,
 ) -> Iterator[Serving]:
     """Start a server and wait until `/health` answers. It is killed at the end, if it still runs.
 
@@ -32,12 +38,13 @@ def serve(
         port: where it listens.
         log: gets what it prints.
         env, cwd: of the process.
+        patience: seconds until it must answer.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=cwd)
     try:
         url = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + patience
         while not _answers(url):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()

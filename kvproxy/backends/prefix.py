@@ -81,6 +81,7 @@ class PrefixReport:
         named_alike: whether the engine names its blocks by the recipe that we were told.
         digests: the prompt's own block digests.
         groups: what each attention group of the embedded engine could reuse alone, of a model with limited attention.
+        slots: whether the engine keeps prefixes in slots, and restores them from files.
     """
 
     prompt_tokens: int | None = None
@@ -96,6 +97,7 @@ class PrefixReport:
     named_alike: bool | None = None
     digests: tuple[str, ...] = ()
     groups: tuple[GroupMatch, ...] = ()
+    slots: bool = False
 
     @property
     def reusable(self) -> int:

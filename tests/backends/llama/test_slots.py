@@ -87,6 +87,11 @@ def test_prefixes_outlive_both_sides(tmp_path: Path) -> None:
             until(lambda: running.status()["slots"]["saved"] == 1)
             server.restart()
             known = len(template(chat[:-1])) + len(chat[-1]["content"])
+            body = tmp_path / "next.json"
+            body.write_bytes(orjson.dumps({"model": "m", "messages": [*chat, {"role": "user", "content": "again"}]}))
+            shown = kvproxy("explain", "--file", body, url=running.url).stdout
+            assert f"prefix     {known:,} of " in shown
+            assert f"{known:,} tokens of them restored from a file" in shown
             assert running.predicted([*chat, {"role": "user", "content": "again"}]) == known
             assert running.turn(chat, TURN * 2) == known
         # What was said since the last file is saved when the proxy stops.

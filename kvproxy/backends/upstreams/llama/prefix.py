@@ -130,9 +130,10 @@ class SlotPrefix(ToldPrefix):
             tiers={_DISK: plan.reused - in_slot} if plan.restore else {},
             divergence=await self._parting(near, prompt, shared(near.tokens, prompt)),
             reason=f"it would go to slot {plan.slot}"
-            + (", which is read back from disk first" if plan.restore else ""),
+            + (f", restored from a file with {plan.reused:,} tokens of the prompt" if plan.restore else ""),
             engine=server.url,
             engines={one.url: best.reused for one, _, best in found},
+            slots=True,
             complete=all(view.known and not view.taken for view in server.slots.views.values()),
         )
 

@@ -44,7 +44,7 @@ def explained(find: "Callable[[Reader], Record]", url: str, token: str | None, d
     import contextlib
 
     from kvproxy.checks.stored import opened_store, store_exists
-    from kvproxy.flow.past_texts import texts
+    from kvproxy.flow.explain import texts
     from kvproxy.journal.causes import explain_record
     from kvproxy.journal.reader import Reader
     from kvproxy.journal.schema import FILE

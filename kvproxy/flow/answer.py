@@ -10,16 +10,15 @@ from typing import Any
 from kvproxy.apis.request import ApiRequest, asks_for_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
-from kvproxy.flow.cached.keep import Asked, Shelf
-from kvproxy.flow.cached.recall import Recall
-from kvproxy.flow.cached.renewals import Renewals
-from kvproxy.flow.flight.boarding import Boarding
-from kvproxy.flow.flight.flights import Flight
+from kvproxy.flow import trail
+from kvproxy.flow.diagnostics import Diagnostics, diagnosed
 from kvproxy.flow.keys import CacheKey, cache_key
-from kvproxy.flow.learning.observer import Observer
+from kvproxy.flow.learn import Observer
+from kvproxy.flow.lookup import Recall
 from kvproxy.flow.outcome import Answer, Forwarded, Outcome
-from kvproxy.flow.recording import trail
-from kvproxy.flow.recording.diagnostics import Diagnostics, diagnosed
+from kvproxy.flow.revalidate import Renewals
+from kvproxy.flow.single_flight import Boarding, Flight
+from kvproxy.flow.store_response import Asked, Shelf
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.draft import Draft

@@ -1,19 +1,49 @@
 """What would happen to a request, without doing it."""
 
 import asyncio
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kvproxy.apis import by_name
+from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix import PrefixCache, PrefixReport
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.keys import CacheKey
+from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.guards.hidden import hides_text
 from kvproxy.index.lookup import FRESH, Candidate, Lookup
 from kvproxy.index.policies.policy import Status, Verdict
-from kvproxy.index.store import Filter
+from kvproxy.index.store import Filter, Store
+from kvproxy.journal.causes import Texts
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.regions import parts_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
+
+
+def texts(reader: Reader, store: Store | None) -> Texts:
+    """Finds what the regions of a prompt held: in the journal, or in the request of the response that is stored for it."""
+
+    def text_of(prompt: int) -> Mapping[str, Json] | None:
+        kept = reader.whole(prompt)
+        if kept is not None:
+            return as_object(loads(zlib.decompress(kept)))
+        stored = reader.stored(prompt)
+        return None if store is None or stored is None else _of_entry(store, stored[0])
+
+    return text_of
+
+
+def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
+    entry = store.get(id)
+    api = None if entry is None else by_name(entry.endpoint)
+    if entry is None or api is None:
+        return None
+    request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)
+    return dict(parts_of(cache_key(request, entry.backend).parts))
+
 
 _NEAREST = 5  # Neighbours that are shown; a policy that learns looks at more.
 _MOST_LIKE = 1000

@@ -17,7 +17,7 @@ from kvproxy.apis.request import Account, ApiRequest
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.flow.outcome import Outcome
-from kvproxy.flow.recording.spending import UnreadSpending
+from kvproxy.flow.quota_charges import UnreadSpending
 from kvproxy.http.access.clients import is_own
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation

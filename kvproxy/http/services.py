@@ -12,7 +12,7 @@ from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.edits import edited
-from kvproxy.flow.learning.observer import make_observer
+from kvproxy.flow.learn import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.quotas import Quotas
 from kvproxy.http.access.rules import Access

@@ -15,8 +15,7 @@ from kvproxy.backends.protocol import Forwarder, Generated, Relayed, Reply
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import tenant_of
-from kvproxy.flow.learning.judges import Cached, Judge, answer_text
-from kvproxy.flow.learning.observer import Observer, make_judge
+from kvproxy.flow.learn import Cached, Judge, Observer, answer_text, make_judge
 from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta, Usage
 from kvproxy.responses import open_response_cache

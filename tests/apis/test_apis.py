@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS, by_name
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
-from kvproxy.flow.flight.source import Recording
+from kvproxy.flow.backend_response import Recording
 
 TEXTS = st.text(max_size=30)
 LIMITED: JsonObject = {"max_tokens": 5, "max_output_tokens": 5}

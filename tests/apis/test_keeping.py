@@ -9,7 +9,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.sse import event
-from kvproxy.flow.flight.source import Recording
+from kvproxy.flow.backend_response import Recording
 
 
 def chat(reason: str | None, content: str | None = "Hello", **fields: object) -> JsonObject:

@@ -19,9 +19,9 @@ from pathlib import Path
 import orjson
 
 from kvproxy.apis.request import ApiRequest
+from kvproxy.flow import trail
 from kvproxy.flow.keys import CacheKey, cache_key
 from kvproxy.flow.outcome import Outcome
-from kvproxy.flow.recording import trail
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import FileJournal

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvproxy.apis.json import JsonObject
-from kvproxy.flow.flight.flights import WINDOW, Flight, Flights
-from kvproxy.flow.flight.source import Source
+from kvproxy.flow.backend_response import Source
+from kvproxy.flow.single_flight import WINDOW, Flight, Flights
 
 PART = 32 * 1024
 PARTS = 64

@@ -17,8 +17,7 @@ from starlette.routing import Route
 from kvproxy.backends.build import build_backend
 from kvproxy.errors import SettingsError
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.learning.judges import answer_text, normalise
-from kvproxy.flow.learning.observer import make_observer
+from kvproxy.flow.learn import answer_text, make_observer, normalise
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics

@@ -9,8 +9,8 @@ import pytest
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.errors import UpstreamUnreachable
-from kvproxy.flow.flight.flights import STEP, Flight, Flights
-from kvproxy.flow.flight.source import Source as Answer
+from kvproxy.flow.backend_response import Source as Answer
+from kvproxy.flow.single_flight import STEP, Flight, Flights
 from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry
 from tests.index.entries import make_entry

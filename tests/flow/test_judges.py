@@ -8,7 +8,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed
-from kvproxy.flow.learning.judges import Cached, ModelJudge
+from kvproxy.flow.learn import Cached, ModelJudge
 from tests.flow.backends import QuietBackend
 from tests.requests import api_request
 

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.clients import add_client
-from kvproxy.flow.recording.spending import estimate
+from kvproxy.flow.quota_charges import estimate
 from kvproxy.http.access.buckets import Bucket, duration
 from kvproxy.settings import Settings, load_settings
 from tests.backends.fleets import until

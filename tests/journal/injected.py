@@ -20,7 +20,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Relayed
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.past_texts import texts
+from kvproxy.flow.explain import texts
 from kvproxy.index.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.flow.past_texts import texts
+from kvproxy.flow.explain import texts
 from kvproxy.http.admin.replies import named, number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError

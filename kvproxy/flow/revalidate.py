@@ -9,10 +9,10 @@ from dataclasses import replace
 from kvproxy.apis.json import as_object, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.cached.keep import Asked
-from kvproxy.flow.flight.flights import Flight
+from kvproxy.flow import trail
 from kvproxy.flow.keys import CacheKey
-from kvproxy.flow.recording import trail
+from kvproxy.flow.single_flight import Flight
+from kvproxy.flow.store_response import Asked
 from kvproxy.index.entry import Entry
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal

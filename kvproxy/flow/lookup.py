@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from kvproxy.apis.json import as_object, loads
 from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.cached.keep import Asked
-from kvproxy.flow.flight.source import EVENTS, JSON
+from kvproxy.flow import trail
+from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.flow.outcome import Answer, Match, Outcome, Stale
-from kvproxy.flow.recording import trail
+from kvproxy.flow.store_response import Asked
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.lookup import FRESH, KEPT, Lookup

@@ -9,11 +9,11 @@ from functools import partial
 from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.cached.directives import Directives, first, read_directives
-from kvproxy.flow.flight.source import Source
+from kvproxy.flow.backend_response import Source
 from kvproxy.flow.keys import CacheKey
-from kvproxy.flow.learning.observer import Observer
+from kvproxy.flow.learn import Observer
 from kvproxy.flow.outcome import PrefixUse
+from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.ids import Ids
 from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry

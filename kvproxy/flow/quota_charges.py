@@ -9,7 +9,7 @@ from kvproxy.apis.request import BYTES_PER_TOKEN, Account, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, Body, Relayed
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.flight.source import Source, open_source
+from kvproxy.flow.backend_response import Source, open_source
 
 _IMAGE_TOKENS = 1000
 """What an image or another file in a prompt is counted with: its bytes tell nothing."""

@@ -3,8 +3,8 @@
 import time
 
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.flight.flights import Flight
 from kvproxy.flow.outcome import Outcome
+from kvproxy.flow.single_flight import Flight
 from kvproxy.index.entry import Entry
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.reasons import reason_of_failure

@@ -1,1 +1,0 @@
-"""What became of a request: for the journal, and for the client that asks why nothing was reused."""

@@ -14,9 +14,9 @@ from kvproxy.flow.outcome import Answer, Match, Outcome, Stale
 from kvproxy.flow.store_response import Asked
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.lookup import FRESH, KEPT, Lookup
 from kvproxy.index.redactor import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup import FRESH, KEPT, Lookup
 from kvproxy.settings import CacheSettings
 
 _SLOW_BYTES = 64 * 1024

@@ -18,8 +18,8 @@ from kvproxy.ids import Ids
 from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup import Lookup
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings

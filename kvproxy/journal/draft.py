@@ -5,7 +5,7 @@ from time import perf_counter
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.index.entry import Entry
-from kvproxy.index.lookup import Lookup
+from kvproxy.index.search.lookup import Lookup
 from kvproxy.journal.record import Layer
 
 

@@ -14,10 +14,10 @@ from kvproxy.errors import (
     UpstreamBroken,
     UpstreamError,
 )
-from kvproxy.index.guards import GUARDS
-from kvproxy.index.guards.hidden import hides_text
-from kvproxy.index.lookup import Candidate, Lookup
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Verdict
+from kvproxy.index.search.lookup import Candidate, Lookup
 from kvproxy.journal.draft import Draft
 from kvproxy.journal.record import Record
 

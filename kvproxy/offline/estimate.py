@@ -7,7 +7,7 @@ from random import Random
 
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.flow.outcome import Match
-from kvproxy.index.wilson import wilson
+from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.offline.log_replay import Replayed, has_answers, replay, said
 from kvproxy.offline.prefix_reuse import PrefixEstimate, Spelled, estimate_prefixes, spell
 from kvproxy.offline.request_log import LoggedRequest

@@ -36,7 +36,7 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Filter, ResponseStore
 from kvproxy.journal.opening import open_journal
 from kvproxy.journal.reader import Query

@@ -21,10 +21,10 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Relayed
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import texts
-from kvproxy.index.guards import GUARDS
+from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
 from kvproxy.index.store.sqlite_observations import SqliteObservations
 from kvproxy.journal.causes import Explained, explain_record

@@ -10,7 +10,7 @@ from kvproxy.commands.output import percent, print_json, print_table, shown_prog
 
 if TYPE_CHECKING:
     from kvproxy.apis.json import JsonObject
-    from kvproxy.traffic.audit import Pair
+    from kvproxy.offline.audit import Pair
 
 
 def audit(
@@ -42,7 +42,7 @@ def audit(
     """
     import asyncio
 
-    from kvproxy.traffic.audit import CHAT, COMPLETIONS, usual_bodies
+    from kvproxy.offline.audit import CHAT, COMPLETIONS, usual_bodies
 
     path = COMPLETIONS if completions else CHAT
     if model is None:
@@ -68,7 +68,7 @@ async def _ask(
     import httpx
 
     from kvproxy.commands.bodies import credentials
-    from kvproxy.traffic.audit import Auditor
+    from kvproxy.offline.audit import Auditor
 
     timeout = httpx.Timeout(600.0, connect=3.0)
     async with httpx.AsyncClient(base_url=url, timeout=timeout, headers=credentials("chat", api_key)) as client:
@@ -79,7 +79,7 @@ async def _ask(
 def _bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
     from kvproxy.commands.files import read_text
     from kvproxy.errors import InvalidRequest
-    from kvproxy.traffic.reading import read_log
+    from kvproxy.offline.request_log import read_log
 
     bodies = [each.body for each in read_log(file, read_text(file), model).requests if each.api.path == path]
     if not bodies:

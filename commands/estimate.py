@@ -9,8 +9,8 @@ from kvproxy.commands.options import Data, Json
 from kvproxy.commands.output import percent, print_json, print_table, shown_progress
 
 if TYPE_CHECKING:
-    from kvproxy.traffic.estimate import Estimate
-    from kvproxy.traffic.prefixes import PrefixEstimate
+    from kvproxy.offline.estimate import Estimate
+    from kvproxy.offline.prefix_reuse import PrefixEstimate
 
 Log = Annotated[
     Path,
@@ -52,8 +52,8 @@ def estimate(
     import asyncio
 
     from kvproxy.commands.files import PICTURES, check_place, read_text, writing
-    from kvproxy.traffic.estimate import estimate as run
-    from kvproxy.traffic.reading import read_log
+    from kvproxy.offline.estimate import estimate as run
+    from kvproxy.offline.request_log import read_log
 
     check_place(plot, PICTURES)
     settings, spelling = prepared(data, tokenizer)
@@ -64,7 +64,7 @@ def estimate(
             run(reading.requests, settings, spelling, block_size, sizes, lambda what, share: progress(share), draws)
         )
     if plot is not None:
-        from kvproxy.traffic.picture import draw
+        from kvproxy.offline.picture import draw
 
         with writing(plot):
             draw(found, plot)

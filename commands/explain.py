@@ -57,7 +57,7 @@ def explain(
     client = ProxyClient(url, token)
     body = read_body(prompt, system, file)
     # What holds only an input is most likely one for Responses; --api tells otherwise.
-    from kvproxy.traffic.telling import api_of
+    from kvproxy.offline.api_detection import api_of
 
     chosen = api or api_of(body) or ("responses" if "input" in body else "chat")
     headers = credentials(chosen, api_key)

@@ -10,8 +10,8 @@ from kvproxy.commands.options import Data, Json
 from kvproxy.commands.output import percent, print_json, shown_progress
 
 if TYPE_CHECKING:
-    from kvproxy.traffic.baseline import Worse
-    from kvproxy.traffic.lint import FamilyReport, Lint, Saving
+    from kvproxy.offline.lint import FamilyReport, Lint, Saving
+    from kvproxy.offline.lint_baseline import Worse
 
 
 def lint(
@@ -48,9 +48,9 @@ def lint(
     import asyncio
 
     from kvproxy.commands.files import check_place, read_text, writing
-    from kvproxy.traffic.baseline import read_baseline, worse, write_baseline
-    from kvproxy.traffic.lint import lint as run
-    from kvproxy.traffic.reading import read_log
+    from kvproxy.offline.lint import lint as run
+    from kvproxy.offline.lint_baseline import read_baseline, worse, write_baseline
+    from kvproxy.offline.request_log import read_log
 
     check_place(edits)
     check_place(baseline)
@@ -82,7 +82,7 @@ def _settings(found: "Lint") -> str:
     """The edits of all families as a part of kvproxy.toml; JSON writes texts as TOML reads them."""
     import json
 
-    from kvproxy.traffic.edits import moving
+    from kvproxy.offline.edits import moving
 
     lines = ["# Found by kvproxy lint. Which of these spans matter to the answers is yours to say: strip forgets them."]
     savings = [(report, saving) for report in found.families for saving in report.savings]
@@ -128,7 +128,7 @@ def _family(report: "FamilyReport") -> None:
 
 def _saving(report: "FamilyReport", saving: "Saving") -> None:
     from kvproxy.commands.table import one_line
-    from kvproxy.traffic.spans import described
+    from kvproxy.offline.changed_spans import described
 
     where = ", ".join(one_line(part) for part in described(saving.span))
     gained = [percent(tokens / report.prompt_tokens) for tokens in (saving.stripped, saving.moved)]
@@ -155,7 +155,7 @@ def _worse(each: "Worse") -> str:
 def _document(found: "Lint", less: "list[Worse]") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from kvproxy.traffic.baseline import shared_of
+    from kvproxy.offline.lint_baseline import shared_of
 
     families = []
     for report in found.families:

@@ -11,7 +11,7 @@ from kvproxy.commands.output import print_facts, print_json, print_table, progre
 from kvproxy.commands.simulate_fleet import simulate_fleet
 
 if TYPE_CHECKING:
-    from kvproxy.simulate.sweep import Sweep
+    from kvproxy.offline.simulate.sweep import Sweep
 
 
 def simulate(
@@ -55,7 +55,7 @@ def simulate(
     Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
     """
     from kvproxy.errors import NotFound
-    from kvproxy.simulate.workload import kind_of
+    from kvproxy.offline.simulate.workload import kind_of
 
     if not trace.is_file():
         raise NotFound(f"no trace {trace}")
@@ -69,11 +69,11 @@ def simulate(
         return
     result = _sweep(trace, blocks, policies, block_size)
     if model is not None:
-        from kvproxy.simulate.sweep import bytes_per_token as of_model
+        from kvproxy.offline.simulate.sweep import bytes_per_token as of_model
 
         bytes_per_token = of_model(model)
     if plot is not None:
-        from kvproxy.simulate.plot import plot as draw
+        from kvproxy.offline.simulate.plot import plot as draw
 
         with writing(plot):
             draw(result, plot)
@@ -86,7 +86,7 @@ def simulate(
 def _conformance(trace: Path, out: Path | None, as_json: bool) -> None:
     import json
 
-    from kvproxy.simulate.replay import replay
+    from kvproxy.offline.simulate.replay import replay
 
     lines = list(replay(trace))
     if out is not None:
@@ -100,9 +100,9 @@ def _conformance(trace: Path, out: Path | None, as_json: bool) -> None:
 
 
 def _sweep(trace: Path, blocks: str | None, policies: str, block_size: int | None) -> "Sweep":
-    from kvproxy.simulate.orders import POLICIES
-    from kvproxy.simulate.sweep import default_sizes, sweep
-    from kvproxy.simulate.workload import read_chains
+    from kvproxy.offline.simulate.orders import POLICIES
+    from kvproxy.offline.simulate.sweep import default_sizes, sweep
+    from kvproxy.offline.simulate.workload import read_chains
 
     chosen = [name.strip() for name in policies.split(",")]
     unknown = [name for name in chosen if name not in POLICIES]

@@ -12,8 +12,8 @@ def simulate_fleet(
     trace: Path, engines: int, blocks: str | None, block_size: int | None, prefill_rate: float, as_json: bool
 ) -> None:
     """Replay a trace by each way and print what came of it."""
-    from kvproxy.simulate.fleet import POLICIES, FleetShape, simulate_routing
-    from kvproxy.simulate.workload import read_arrivals
+    from kvproxy.offline.simulate.fleet import POLICIES, FleetShape, simulate_routing
+    from kvproxy.offline.simulate.workload import read_arrivals
 
     if blocks is not None and not blocks.isdigit():
         raise typer.BadParameter("with --engines, --blocks takes one number: the pool of each engine")

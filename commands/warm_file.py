@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.files import read_text
-from kvproxy.traffic.reading import Failure, read_log
+from kvproxy.offline.request_log import Failure, read_log
 
 __all__ = ["Failure", "Reading", "WarmRequest", "most_frequent", "read_requests"]
 

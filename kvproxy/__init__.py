@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from kvproxy.blocks.request import CacheRequest, MMItem
     from kvproxy.blocks.stats import PoolStats
     from kvproxy.index.response_cache import Hit, ResponseCache
+    from kvproxy.offline.simulate.chains import ChainRequest, Outcome
+    from kvproxy.offline.simulate.chains import simulate as simulate_pool
+    from kvproxy.offline.simulate.sweep import Sweep, sweep
+    from kvproxy.offline.simulate.workload import read_chains
     from kvproxy.responses import open_response_cache
     from kvproxy.settings.cache import CacheSettings
-    from kvproxy.simulate.chains import ChainRequest, Outcome
-    from kvproxy.simulate.chains import simulate as simulate_pool
-    from kvproxy.simulate.sweep import Sweep, sweep
-    from kvproxy.simulate.workload import read_chains
 
 __version__ = "0.1.0"
 
@@ -28,20 +28,20 @@ _PLACES = {
     "BlockHasher": ("kvproxy.blocks.digest", "BlockHasher"),
     "CacheRequest": ("kvproxy.blocks.request", "CacheRequest"),
     "CacheSettings": ("kvproxy.settings.cache", "CacheSettings"),
-    "ChainRequest": ("kvproxy.simulate.chains", "ChainRequest"),
+    "ChainRequest": ("kvproxy.offline.simulate.chains", "ChainRequest"),
     "ComputedBlocks": ("kvproxy.blocks.manager", "ComputedBlocks"),
     "GroupSpec": ("kvproxy.blocks.groups", "GroupSpec"),
     "Hit": ("kvproxy.index.response_cache", "Hit"),
     "KVCacheManager": ("kvproxy.blocks.manager", "KVCacheManager"),
     "MMItem": ("kvproxy.blocks.request", "MMItem"),
-    "Outcome": ("kvproxy.simulate.chains", "Outcome"),
+    "Outcome": ("kvproxy.offline.simulate.chains", "Outcome"),
     "PoolStats": ("kvproxy.blocks.stats", "PoolStats"),
     "ResponseCache": ("kvproxy.index.response_cache", "ResponseCache"),
-    "Sweep": ("kvproxy.simulate.sweep", "Sweep"),
+    "Sweep": ("kvproxy.offline.simulate.sweep", "Sweep"),
     "open_response_cache": ("kvproxy.responses", "open_response_cache"),
-    "read_chains": ("kvproxy.simulate.workload", "read_chains"),
-    "simulate_pool": ("kvproxy.simulate.chains", "simulate"),
-    "sweep": ("kvproxy.simulate.sweep", "sweep"),
+    "read_chains": ("kvproxy.offline.simulate.workload", "read_chains"),
+    "simulate_pool": ("kvproxy.offline.simulate.chains", "simulate"),
+    "sweep": ("kvproxy.offline.simulate.sweep", "sweep"),
 }
 
 __all__ = [

@@ -17,11 +17,11 @@ from random import Random
 
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.commands.output import percent, print_table
+from kvproxy.offline.estimate import Estimate, estimate
+from kvproxy.offline.lint import lint
+from kvproxy.offline.request_log import read_log
 from kvproxy.settings import load_settings
-from kvproxy.traffic.estimate import Estimate, estimate
-from kvproxy.traffic.lint import lint
-from kvproxy.traffic.reading import read_log
-from tests.traffic import live, logs
+from tests.offline import live, logs
 
 
 def main() -> None:

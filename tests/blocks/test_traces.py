@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.simulate.replay import replay
+from kvproxy.offline.simulate.replay import replay
 from tests.reference.naive_trace import NaiveTrace
 from tests.reference.random_trace import random_trace
 

@@ -11,8 +11,8 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.http.services import Services
+from kvproxy.offline.api_detection import api_of
 from kvproxy.settings import load_settings
-from kvproxy.traffic.telling import api_of
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream
 from tests.servers import run_app, run_proxy, until_stored

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.replay import replay
-from kvproxy.simulate.workload import kind_of, read_arrivals, read_chains
+from kvproxy.offline.simulate.errors import TraceError
+from kvproxy.offline.simulate.replay import replay
+from kvproxy.offline.simulate.workload import kind_of, read_arrivals, read_chains
 
 META = {"op": "meta", "v": 1, "block_size": 4, "num_blocks": 9, "vocab": 9, "max_model_len": 9}
 REQUEST = {"op": "req", "id": "a", "segs": [[1, 6]], "out": [2, 2]}

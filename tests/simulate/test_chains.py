@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.simulate.chains import ChainCache, ChainRequest, simulate
-from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.orders import ORDERS, POLICIES
-from kvproxy.simulate.sweep import default_sizes, sweep
-from kvproxy.simulate.workload import read_arrivals, read_chains
+from kvproxy.offline.simulate.chains import ChainCache, ChainRequest, simulate
+from kvproxy.offline.simulate.errors import TraceError
+from kvproxy.offline.simulate.orders import ORDERS, POLICIES
+from kvproxy.offline.simulate.sweep import default_sizes, sweep
+from kvproxy.offline.simulate.workload import read_arrivals, read_chains
 
 DATA = Path(__file__).parent / "data"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.replay import replay
+from kvproxy.offline.simulate.errors import TraceError
+from kvproxy.offline.simulate.replay import replay
 
 DATA = Path(__file__).parent / "data"
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.simulate.chains import ChainRequest
-from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.fleet import POLICIES, Arrival, FleetShape, simulate_routing
-from kvproxy.simulate.workload import read_arrivals
+from kvproxy.offline.simulate.chains import ChainRequest
+from kvproxy.offline.simulate.errors import TraceError
+from kvproxy.offline.simulate.fleet import POLICIES, Arrival, FleetShape, simulate_routing
+from kvproxy.offline.simulate.workload import read_arrivals
 
 DATA = Path(__file__).parent / "data"
 

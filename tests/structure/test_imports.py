@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
     # The face of the library: what it names is imported when it is used.
-    "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "simulate"))},
+    "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "offline.simulate"))},
     "kvproxy.responses": {"kvproxy.index", *(
         f"kvproxy.{room}" for room in ("errors", "settings", "encryption", "redaction")
     )},
@@ -46,7 +46,6 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.routing": set(),
-    "kvproxy.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
     "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "ruled"))},
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
     "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
@@ -62,20 +61,20 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "routing", "apis",
         "tiers",
     ))},
-    # The logs of other programs, through our own flow. Its tokenizer is the one that upstreams are mirrored with.
-    "kvproxy.traffic": {"kvproxy.index", "kvproxy.backends.protocol", *(
+    "kvproxy.offline.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
+    # Request logs through the proxy's own flow, with the tokenizer of mirrored upstreams.
+    "kvproxy.offline": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.offline.simulate", *(
         f"kvproxy.{room}" for room in (
             "backends", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
-            "simulate",
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "backends", "tiers", "responses", "clients",
         "journal",
         "redaction", "rules", "telemetry", "trace",
     ))},
-    "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
-        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "simulate",
-        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption", "redaction", "traffic",
+    "kvproxy.commands": {"kvproxy.index", "kvproxy", "kvproxy.offline.simulate", *(f"kvproxy.{room}" for room in (
+        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "offline",
+        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption", "redaction",
         "journal",
     ))},
 }  # fmt: skip
@@ -83,7 +82,6 @@ NO_TORCH = tuple(
     f"kvproxy.{room}."
     for room in (
         "blocks",
-        "simulate",
         "tiers",
         "mirror",
         "routing",
@@ -91,7 +89,7 @@ NO_TORCH = tuple(
         "flow",
         "journal",
         "telemetry",
-        "traffic",
+        "offline",
         "http",
     )
 )

@@ -8,7 +8,7 @@ from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.policies import ORDERS, make_queue
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.simulate.chains import ChainRequest, simulate
+from kvproxy.offline.simulate.chains import ChainRequest, simulate
 
 SIZE = 2
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.http.services import Services
+from kvproxy.offline.audit import Pair, Told
 from kvproxy.settings import load_settings
-from kvproxy.traffic.audit import Pair, Told
 from tests.commands.run import kvproxy
 from tests.servers import run_app, run_proxy
 

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
+from kvproxy.offline.simulate.orders import LRU
 from kvproxy.routing.choose import Candidate, choose
 from kvproxy.routing.load import Load, Ticket
 from kvproxy.routing.ring import Ring
-from kvproxy.simulate.chains import ChainCache, ChainRequest
-from kvproxy.simulate.orders import LRU
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 

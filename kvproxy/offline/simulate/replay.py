@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.simulate.conformance import Header, Operation, TraceRequest, read_header, read_operations
-from kvproxy.simulate.errors import TraceError
+from kvproxy.offline.simulate.conformance import Header, Operation, TraceRequest, read_header, read_operations
+from kvproxy.offline.simulate.errors import TraceError
 
 
 def replay(path: Path, *, on_line: Callable[[], None] = lambda: None) -> Iterator[str]:

@@ -8,10 +8,10 @@ from random import Random
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.exchange import Match
 from kvproxy.index.wilson import wilson
+from kvproxy.offline.log_replay import Replayed, has_answers, replay, said
+from kvproxy.offline.prefix_reuse import PrefixEstimate, Spelled, estimate_prefixes, spell
+from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
-from kvproxy.traffic.prefixes import PrefixEstimate, Spelled, estimate_prefixes, spell
-from kvproxy.traffic.reading import LoggedRequest
-from kvproxy.traffic.replayed import Replayed, has_answers, replay, said
 
 Progress = Callable[[str, float], None]
 

@@ -2,8 +2,8 @@
 
 import re
 
+from kvproxy.offline.changed_spans import PATTERNS, Span
 from kvproxy.settings.edits import EditSettings
-from kvproxy.traffic.spans import PATTERNS, Span
 
 
 def edit_of(span: Span) -> EditSettings:

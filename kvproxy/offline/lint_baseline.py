@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.traffic.lint import FamilyReport
+from kvproxy.offline.lint import FamilyReport
 
 _VERSION = 1
 _SAME_FAMILY = 0.3

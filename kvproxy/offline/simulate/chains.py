@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.policies import Order
-from kvproxy.simulate.orders import BELADY, ORDERS, Belady
+from kvproxy.offline.simulate.orders import BELADY, ORDERS, Belady
 
 
 @dataclass(frozen=True, slots=True)

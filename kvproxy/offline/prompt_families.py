@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvproxy.traffic.regions import Region, head_of
+from kvproxy.offline.prompt_regions import Region, head_of
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE = 3

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvproxy.blocks.request import MMItem
-from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.workload import parse_line
+from kvproxy.offline.simulate.errors import TraceError
+from kvproxy.offline.simulate.workload import parse_line
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LONGEST = 10_000_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.apis.embedded.speaker import Conversation, PromptForm
-from kvproxy.traffic.regions import TOOLS, Region, regions_of, written
+from kvproxy.offline.prompt_regions import TOOLS, Region, regions_of, written
 
 Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "text"]
 

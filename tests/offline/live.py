@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
+from tests.offline.logs import Line
 from tests.servers import run_app, run_proxy
-from tests.traffic.logs import Line
 
 
 def layers(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvproxy.simulate.chains import ChainRequest, simulate
-from kvproxy.simulate.errors import TraceError
+from kvproxy.offline.simulate.chains import ChainRequest, simulate
+from kvproxy.offline.simulate.errors import TraceError
 
 ENOUGH = 0.9
 

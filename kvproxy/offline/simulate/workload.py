@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from kvproxy.blocks.digest import BlockHasher
-from kvproxy.simulate.chains import ChainRequest
-from kvproxy.simulate.errors import TraceError
-from kvproxy.simulate.fleet import Arrival
+from kvproxy.offline.simulate.chains import ChainRequest
+from kvproxy.offline.simulate.errors import TraceError
+from kvproxy.offline.simulate.fleet import Arrival
 
 T = TypeVar("T")
 Kind = Literal["conformance", "hash ids", "tokens", "weka"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvproxy.simulate.sweep import Sweep
+from kvproxy.offline.simulate.sweep import Sweep
 
 
 def plot(sweep: Sweep, path: Path) -> None:

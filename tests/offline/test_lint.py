@@ -14,12 +14,12 @@ from kvproxy.apis import APIS
 from kvproxy.apis.embedded.speaker import Conversation
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.edits import edited
+from kvproxy.offline.changed_spans import changed_span
+from kvproxy.offline.edits import edit_of, moving
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
-from kvproxy.traffic.edits import edit_of, moving
-from kvproxy.traffic.spans import changed_span
 from tests.commands.run import kvproxy
-from tests.traffic import live, logs
+from tests.offline import live, logs
 
 TAIL = logs.words("the rest of the system prompt", 60)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvproxy.traffic.estimate import Estimate
+from kvproxy.offline.estimate import Estimate
 
 
 def draw(found: Estimate, path: Path) -> None:

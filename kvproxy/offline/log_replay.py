@@ -18,9 +18,9 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import tenant_of
 from kvproxy.flow.learn import Cached, Judge, Observer, answer_text, make_judge
 from kvproxy.generation import Delta, Usage
+from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
-from kvproxy.traffic.reading import LoggedRequest
 
 _PATIENCE = 60.0
 _NO_USAGE = Usage(0, 0, 0)

@@ -10,7 +10,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest
-from kvproxy.traffic.telling import api_of
+from kvproxy.offline.api_detection import api_of
 
 # Where logs keep a request's body, what came back, where it went, when and by whom, and what only a log says.
 _BODIES = ("body", "request", "request_body", "payload", "json")

@@ -9,15 +9,15 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.edits import edited
+from kvproxy.offline.changed_spans import Span, changed_span
+from kvproxy.offline.edits import edit_of, moving
+from kvproxy.offline.log_replay import as_asked, said
+from kvproxy.offline.prefix_reuse import Spelled, chains_of, reused_by_each, spell_form
+from kvproxy.offline.prompt_families import Family, group, shingles
+from kvproxy.offline.prompt_regions import regions_of
+from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
-from kvproxy.traffic.edits import edit_of, moving
-from kvproxy.traffic.families import Family, group, shingles
-from kvproxy.traffic.prefixes import Spelled, chains_of, reused_by_each, spell_form
-from kvproxy.traffic.reading import LoggedRequest
-from kvproxy.traffic.regions import regions_of
-from kvproxy.traffic.replayed import as_asked, said
-from kvproxy.traffic.spans import Span, changed_span
 
 Progress = Callable[[float], None]
 _MOST_SPANS = 3

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer
+from kvproxy.offline.estimate import Estimate, estimate
+from kvproxy.offline.request_log import read_log
 from kvproxy.settings import load_settings
-from kvproxy.traffic.estimate import Estimate, estimate
-from kvproxy.traffic.reading import read_log
 from tests.commands.run import kvproxy
-from tests.traffic import live, logs
+from tests.offline import live, logs
 
 REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
 

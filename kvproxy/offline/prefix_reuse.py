@@ -9,8 +9,8 @@ from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
-from kvproxy.simulate.chains import ChainCache, ChainRequest
-from kvproxy.simulate.orders import ORDERS
+from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
+from kvproxy.offline.simulate.orders import ORDERS
 
 _SIZES = 8
 _LRU = "lru"

@@ -10,8 +10,9 @@ from kvproxy.apis import by_name
 from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix import PrefixCache, PrefixReport
+from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.keys import CacheKey, cache_key
+from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Status, Verdict

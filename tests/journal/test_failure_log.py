@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvproxy.journal import trouble
-from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.trouble import Trouble
+from kvproxy.journal import journal as journal_module
+from kvproxy.journal.journal import FailureLog, FileJournal
 from kvproxy.settings.journal import JournalSettings
 from tests.faults.test_disks import on_small_disk
-from tests.journal.test_file import draft
+from tests.journal.test_file import finished
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -37,13 +36,13 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
             assert number < 5_000
             for _ in range(20):
                 number += 1
-                journal.add(draft(f"question {number} {'x' * 500}", f"r{number}"))
+                journal.add(finished(f"question {number} {'x' * 500}", f"r{number}"))
             journal.flush()
         lost = journal.lost
         (line,) = told(caplog)
         assert "failed" in line
         disk.resize(None)
-        journal.add(draft("with room", "again"))
+        journal.add(finished("with room", "again"))
         journal.flush()
         assert told(caplog)[1:] == [f"the journal {journal.path} can be written again; {lost} records were lost"]
         assert journal.latest(1)[0].request_id == "again"
@@ -55,7 +54,7 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
 def test_a_file_that_was_taken_away_is_told_once(
     journal: FileJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture, replaced: bool
 ) -> None:
-    journal.add(draft("one", "r1"))
+    journal.add(finished("one", "r1"))
     journal.flush()
     moved = tmp_path / "moved.db"
     journal.path.rename(moved)
@@ -63,7 +62,7 @@ def test_a_file_that_was_taken_away_is_told_once(
         FileJournal(tmp_path / "other.db", JournalSettings()).close()
         (tmp_path / "other.db").rename(journal.path)
     for number in range(3):
-        journal.add(draft("two", f"lost {number}"))
+        journal.add(finished("two", f"lost {number}"))
         journal.flush()
     assert journal.lost == 3
     (line,) = told(caplog)
@@ -82,15 +81,15 @@ def test_failure_and_success_that_take_turns_do_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(trouble, "time", SimpleNamespace(monotonic=lambda: now))
-    trouble_ = Trouble(Path("j.db"))
+    monkeypatch.setattr(journal_module, "time", SimpleNamespace(monotonic=lambda: now))
+    failures = FailureLog(Path("j.db"))
     caplog.set_level(logging.WARNING)
     for _ in range(100):
-        trouble_.failed(OSError("full"), 1)
-        trouble_.worked()
+        failures.failed(OSError("full"), 1)
+        failures.succeeded()
     assert len(told(caplog)) == 2
     now = 100.0
-    trouble_.failed(OSError("full"), 1)
+    failures.failed(OSError("full"), 1)
     assert len(told(caplog)) == 3
-    trouble_.worked()
+    failures.succeeded()
     assert told(caplog)[-1].endswith("again; 100 records were lost")

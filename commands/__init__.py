@@ -36,6 +36,7 @@ from kvproxy.commands import (
     warm,
 )
 from kvproxy.errors import KvproxyError
+from kvproxy.extras import missing_extra
 from kvproxy.index.reporting import disable_usage_reports
 
 
@@ -114,6 +115,10 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("KVPROXY_DEBUG"):
             raise
+        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            typer.echo(f"kvproxy: {missing.message}", err=True)
+            sys.exit(missing.exit_code)
         name = type(error).__name__
         typer.echo(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)", err=True)
         sys.exit(1)

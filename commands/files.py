@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.extras import require
 
 
 def read_bytes(file: Path) -> bytes:
@@ -71,6 +72,7 @@ def check_place(file: Path | None, endings: tuple[str, ...] = ()) -> None:
 
     Raises:
         InvalidRequest: its folder is missing or cannot be written to, it is a folder itself, or its ending is another.
+        SettingsError: matplotlib is required and missing.
     """
     if file is None:
         return
@@ -81,6 +83,8 @@ def check_place(file: Path | None, endings: tuple[str, ...] = ()) -> None:
         raise InvalidRequest(f"cannot write {file}: name a file in a folder that can be written to")
     if endings and file.suffix.lower() not in endings:
         raise InvalidRequest(f"cannot draw {file}: its name must end in {', '.join(endings[:-1])} or {endings[-1]}")
+    if endings == PICTURES:
+        require("matplotlib")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.extras": {"kvproxy.errors"},
     "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("apis", "settings", "trace"))},
     "kvproxy.trace": set(),
     "kvproxy.ruled": {"kvproxy.index"},
@@ -73,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         "redaction", "rules", "telemetry", "trace",
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", "kvproxy.offline.simulate", *(f"kvproxy.{room}" for room in (
-        "errors", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "offline",
+        "errors", "extras", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "offline",
         "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption", "redaction",
         "journal",
     ))},

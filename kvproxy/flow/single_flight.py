@@ -16,7 +16,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
-from kvproxy.index.coming import Coming
+from kvproxy.index.pending_writes import Coming
 from kvproxy.journal.reasons import reason_of_failure
 
 WINDOW = 256 * 1024

@@ -97,8 +97,6 @@ MOST_LINES = 400
 # The command line has one file per command.
 MOST_FILES = {
     "commands": 60,
-    "index": 30,
-    "index/store": 26,
 }
 HTTP_SIDE = ("apis", "flow", "backends", "http")
 MOST_ANY = 40

@@ -11,8 +11,8 @@ import numpy as np
 import psycopg
 
 from kvproxy.index.errors import StoreDamaged
-from kvproxy.index.store.heads import HEAD, read_heads
-from kvproxy.index.store.postgres_server import PostgresServer
+from kvproxy.index.store.entry_heads import HEAD, read_heads
+from kvproxy.index.store.postgres.server import PostgresServer
 from kvproxy.index.store.protocol import Capacity, Head
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Cipher, Row, Texts

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.many import as_one_row
-from kvproxy.index.store.condition import Kind
-from kvproxy.index.store.heads import HEAD, HEAD_NAMES, read_heads
+from kvproxy.index.store.entry_heads import HEAD, HEAD_NAMES, read_heads
+from kvproxy.index.store.health import Kind
 from kvproxy.index.store.protocol import Head
 from kvproxy.index.store.sealing import Row
 from kvproxy.index.store.sql import SqlStore
+from kvproxy.index.store.sqlite.many import as_one_row
 
 
 class SqliteVectors(SqlStore):

@@ -10,7 +10,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from kvproxy.index.errors import CacheStoreError, first_line
-from kvproxy.index.store.postgres_schema import migrate
+from kvproxy.index.store.postgres.schema import migrate
 
 Row = dict[str, Any]
 _CONNECT = 5  # Seconds.

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvproxy.index.observations import COLUMNS, COUNTS, Observation, pruning, values
-from kvproxy.index.store.postgres_server import PostgresServer
+from kvproxy.index.store.observations import COLUMNS, COUNTS, Observation, pruning, values
+from kvproxy.index.store.postgres.server import PostgresServer
 
 _REJECTED = (
     'select entry from (select distinct on (entry) entry, "right" from observations where entry = any(%s)'

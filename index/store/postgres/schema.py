@@ -4,12 +4,12 @@ from typing import Any
 
 import psycopg
 
-from kvproxy.index.migrations import M006 as M006_SEALED
-from kvproxy.index.migrations import M007 as M007_CHECKSUMS
-from kvproxy.index.migrations import M008 as M008_TENANTS
-from kvproxy.index.migrations import M009 as M009_STALE
-from kvproxy.index.migrations import M010 as M010_SUMS
-from kvproxy.index.observations import M003 as M003_PRUNED
+from kvproxy.index.store.observations import M003 as M003_PRUNED
+from kvproxy.index.store.sqlite.schema import M006 as M006_SEALED
+from kvproxy.index.store.sqlite.schema import M007 as M007_CHECKSUMS
+from kvproxy.index.store.sqlite.schema import M008 as M008_TENANTS
+from kvproxy.index.store.sqlite.schema import M009 as M009_STALE
+from kvproxy.index.store.sqlite.schema import M010 as M010_SUMS
 
 _LOCK = 0x6B7670726F7879  # "kvproxy": proxies that start together take turns.
 

@@ -18,16 +18,16 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.migrations import NAME, STEPS
-from kvproxy.index.placed import PlacedFiles
-from kvproxy.index.steps import apply_steps, connect, make_private
-from kvproxy.index.store.condition import Kind
+from kvproxy.index.store.health import Kind
 from kvproxy.index.store.known_keys import KnownKeys
-from kvproxy.index.store.many_rows import execute_many
 from kvproxy.index.store.protocol import Capacity
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Cipher, Row, Texts
-from kvproxy.index.store.sqlite_vectors import SqliteVectors
+from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.database_files import PlacedFiles
+from kvproxy.index.store.sqlite.many_rows import execute_many
+from kvproxy.index.store.sqlite.schema import NAME, STEPS
+from kvproxy.index.store.sqlite.vectors import SqliteVectors
 
 _UNBOUNDED = Capacity()
 _LOOK_SECONDS = 0.02  # Reads look that seldom whether their file is still the one at its path.

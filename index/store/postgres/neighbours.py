@@ -13,8 +13,8 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from kvproxy.index.store.postgres import PostgresStore, as_vector
-from kvproxy.index.store.postgres_server import Row
+from kvproxy.index.store.postgres.server import Row
+from kvproxy.index.store.postgres.store import PostgresStore, as_vector
 from kvproxy.index.store.protocol import Gone, Head, Put, Written
 
 LARGE = 5_000  # Comparing with so many takes the server some milliseconds.

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvproxy.index.private import private_file, take_rights
+from kvproxy.index.private_files import private_file, take_rights
 
 if TYPE_CHECKING:
     from sqlite_utils import Database

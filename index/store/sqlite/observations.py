@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.observations import COLUMNS, COUNTS, M003, Observation, pruning, values
-from kvproxy.index.steps import apply_steps, connect, make_private
+from kvproxy.index.store.observations import COLUMNS, COUNTS, M003, Observation, pruning, values
+from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
 
 if TYPE_CHECKING:
     from sqlite_utils import Database

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.redaction import redacted_all
-from kvproxy.index.redactor import Redactor
+from kvproxy.index.redaction import Redactor, redacted_all
 from kvproxy.index.store import Put, Store
 
 IMPORT_BATCH = 256

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvproxy.index.many import insert_many
+from kvproxy.index.store.sqlite.many import insert_many
 
 _INSERT = re.compile(r"(insert into \w+ \([^()]*\)) values \((:\w+(?:, :\w+)*)\)")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.private import private_folder, take_rights
-from kvproxy.index.segments import EF_SEARCH, Kind, Segment
-from kvproxy.index.store.sqlite import ResponseStore
+from kvproxy.index.private_files import private_folder, take_rights
+from kvproxy.index.search.faiss_segment import EF_SEARCH, Kind, Segment
+from kvproxy.index.store.sqlite.store import ResponseStore
 
 _UNUSED = 7 * 86_400.0  # Seconds. Another proxy, with its own embedder, may use the same store.
 _VERSION = 2  # 1: graphs with fewer candidates for their links.

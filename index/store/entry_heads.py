@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.freshness import FRESHNESS
+from kvproxy.index.store.freshness_sql import FRESHNESS
 from kvproxy.index.store.protocol import Head
 from kvproxy.index.store.sealing import Row, Texts
 

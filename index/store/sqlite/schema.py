@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvproxy.index.freshness import KEPT_UNTIL
+from kvproxy.index.store.freshness_sql import KEPT_UNTIL
 
 if TYPE_CHECKING:
     from sqlite_utils import Database

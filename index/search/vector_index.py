@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvproxy.index.segments import Kind, Segment
+from kvproxy.index.search.faiss_segment import Kind, Segment
 
 FLAT_LIMIT = 20_000
 TAIL_LIMIT = 1_000

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from kvproxy.apis.embedded.speaker import PromptForm
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.edits import edited
 from kvproxy.offline.changed_spans import Span, changed_span
@@ -18,6 +17,7 @@ from kvproxy.offline.prompt_regions import regions_of
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
 
 Progress = Callable[[float], None]
 _MOST_SPANS = 3

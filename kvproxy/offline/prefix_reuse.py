@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from kvproxy.apis.embedded.speaker import PromptForm
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
 from kvproxy.offline.simulate.orders import ORDERS
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
 
 _SIZES = 8
 _LRU = "lru"

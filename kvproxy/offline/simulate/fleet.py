@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
 from kvproxy.offline.simulate.orders import LRU
-from kvproxy.routing.choose import Candidate, choose
-from kvproxy.routing.load import Load, Ticket
-from kvproxy.routing.ring import Ring
+from kvproxy.upstreams.routing import Candidate, Load, Ring, Ticket, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 

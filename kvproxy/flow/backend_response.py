@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.assemblers.reuse import ReuseReader
-from kvproxy.apis.embedded import SPEAKERS
-from kvproxy.apis.embedded.speaker import Writer
+from kvproxy.apis.codecs import CODECS
+from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
+from kvproxy.apis.reported_usage import ReuseReader
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import Event, EventReader
-from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, Taker
+from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, ServingUpstream
 from kvproxy.flow.outcome import PrefixUse
 
 JSON = ("content-type", "application/json")
@@ -55,7 +55,7 @@ class Source:
         parsed: what it says is read from the bytes of its events, which takes time.
         private: whether who sent it forbids to keep it for others.
         prefix: what was reused of the prompt, where the backend tells; an upstream tells while its answer passes.
-        taker: the upstream that took the request; None for the embedded engine.
+        served_by: the upstream that took the request; None for the embedded engine.
         usage: tokens of the prompt and of the answer, known at the end where the answer is read.
         opened: when it began, by `time.perf_counter`.
     """
@@ -70,19 +70,19 @@ class Source:
     private: bool = False
     parsed: bool = False
     prefix: PrefixUse | None = None
-    taker: Taker | None = None
+    served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
     opened: float = field(default_factory=time.perf_counter)
 
     @property
     def upstream(self) -> str | None:
         """URL of the upstream that took the request."""
-        return None if self.taker is None else self.taker.upstream
+        return None if self.served_by is None else self.served_by.url
 
     @property
     def predicted(self) -> int | None:
         """Prompt tokens that this upstream's mirror said it would reuse."""
-        return None if self.taker is None else self.taker.predicted
+        return None if self.served_by is None else self.served_by.predicted_tokens
 
 
 def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
@@ -99,7 +99,7 @@ def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
             private = forbids_keeping(reply.headers, request)
             source = Source(reply.status, reply.headers, reply.chunks, said, reply.close, private=private)
             source.streams = source.parsed = reply.streams
-            source.taker = reply.taker
+            source.served_by = reply.served_by
             return source
 
 
@@ -135,8 +135,8 @@ async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject |
 
 
 def _generated(request: ApiRequest, reply: Generated, limit: int) -> Source:
-    writer = SPEAKERS[request.api.name].writer(request, reply.model, reply.echo)
-    said = _Written(writer, limit)
+    encoder = CODECS[request.api.name].encoder(request, reply.model, reply.echo)
+    said = _Written(encoder, limit)
     usage = reply.usage
     prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, usage.tier_tokens)
     if request.stream:
@@ -151,25 +151,25 @@ class _Written:
     reused = None
     """The engine tells it before the first part."""
 
-    def __init__(self, writer: Writer, limit: int) -> None:
-        self._writer = writer
+    def __init__(self, encoder: ResponseEncoder, limit: int) -> None:
+        self._encoder = encoder
         self._limit = limit
         self._size = 0
         self._ended = False
 
     async def events(self, reply: Generated) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            if written := b"".join(self._writer.write(piece)):
+            if written := b"".join(self._encoder.write(piece)):
                 yield written
         self._ended = True
-        yield b"".join(self._writer.end())
+        yield b"".join(self._encoder.end())
 
     async def body(self, reply: Generated) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            for _ in self._writer.write(piece):
+            for _ in self._encoder.write(piece):
                 pass
         self._ended = True
-        yield await asyncio.to_thread(lambda: dumps(self._writer.whole()))
+        yield await asyncio.to_thread(lambda: dumps(self._encoder.whole()))
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
@@ -179,7 +179,7 @@ class _Written:
         """There is nothing to learn."""
 
     async def whole(self) -> JsonObject | None:
-        return self._writer.whole() if self._ended and self._size <= self._limit else None
+        return self._encoder.whole() if self._ended and self._size <= self._limit else None
 
 
 class Recording:

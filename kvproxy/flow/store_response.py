@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.backend_response import Source
 from kvproxy.flow.keys import CacheKey
@@ -205,5 +205,7 @@ class FlightKeeper:
         """Take down what the upstream says that it reused."""
         if source.prefix is None and whole is not None and (told := reported_reuse(whole)) is not None:
             source.prefix = PrefixUse(*told)
-        if source.prefix is not None and source.taker is not None:
-            source.taker.reported(self._asked.request.model, source.prefix.prompt_tokens, source.prefix.cached_tokens)
+        if source.prefix is not None and source.served_by is not None:
+            source.served_by.report_reuse(
+                self._asked.request.model, source.prefix.prompt_tokens, source.prefix.cached_tokens
+            )

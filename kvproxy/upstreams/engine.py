@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Relayed, Taker
+from kvproxy.backends.protocol import Relayed, ServingUpstream
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.mirror.prompt import Prompt
@@ -166,7 +166,7 @@ class FleetEngine:
             placed.gone()
             raise
         placed.follow(reply)
-        reply.taker = self.taker(placed.predicted, placed.work)
+        reply.served_by = self.serving_upstream(placed.predicted, placed.work)
         return reply
 
     async def look(self) -> None:
@@ -220,7 +220,7 @@ class FleetEngine:
             slots=self.llama.status() if self.llama else None,
         )
 
-    def taker(self, predicted: int | None, work: int) -> Taker:
+    def serving_upstream(self, predicted: int | None, work: int) -> ServingUpstream:
         """Goes with an answer, so that what it reports comes back here.
 
         Args:
@@ -235,7 +235,7 @@ class FleetEngine:
             self.reuse.setdefault(name, ReuseFigures()).add(prompt_tokens, cached_tokens, predicted)
             self._watch.computed(prompt_tokens - cached_tokens, reported=True)
 
-        return Taker(self.url, predicted, reported)
+        return ServingUpstream(self.url, predicted, reported)
 
 
 def _mirror(server: UpstreamServer) -> "Mirror | None":

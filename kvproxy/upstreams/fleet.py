@@ -202,7 +202,9 @@ class Fleet:
             raise
         if reply.status < 500:
             engine.health.succeeded()
-        reply.taker = reply.taker or engine.taker(route.predicted.get(engine.url), route.work[engine.url])
+        reply.served_by = reply.served_by or engine.serving_upstream(
+            route.predicted.get(engine.url), route.work[engine.url]
+        )
         return reply
 
     def _first(self) -> FleetEngine:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import orjson
 
-from kvproxy.apis.embedded import SPEAKERS
-from kvproxy.apis.embedded.speaker import Conversation, PromptForm
+from kvproxy.apis.codecs import CODECS
+from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import Json, JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
@@ -127,7 +127,7 @@ class LocalTokenizer:
     async def prompt(self, request: ApiRequest, ask: Sequence[Upstream], seconds: float) -> Prompt:
         return Prompt(await self.tokens(prompt_form(request)), salt=_salt(request))
 
-    async def tokens(self, form: PromptForm) -> Sequence[int]:
+    async def tokens(self, form: PromptInput) -> Sequence[int]:
         """The tokens of a prompt; raises a KvproxyError where the tokenizer or the template refuses it."""
         match form:
             case Conversation():
@@ -148,17 +148,17 @@ class LocalTokenizer:
         return "".join(await self._tokenizer.texts(list(tokens)))
 
 
-def prompt_form(request: ApiRequest) -> PromptForm:
+def prompt_form(request: ApiRequest) -> PromptInput:
     """The prompt of a request; Messages and Responses are read as the chats that they amount to.
 
     Raises:
         InvalidRequest: it has none, or parts that are no text.
     """
-    speaker = SPEAKERS.get(request.api.name)
-    if speaker is None:
+    codec = CODECS.get(request.api.name)
+    if codec is None:
         raise InvalidRequest(f"{request.api.name} have no prompt that blocks are shared for")
     try:
-        return speaker.prompt(request.body)
+        return codec.decode_prompt(request.body)
     except (KeyError, TypeError, ValueError):
         # An upstream's requests are not checked here before.
         raise InvalidRequest("the prompt of this request cannot be read here") from None

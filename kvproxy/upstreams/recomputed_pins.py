@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import as_object, loads
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.rows import PinRow
 from kvproxy.errors import InvalidRequest, KvproxyError, UpstreamError
 from kvproxy.mirror.match import prepare

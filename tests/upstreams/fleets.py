@@ -106,7 +106,7 @@ class Fleet:
         body = {"model": "m", "messages": [{"role": "user", "content": question}]} | options
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
 
-    def taker(self, question: str) -> str:
+    def engine_for(self, question: str) -> str:
         """URL of the engine that gets a question."""
         before = {url: len(engine.got) for url, engine in self.engines.items()}
         assert self.ask(question).status_code == 200

@@ -17,23 +17,23 @@ from tests.upstreams.fleets import Engine, Fleet, fleet
 
 def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path: Path) -> None:
     with fleet(tmp_path, eject_after=2, health_timeout=0.5) as running:
-        takers = {question: running.taker(question) for question in map(str, range(30))}
-        assert len(set(takers.values())) == 3
-        assert {question: running.taker(question) for question in takers} == takers
+        engine_of = {question: running.engine_for(question) for question in map(str, range(30))}
+        assert len(set(engine_of.values())) == 3
+        assert {question: running.engine_for(question) for question in engine_of} == engine_of
         # Other routes, and the list of models, go to one engine.
         assert httpx.get(f"{running.url}/v1/models").json()["data"] == [{"id": "m"}]
         passed = httpx.post(f"{running.url}/tokenize", json={"messages": [{"content": "ab"}]})
         assert passed.json()["tokens"] == [97, 98]
 
-        ill = takers["0"]
+        ill = engine_of["0"]
         running.engines[ill].mood = "sick"
         until(lambda: running.status(ill)["state"] == "ejected")
-        assert running.taker("0") != ill
-        unmoved = [question for question, taker in takers.items() if taker != ill]
-        assert all(running.taker(question) == takers[question] for question in unmoved[:8])
+        assert running.engine_for("0") != ill
+        unmoved = [question for question, engine_for in engine_of.items() if engine_for != ill]
+        assert all(running.engine_for(question) == engine_of[question] for question in unmoved[:8])
         running.engines[ill].mood = "well"
         until(lambda: running.status(ill)["state"] == "up")
-        assert running.taker("0") == ill
+        assert running.engine_for("0") == ill
         assert running.status(ill)["ejections"] == 1
         running.engines[ill].mood = "stuck"
         until(lambda: running.status(ill)["state"] == "ejected")
@@ -45,9 +45,9 @@ def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path:
 
 def test_drained_engines_get_nothing_new(tmp_path: Path) -> None:
     with fleet(tmp_path, 2) as running, httpx.Client(base_url=running.url) as client:
-        own = running.taker("hello")
+        own = running.engine_for("hello")
         assert client.post("/admin/upstreams/drain", params={"name": own}).json()["state"] == "draining"
-        other = running.taker("hello")
+        other = running.engine_for("hello")
         assert other != own
         client.post("/admin/upstreams/drain", params={"name": other}).raise_for_status()
         refused = running.ask("hello")
@@ -55,17 +55,17 @@ def test_drained_engines_get_nothing_new(tmp_path: Path) -> None:
         assert "draining" in refused.json()["error"]["message"]
         number = list(running.engines).index(own) + 1
         client.post("/admin/upstreams/undrain", params={"name": str(number)}).raise_for_status()
-        assert running.taker("hello") == own
+        assert running.engine_for("hello") == own
         assert client.post("/admin/upstreams/drain", params={"name": "http://nowhere"}).status_code == 404
 
 
 def test_another_engine_is_tried_only_before_an_answer_begins(tmp_path: Path) -> None:
     with fleet(tmp_path, 2, health_interval=60.0) as running:
-        own = running.taker("hello")
+        own = running.engine_for("hello")
         other = next(url for url in running.engines if url != own)
 
         running.engines[own].mood = "full"
-        assert running.taker("hello") in running.engines
+        assert running.engine_for("hello") in running.engines
         assert running.engines[other].got[-1] == "hello"
 
         # An error that the engine made itself is its answer.
@@ -127,7 +127,7 @@ def test_requests_follow_their_prefix(tmp_path: Path) -> None:
                 publishers[at].send(publishers[at].model.store(names, tokens=tokens))
             until(lambda: all(running.status(url)["cached_blocks"] == 6 for url in urls))
             for at, beginning in enumerate(beginnings):
-                assert [running.taker(beginning + question) for question in "abc"] == [urls[at]] * 3
+                assert [running.engine_for(beginning + question) for question in "abc"] == [urls[at]] * 3
 
             # Another API with the same prompt finds the same engine.
             message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": beginnings[2] + "x"}]}
@@ -152,7 +152,7 @@ def test_requests_follow_their_prefix(tmp_path: Path) -> None:
             until(
                 lambda: running.status(urls[1])["cached_blocks"] == 0 and running.status(urls[2])["cached_blocks"] == 12
             )
-            assert running.taker(beginnings[1] + "d") == urls[2]
+            assert running.engine_for(beginnings[1] + "d") == urls[2]
 
             assert httpx.post(f"{running.url}/admin/blocks/reset").json()["reset"] is True
             assert [engine.resets for engine in running.engines.values()] == [1, 1, 1]

@@ -125,7 +125,7 @@ def test_a_reset_that_is_refused_with_200_is_no_reset(tmp_path: Path) -> None:
 def test_a_stream_that_breaks_before_its_first_part_goes_to_another_engine(tmp_path: Path) -> None:
     """The engine had sent the head of its answer, and the client got an answer that broke off with nothing in it."""
     with fleet(tmp_path, 2, health_interval=60.0) as running:
-        own = running.taker("hello")
+        own = running.engine_for("hello")
         (other,) = (url for url in running.engines if url != own)
         running.engines[own].mood = "dies"
         answer = running.ask("hello", stream=True)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kvproxy.apis.assemblers.reuse import ReuseReader
+from kvproxy.apis.reported_usage import ReuseReader
 from kvproxy.apis.sse import EventReader, event
 from kvproxy.settings import load_settings
 from tests.polling import until

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from kvproxy.apis.embedded.speaker import Conversation
+from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable

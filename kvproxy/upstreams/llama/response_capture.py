@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import Json, JsonMap, as_object, field, loads
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.apis.sse import DONE, EventReader
 
 _MOST_BYTES = 4 * 2**20

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from kvproxy.apis.embedded.formats import ToolUse
+from kvproxy.apis.codecs.output_formats import ToolUse
 from kvproxy.apis.json import JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.generation import Delta, Grammar
@@ -18,12 +18,12 @@ class Conversation:
     tools: tuple[JsonObject, ...] = ()
 
 
-PromptForm: TypeAlias = Conversation | str | tuple[int, ...]
+PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
 """A conversation, a raw text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DecodedRequest:
     """What a request asks of the engine. None leaves a choice to the model's recommendation.
 
     Attributes:
@@ -36,7 +36,7 @@ class Wanted:
     The others: see `generation.SamplingParams`.
     """
 
-    prompt: PromptForm
+    prompt: PromptInput
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -62,7 +62,7 @@ class Echo:
     first_token: str
 
 
-class Writer(Protocol):
+class ResponseEncoder(Protocol):
     """Writes one answer in an API's form, as a stream or whole."""
 
     def write(self, piece: Delta) -> Iterator[bytes]:
@@ -75,16 +75,16 @@ class Writer(Protocol):
         """The answer as one object, once all pieces were taken."""
 
 
-class Speaker(Protocol):
+class Codec(Protocol):
     """One API in the engine's terms."""
 
-    def prompt(self, body: JsonMap) -> PromptForm:
+    def decode_prompt(self, body: JsonMap) -> PromptInput:
         """The prompt of a request; raises InvalidRequest where it has parts that are no text."""
 
-    def wanted(self, body: JsonMap) -> Wanted:
+    def decode(self, body: JsonMap) -> DecodedRequest:
         """The request; raises InvalidRequest for what the engine cannot honour."""
 
-    def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> Writer:
+    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> ResponseEncoder:
         """For one answer.
 
         Args:

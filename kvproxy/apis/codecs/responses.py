@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator
 
-from kvproxy.apis.embedded import reading
-from kvproxy.apis.embedded.formats import check_one_form, json_format, tool_use
-from kvproxy.apis.embedded.said import Said
-from kvproxy.apis.embedded.speaker import Conversation, Echo, Wanted
+from kvproxy.apis.codecs import request_fields as reading
+from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
+from kvproxy.apis.codecs.collected_output import CollectedOutput
+from kvproxy.apis.codecs.output_formats import check_one_form, json_format, tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import event
@@ -17,25 +17,25 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 _REMEMBERED = ("previous_response_id", "conversation", "background", "prompt")
 
 
-class ResponsesSpeaker:
-    """See `Speaker`."""
+class ResponsesCodec:
+    """See `Codec`."""
 
-    def prompt(self, body: JsonMap) -> Conversation:
+    def decode_prompt(self, body: JsonMap) -> Conversation:
         given, instructions = body.get("input"), body.get("instructions")
         asked: list[JsonObject] = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given)
         first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
         tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
         return Conversation((*first, *map(_turn, asked)), tuple(tools))
 
-    def wanted(self, body: JsonMap) -> Wanted:
+    def decode(self, body: JsonMap) -> DecodedRequest:
         reading.check_engine(body)
         reading.refuse(body, _REMEMBERED)
-        form, grammar = self.prompt(body), json_format(field(body.get("text"), "format"), "text.format")
+        form, grammar = self.decode_prompt(body), json_format(field(body.get("text"), "format"), "text.format")
         if strange := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
             raise InvalidRequest(f"the embedded engine has no {min(strange)} tools: use --upstream", param="tools")
         tools = tool_use(body, form.tools)
         check_one_form(grammar, tools, "text.format")
-        return Wanted(
+        return DecodedRequest(
             form,
             max_tokens=reading.integer(body, "max_output_tokens"),
             temperature=reading.number(body, "temperature"),
@@ -46,15 +46,15 @@ class ResponsesSpeaker:
             tools=tools,
         )
 
-    def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "ResponsesWriter":
-        return ResponsesWriter(request, model)
+    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "ResponsesEncoder":
+        return ResponsesEncoder(request, model)
 
 
-class ResponsesWriter:
-    """See `Writer`."""
+class ResponsesEncoder:
+    """See `ResponseEncoder`."""
 
     def __init__(self, request: ApiRequest, model: str) -> None:
-        self._said = Said()
+        self._output = CollectedOutput()
         self._next = 0
         self._speaks = False
         self._item_id = f"msg_{request.request_id}"
@@ -62,14 +62,14 @@ class ResponsesWriter:
         self._at: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def write(self, piece: Delta) -> Iterator[bytes]:
-        if self._said.add(piece):
+        if self._output.add(piece):
             for name in ("response.created", "response.in_progress"):
                 yield self._event(name, {"response": self._begun})
         if piece.text:
             if not self._speaks:
                 yield from self._speak()
             yield self._event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
-        first = len(self._said.first.calls) - len(piece.calls)
+        first = len(self._output.first.calls) - len(piece.calls)
         for place, call in enumerate(piece.calls, first):
             item = self._call(place, call)
             at: JsonObject = {"item_id": item["id"], "output_index": place}
@@ -87,8 +87,8 @@ class ResponsesWriter:
         yield self._event("response.content_part.added", {**self._at, "part": _part("")})
 
     def end(self) -> Iterator[bytes]:
-        whole, text = self.whole(), self._said.first.text
-        if not self._said.first.calls:
+        whole, text = self.whole(), self._output.first.text
+        if not self._output.first.calls:
             if not self._speaks:
                 yield from self._speak()
             yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
@@ -98,7 +98,7 @@ class ResponsesWriter:
         yield self._event(f"response.{whole['status']}", {"response": whole})
 
     def whole(self) -> JsonObject:
-        said = self._said.first
+        said = self._output.first
         status = "incomplete" if said.finish_reason == "length" else "completed"
         why: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
         calls: list[Json] = [self._call(place, call) for place, call in enumerate(said.calls)]
@@ -126,7 +126,7 @@ class ResponsesWriter:
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _usage(self) -> JsonObject:
-        said = self._said
+        said = self._output
         return {
             "input_tokens": said.prompt_tokens,
             "input_tokens_details": {"cached_tokens": said.cached_tokens},

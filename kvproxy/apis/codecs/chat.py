@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 
 from kvproxy.apis.choices import includes_usage
-from kvproxy.apis.embedded import reading
-from kvproxy.apis.embedded.formats import check_one_form, json_format, tool_use
-from kvproxy.apis.embedded.said import Said, SaidChoice
-from kvproxy.apis.embedded.speaker import Conversation, Echo, Wanted
+from kvproxy.apis.codecs import request_fields as reading
+from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
+from kvproxy.apis.codecs.collected_output import CollectedChoice, CollectedOutput
+from kvproxy.apis.codecs.output_formats import check_one_form, json_format, tool_use
 from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
 from kvproxy.apis.request import ApiRequest
@@ -16,23 +16,23 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, TokenLogprob, ToolCall
 
 
-class ChatSpeaker:
-    """See `Speaker`."""
+class ChatCodec:
+    """See `Codec`."""
 
-    def prompt(self, body: JsonMap) -> Conversation:
+    def decode_prompt(self, body: JsonMap) -> Conversation:
         turns = tuple(reading.flat(message) for message in objects(body.get("messages")))
         return Conversation(turns, tuple(objects(body.get("tools"))))
 
-    def wanted(self, body: JsonMap) -> Wanted:
+    def decode(self, body: JsonMap) -> DecodedRequest:
         reading.check_engine(body)
-        form, grammar = self.prompt(body), json_format(body.get("response_format"), "response_format")
+        form, grammar = self.decode_prompt(body), json_format(body.get("response_format"), "response_format")
         tools = tool_use(body, form.tools)
         check_one_form(grammar, tools, "response_format")
         check_integer(body, "top_logprobs", least=0, most=20)
         if body.get("echo"):
             raise InvalidRequest("echo belongs to /v1/completions: leave it out", param="echo")
         limit = reading.integer(body, "max_completion_tokens")
-        return Wanted(
+        return DecodedRequest(
             form,
             max_tokens=reading.integer(body, "max_tokens") if limit is None else limit,
             temperature=reading.number(body, "temperature"),
@@ -50,22 +50,22 @@ class ChatSpeaker:
             tools=tools,
         )
 
-    def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "ChatWriter":
-        return ChatWriter(request, model)
+    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "ChatEncoder":
+        return ChatEncoder(request, model)
 
 
-class ChatWriter:
-    """See `Writer`."""
+class ChatEncoder:
+    """See `ResponseEncoder`."""
 
     def __init__(self, request: ApiRequest, model: str) -> None:
-        self._said = Said()
+        self._output = CollectedOutput()
         self._scores = reading.integer(request.body, "prompt_logprobs")
         self._usage_asked = request.stream and includes_usage(request.body)
         self._id: JsonObject = {"id": f"chatcmpl-{request.request_id}"}
         self._made: JsonObject = {"created": int(time.time()), "model": model}
 
     def write(self, piece: Delta) -> Iterator[bytes]:
-        if self._said.add(piece):
+        if self._output.add(piece):
             yield self._chunk(_choice(piece.index, {"role": "assistant", "content": ""}))
         if piece.text or piece.logprobs:
             choice = _choice(piece.index, {"content": piece.text})
@@ -73,13 +73,13 @@ class ChatWriter:
                 choice["logprobs"] = {"content": [_logprob(item) for item in piece.logprobs]}
             yield self._chunk(choice)
         if piece.calls:
-            first = len(self._said.choices[piece.index].calls) - len(piece.calls)
+            first = len(self._output.choices[piece.index].calls) - len(piece.calls)
             numbered: list[Json] = [
                 {"index": at, **_call(self._id, piece.index, at, call)} for at, call in enumerate(piece.calls, first)
             ]
             yield self._chunk(_choice(piece.index, {"tool_calls": numbered}))
         if piece.finish_reason:
-            yield self._chunk(_choice(piece.index, {}, _reason(self._said.choices[piece.index])))
+            yield self._chunk(_choice(piece.index, {}, _reason(self._output.choices[piece.index])))
 
     def _chunk(self, choice: JsonObject) -> bytes:
         head: JsonObject = {**self._id, "object": "chat.completion.chunk", **self._made}
@@ -88,18 +88,20 @@ class ChatWriter:
     def end(self) -> Iterator[bytes]:
         if self._usage_asked:
             head: JsonObject = {**self._id, "object": "chat.completion.chunk", **self._made}
-            yield event({**head, "choices": [], "usage": usage_of(self._said)})
+            yield event({**head, "choices": [], "usage": usage_of(self._output)})
         yield event(DONE)
 
     def whole(self) -> JsonObject:
-        choices: list[Json] = [_whole(self._id, index, choice) for index, choice in sorted(self._said.choices.items())]
+        choices: list[Json] = [
+            _whole(self._id, index, choice) for index, choice in sorted(self._output.choices.items())
+        ]
         # vLLM has the prompt's scores beside the choices of a chat, and in each choice of a completion.
-        beside: JsonObject = {} if self._scores is None else {"prompt_logprobs": scores_of(self._said, self._scores)}
+        beside: JsonObject = {} if self._scores is None else {"prompt_logprobs": scores_of(self._output, self._scores)}
         head: JsonObject = {**self._id, "object": "chat.completion", **self._made}
-        return {**head, **beside, "choices": choices, "usage": usage_of(self._said)}
+        return {**head, **beside, "choices": choices, "usage": usage_of(self._output)}
 
 
-def usage_of(said: Said) -> JsonObject:
+def usage_of(said: CollectedOutput) -> JsonObject:
     """Token counts in OpenAI's form."""
     return {
         "prompt_tokens": said.prompt_tokens,
@@ -109,7 +111,7 @@ def usage_of(said: Said) -> JsonObject:
     }
 
 
-def scores_of(said: Said, count: int) -> list[Json]:
+def scores_of(said: CollectedOutput, count: int) -> list[Json]:
     """Scores of the prompt's tokens as vLLM reports them: by id, each with its `count` likeliest alternatives."""
     return [None, *(_scores(item, count) for item in said.prompt_logprobs)]
 
@@ -125,7 +127,7 @@ def _choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> 
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _whole(id: JsonObject, index: int, choice: SaidChoice) -> JsonObject:
+def _whole(id: JsonObject, index: int, choice: CollectedChoice) -> JsonObject:
     message: JsonObject = {"role": "assistant", "content": choice.text}
     if choice.calls:
         calls: list[Json] = [_call(id, index, at, call) for at, call in enumerate(choice.calls)]
@@ -136,7 +138,7 @@ def _whole(id: JsonObject, index: int, choice: SaidChoice) -> JsonObject:
     return whole
 
 
-def _reason(choice: SaidChoice) -> str | None:
+def _reason(choice: CollectedChoice) -> str | None:
     return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
 
 

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kvproxy.apis.choices import includes_usage
-from kvproxy.apis.embedded import reading
-from kvproxy.apis.embedded.chat import scores_of, usage_of
-from kvproxy.apis.embedded.formats import json_format
-from kvproxy.apis.embedded.said import Said, SaidChoice
-from kvproxy.apis.embedded.speaker import Echo, PromptForm, Wanted
+from kvproxy.apis.codecs import request_fields as reading
+from kvproxy.apis.codecs.chat import scores_of, usage_of
+from kvproxy.apis.codecs.codec import DecodedRequest, Echo, PromptInput
+from kvproxy.apis.codecs.collected_output import CollectedChoice, CollectedOutput
+from kvproxy.apis.codecs.output_formats import json_format
 from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
@@ -19,10 +19,10 @@ from kvproxy.generation import Delta, TokenLogprob
 _DEFAULT_TOKENS = 16
 
 
-class CompletionsSpeaker:
-    """See `Speaker`."""
+class CompletionsCodec:
+    """See `Codec`."""
 
-    def prompt(self, body: JsonMap) -> PromptForm:
+    def decode_prompt(self, body: JsonMap) -> PromptInput:
         prompt = body.get("prompt")
         if isinstance(prompt, str):
             return prompt
@@ -31,15 +31,15 @@ class CompletionsSpeaker:
             raise InvalidRequest("the prompt must be one text, or a list of token ids", param="prompt")
         return tuple(ids)
 
-    def wanted(self, body: JsonMap) -> Wanted:
+    def decode(self, body: JsonMap) -> DecodedRequest:
         reading.check_engine(body)
         check_integer(body, "logprobs", least=0, most=20)
         limit = reading.integer(body, "max_tokens")
         logprobs = reading.integer(body, "logprobs")
         # An echo with log-probabilities scores the prompt too.
         scores = [reading.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
-        return Wanted(
-            self.prompt(body),
+        return DecodedRequest(
+            self.decode_prompt(body),
             max_tokens=_DEFAULT_TOKENS if limit is None else limit,
             temperature=reading.number(body, "temperature"),
             top_p=reading.number(body, "top_p"),
@@ -56,15 +56,15 @@ class CompletionsSpeaker:
             grammar=json_format(body.get("response_format"), "response_format"),
         )
 
-    def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "CompletionsWriter":
-        return CompletionsWriter(request, model, echo)
+    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "CompletionsEncoder":
+        return CompletionsEncoder(request, model, echo)
 
 
-class CompletionsWriter:
-    """See `Writer`."""
+class CompletionsEncoder:
+    """See `ResponseEncoder`."""
 
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
-        self._said = Said()
+        self._output = CollectedOutput()
         self._echo = echo
         self._logprobs = reading.integer(request.body, "logprobs")
         self._scores = reading.integer(request.body, "prompt_logprobs")
@@ -78,7 +78,7 @@ class CompletionsWriter:
         }
 
     def write(self, piece: Delta) -> Iterator[bytes]:
-        if self._said.add(piece) and self._echo is not None:
+        if self._output.add(piece) and self._echo is not None:
             self._offsets[piece.index] = len(self._echo.text)
             yield self._chunk(_choice(piece.index, self._echo.text, self._echoed(self._echo)))
         logprobs: Json = None
@@ -96,7 +96,7 @@ class CompletionsWriter:
         """The prompt's own log-probabilities; its first token has none."""
         if self._logprobs is None:
             return None
-        rest = _logprobs(self._said.prompt_logprobs, len(echo.first_token), self._logprobs)
+        rest = _logprobs(self._output.prompt_logprobs, len(echo.first_token), self._logprobs)
         first: JsonObject = {
             "tokens": [echo.first_token],
             "token_logprobs": [None],
@@ -107,14 +107,14 @@ class CompletionsWriter:
 
     def end(self) -> Iterator[bytes]:
         if self._usage_asked:
-            yield event({**self._head, "choices": [], "usage": usage_of(self._said)})
+            yield event({**self._head, "choices": [], "usage": usage_of(self._output)})
         yield event(DONE)
 
     def whole(self) -> JsonObject:
-        choices: list[Json] = [self._whole(index, choice) for index, choice in sorted(self._said.choices.items())]
-        return {**self._head, "choices": choices, "usage": usage_of(self._said)}
+        choices: list[Json] = [self._whole(index, choice) for index, choice in sorted(self._output.choices.items())]
+        return {**self._head, "choices": choices, "usage": usage_of(self._output)}
 
-    def _whole(self, index: int, choice: SaidChoice) -> JsonObject:
+    def _whole(self, index: int, choice: CollectedChoice) -> JsonObject:
         echo = self._echo
         before = "" if echo is None else echo.text
         whole = _choice(index, before + choice.text, None, choice.finish_reason)
@@ -123,7 +123,7 @@ class CompletionsWriter:
             echoed = None if echo is None else self._echoed(echo)
             whole["logprobs"] = _joined(echoed, own) if isinstance(echoed, dict) else own
         if self._scores is not None:
-            whole["prompt_logprobs"] = scores_of(self._said, self._scores)
+            whole["prompt_logprobs"] = scores_of(self._output, self._scores)
         return whole
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import orjson
 
-from kvproxy.apis.embedded import reading
-from kvproxy.apis.embedded.formats import check_one_form, json_format, tool_use
-from kvproxy.apis.embedded.said import Said
-from kvproxy.apis.embedded.speaker import Conversation, Echo, Wanted
+from kvproxy.apis.codecs import request_fields as reading
+from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
+from kvproxy.apis.codecs.collected_output import CollectedOutput
+from kvproxy.apis.codecs.output_formats import check_one_form, json_format, tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, text_of
 from kvproxy.apis.messages import typed
 from kvproxy.apis.request import ApiRequest
@@ -18,10 +18,10 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _PASSED_OVER = ("tool_result", "tool_use", "thinking", "redacted_thinking")
 
 
-class MessagesSpeaker:
-    """See `Speaker`."""
+class MessagesCodec:
+    """See `Codec`."""
 
-    def prompt(self, body: JsonMap) -> Conversation:
+    def decode_prompt(self, body: JsonMap) -> Conversation:
         given = body.get("system")
         system = text_of(given) if given is not None else ""
         if system is None:
@@ -30,10 +30,10 @@ class MessagesSpeaker:
         turns = [each for message in objects(body.get("messages")) for each in _turns(message)]
         return Conversation((*first, *turns), tuple(_tool(tool) for tool in objects(body.get("tools"))))
 
-    def wanted(self, body: JsonMap) -> Wanted:
+    def decode(self, body: JsonMap) -> DecodedRequest:
         reading.check_engine(body)
         reading.refuse(body, ("mcp_servers", "container"))
-        form, name = self.prompt(body), "output_format" if body.get("output_format") else "output_config"
+        form, name = self.decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
         config = body.get("output_config")
         if isinstance(config, dict) and set(config) - {"format"}:
             raise InvalidRequest(
@@ -46,7 +46,7 @@ class MessagesSpeaker:
             raise InvalidRequest(
                 "the embedded engine has no thinking: leave it out, or use --upstream", param="thinking"
             )
-        return Wanted(
+        return DecodedRequest(
             form,
             max_tokens=reading.integer(body, "max_tokens"),
             temperature=reading.number(body, "temperature"),
@@ -59,15 +59,15 @@ class MessagesSpeaker:
             tools=tools,
         )
 
-    def writer(self, request: ApiRequest, model: str, echo: Echo | None) -> "MessagesWriter":
-        return MessagesWriter(request, model)
+    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "MessagesEncoder":
+        return MessagesEncoder(request, model)
 
 
-class MessagesWriter:
-    """See `Writer`."""
+class MessagesEncoder:
+    """See `ResponseEncoder`."""
 
     def __init__(self, request: ApiRequest, model: str) -> None:
-        self._said = Said()
+        self._output = CollectedOutput()
         self._blocks = 0
         self._head: JsonObject = {
             "id": f"msg_{request.request_id}",
@@ -77,7 +77,7 @@ class MessagesWriter:
         }
 
     def write(self, piece: Delta) -> Iterator[bytes]:
-        if self._said.add(piece):
+        if self._output.add(piece):
             begun: JsonObject = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage(0)}
             yield typed({"type": "message_start", "message": {**self._head, **begun}})
         if piece.text:
@@ -99,13 +99,13 @@ class MessagesWriter:
     def end(self) -> Iterator[bytes]:
         if not self._blocks:
             yield self._begin({"type": "text", "text": ""})
-        if not self._said.first.calls:
+        if not self._output.first.calls:
             yield typed({"type": "content_block_stop", "index": 0})
         yield typed({"type": "message_delta", "delta": self._stopped(), "usage": self._usage()})
         yield typed({"type": "message_stop"})
 
     def whole(self) -> JsonObject:
-        said = self._said.first
+        said = self._output.first
         text: list[Json] = [{"type": "text", "text": said.text}] if said.text or not said.calls else []
         calls: list[Json] = [
             {**self._call(at, call), "input": loads(call.arguments.encode())} for at, call in enumerate(said.calls)
@@ -116,13 +116,13 @@ class MessagesWriter:
         return {"type": "tool_use", "id": f"toolu_{self._head['id']}-{at}", "name": call.name}
 
     def _stopped(self) -> JsonObject:
-        said = self._said.first
+        said = self._output.first
         called = said.calls and said.finish_reason == "stop"
         reason = "tool_use" if called else _REASONS[said.finish_reason or "stop"]
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self, output_tokens: int | None = None) -> JsonObject:
-        said = self._said
+        said = self._output
         return {
             "input_tokens": said.prompt_tokens - said.cached_tokens,
             "cache_creation_input_tokens": 0,

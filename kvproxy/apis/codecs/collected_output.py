@@ -6,7 +6,7 @@ from kvproxy.generation import Delta, FinishReason, TokenLogprob, ToolCall
 
 
 @dataclass(slots=True)
-class SaidChoice:
+class CollectedChoice:
     """One answer to a prompt."""
 
     texts: list[str] = field(default_factory=list)
@@ -20,7 +20,7 @@ class SaidChoice:
         return "".join(self.texts)
 
 
-class Said:
+class CollectedOutput:
     """All answers to one prompt.
 
     Attributes:
@@ -31,7 +31,7 @@ class Said:
     """
 
     def __init__(self) -> None:
-        self.choices: dict[int, SaidChoice] = {}
+        self.choices: dict[int, CollectedChoice] = {}
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -42,7 +42,7 @@ class Said:
         if not self.choices:
             self.prompt_tokens, self.cached_tokens = piece.usage.prompt_tokens, piece.usage.cached_tokens
             self.prompt_logprobs = piece.prompt_logprobs
-        choice = self.choices.setdefault(piece.index, SaidChoice())
+        choice = self.choices.setdefault(piece.index, CollectedChoice())
         choice.texts.append(piece.text)
         choice.logprobs += piece.logprobs
         choice.calls += piece.calls
@@ -56,6 +56,6 @@ class Said:
         return sum(choice.completion_tokens for choice in self.choices.values())
 
     @property
-    def first(self) -> SaidChoice:
+    def first(self) -> CollectedChoice:
         """The answer where there is only one."""
-        return self.choices.get(0) or SaidChoice()
+        return self.choices.get(0) or CollectedChoice()

@@ -401,14 +401,14 @@ def test_scores_of_a_prompt_come_with_whole_answers() -> None:
 
 def test_prompts_of_chats_in_the_form_of_templates() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    chat = CODECS["chat"].prompt
+    chat = CODECS["chat"].decode_prompt
     assert chat(
         {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]}
     ) == Conversation(({"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}))
     for part in ({"type": "image"}, {"type": "text"}, "a"):
         with pytest.raises(InvalidRequest):
             chat({"messages": [{"role": "user", "content": [part]}]})  # type: ignore[list-item]
-    messages = CODECS["messages"].prompt
+    messages = CODECS["messages"].decode_prompt
     calls: list[Any] = [
         {"type": "thinking", "thinking": "hm"},
         {"type": "text", "text": "c"},
@@ -449,7 +449,7 @@ def test_prompts_of_chats_in_the_form_of_templates() -> None:
 
 
 def test_prompts_of_responses_in_the_form_of_templates() -> None:
-    prompt = CODECS["responses"].prompt
+    prompt = CODECS["responses"].decode_prompt
     assert prompt({"input": "x", "instructions": "i"}) == Conversation(({"role": "system", "content": "i"}, USER))
     items: list[Any] = [
         {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "text", "text": "b"}]},

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from kvproxy.flow.outcome import Match
-from kvproxy.index.wilson import wilson
+from kvproxy.exchange import Match
+from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.offline.log_replay import Replayed, has_answers, replay, said
 from kvproxy.offline.prefix_reuse import PrefixEstimate, Spelled, estimate_prefixes, spell
 from kvproxy.offline.request_log import LoggedRequest
@@ -103,14 +103,14 @@ async def estimate(
         [point.blocks for point in prefix.points],
         lambda share: progress("simulating", 0.5 + share / 2),
     )
-    layers = Counter(each.outcome.layer if each.outcome is not None else "bypass" for each in played)
+    layers = Counter(each.exchange.layer if each.exchange is not None else "bypass" for each in played)
     return Estimate(
         requests=len(played),
         exact=layers["exact"],
         similar=layers["semantic"],
         similar_range=(_similar(replays[0]), _similar(replays[-1])),
         forwarded=len(reached),
-        uncacheable=sum(each.outcome is None or each.outcome.forwarded == "bypass" for each in played),
+        uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in played),
         learned=has_answers(requests),
         wrong=_wrong(played),
         prefix=prefix,
@@ -135,15 +135,16 @@ async def _replays(
 
 
 def _similar(played: Sequence[Replayed]) -> int:
-    return sum(each.outcome is not None and each.outcome.layer == "semantic" for each in played)
+    return sum(each.exchange is not None and each.exchange.layer == "semantic" for each in played)
 
 
 def _reached(each: Replayed) -> bool:
-    return each.outcome is None or each.outcome.layer not in ("exact", "semantic")
+    return each.exchange is None or each.exchange.layer not in ("exact", "semantic")
 
 
 def _wrong(played: Sequence[Replayed]) -> WrongShare:
-    matches = [each.outcome.match for each in played if each.outcome is not None and each.outcome.match is not None]
+    hits = [each.exchange.hit for each in played if each.exchange is not None and each.exchange.hit is not None]
+    matches = [hit.match for hit in hits if hit.match is not None]
     risks = [risk for match in matches if (risk := _risk(match)) is not None]
     compared = [each.right for each in played if each.right is not None]
     expected = sum(risks) / len(risks) if risks else None

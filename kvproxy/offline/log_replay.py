@@ -13,10 +13,10 @@ from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Generated, Relayed, Reply
 from kvproxy.errors import KvproxyError
+from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import tenant_of
 from kvproxy.flow.learn import Cached, Judge, Observer, answer_text, make_judge
-from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.responses import open_response_cache
@@ -28,17 +28,17 @@ _NO_USAGE = Usage(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What the caches made of one request.
+    """The result of one request.
 
     Attributes:
-        asked: the request as the flow saw it.
-        outcome: None where it could not even be named.
-        right: of a similar question's answer, whether the log's own answer says the same; None where that is not known.
+        asked: the request as the flow received it.
+        exchange: None if no cache key could be computed.
+        right: whether a semantic hit agrees with the log's own response; None if this is unknown.
     """
 
     logged: LoggedRequest
     asked: ApiRequest
-    outcome: Outcome | None
+    exchange: Exchange | None
     right: bool | None = None
 
 
@@ -132,8 +132,9 @@ class _Player:
         if logged.time is not None:
             self.clock.now = logged.time
         self.backend.answers = logged.answer
+        exchange = Exchange(asked.api.name, asked.request_id, asked.tenant, request=asked)
         try:
-            answer = await self.answerer.answer(asked)
+            answer = await self.answerer.answer(exchange)
         except KvproxyError:
             return Replayed(logged, asked, None)
         given = answer.body
@@ -143,14 +144,14 @@ class _Player:
         if self.answerer.observer is not None:
             # The next request finds what was learned from this one: the proxy's own pauses are longer than a comparison.
             await self.answerer.observer.idle()
-        return Replayed(logged, asked, answer.outcome, await self._right(asked, logged, answer.outcome, body))
+        return Replayed(logged, asked, exchange, await self._right(asked, logged, exchange, body))
 
-    async def _right(self, asked: ApiRequest, logged: LoggedRequest, outcome: Outcome, body: bytes) -> bool | None:
+    async def _right(self, asked: ApiRequest, logged: LoggedRequest, exchange: Exchange, body: bytes) -> bool | None:
         own = said(logged)
-        served = answer_text(body, asked.api.name) if outcome.layer == "semantic" else None
-        if self.judge is None or own is None or served is None or outcome.entry is None:
+        served = answer_text(body, asked.api.name) if exchange.layer == "semantic" else None
+        if self.judge is None or own is None or served is None or exchange.hit is None:
             return None
-        return await self.judge.same(asked, "", Cached(outcome.entry, served), own)
+        return await self.judge.same(asked, "", Cached(exchange.hit.id, served), own)
 
 
 def said(logged: LoggedRequest) -> str | None:

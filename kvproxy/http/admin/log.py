@@ -109,7 +109,7 @@ def _rows(app: Services, records: list[Record]) -> list[Row]:
 
 
 def _row(app: Services, record: Record, prompts: dict[str, str]) -> Row:
-    asked = record.text or app.answerer.journal.asked(record.number)
+    asked = record.text or app.answerer.journal.question(record.number)
     if asked is None and record.layer != "semantic":
         # The entry of a semantic hit answers another question.
         asked = prompts.get(record.entry or "")

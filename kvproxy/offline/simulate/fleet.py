@@ -1,7 +1,7 @@
 """A trace routed between several engines: what each way of routing hits, how evenly it spreads work, and who waits.
 
 An engine computes one prompt after another at a fixed rate, and looks its cache up when it begins one; answers then run
-beside each other and take a fixed time a token. The routing is the proxy's own code (`kvproxy.routing`).
+beside each other and take a fixed time a token. The routing is the proxy's own code (`kvproxy.upstreams.routing`).
 """
 
 import heapq

@@ -332,7 +332,7 @@ def record_start(exchange: Exchange, shared: SharedRequest) -> None:
         # A client that joins late did not wait for the backend from its start.
         exchange.backend_started = max(response.started, exchange.started)
         exchange.prefix = response.prefix
-        exchange.upstream = None if response.taker is None else response.taker.upstream
+        exchange.upstream = None if response.served_by is None else response.served_by.url
 
 
 def record_end(exchange: Exchange, shared: SharedRequest) -> None:
@@ -345,7 +345,7 @@ def record_end(exchange: Exchange, shared: SharedRequest) -> None:
     exchange.entry_id = shared.entry_id
     if response is None:
         return
-    exchange.predicted_tokens = None if response.taker is None else response.taker.predicted
+    exchange.predicted_tokens = None if response.served_by is None else response.served_by.predicted_tokens
     exchange.prefix = response.prefix
     if response.prefix is not None:
         exchange.prompt_tokens = response.prefix.prompt_tokens

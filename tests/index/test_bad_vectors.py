@@ -11,7 +11,6 @@ import pytest
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import SentenceEmbedder, load_embedder
 from kvproxy.index.policies.policy import Neighbour
-from kvproxy.index.policies.screen import screen
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.batching import MicroBatcher
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -125,8 +124,6 @@ async def test_another_shape_is_told(shape: tuple[int, ...]) -> None:
 
 
 def test_what_is_no_number_is_not_close() -> None:
-    (decision,) = screen("one", [Neighbour("one", float("nan"))], 0.5, ())
-    assert decision is not None
     (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))]).decisions
     assert served.verdict == "below threshold"
 

@@ -13,7 +13,7 @@ from kvproxy.settings import Settings, UpstreamServer
 if TYPE_CHECKING:
     from kvproxy.backends.upstreams.engine import FleetEngine
     from kvproxy.backends.upstreams.fleet import Fleet
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Built:
 
     backend: Backend
     prefix: PrefixCache
-    worker: "EngineWorker | None" = None
+    worker: "AsyncLLM | None" = None
     fleet: "Fleet | None" = None
 
 
@@ -45,9 +45,9 @@ def build_backend(settings: Settings) -> Built:
 def _embedded(settings: Settings) -> Built:
     from kvproxy.backends.embedded import EmbeddedBackend
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
 
-    worker = EngineWorker.load(
+    worker = AsyncLLM.load(
         settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption), settings.data
     )
     # The engine has a line of its own, fair to all tenants: what may wait there comes in, the others are turned away.
@@ -59,6 +59,7 @@ def _embedded(settings: Settings) -> Built:
 
 def _upstreams(settings: Settings) -> Built:
     from kvproxy.backends.upstreams.fleet import Fleet
+    from kvproxy.engine.async_llm import AsyncLLM
     from kvproxy.backends.upstreams.llama.prefix import SlotPrefix
     from kvproxy.backends.upstreams.mixed_prefix import MixedPrefix
     from kvproxy.backends.upstreams.pinned.pins import UpstreamPins

@@ -36,7 +36,7 @@ from kvproxy.commands import (
     warm,
 )
 from kvproxy.errors import KvproxyError
-from kvproxy.index.reporting import disable_usage_reports
+from kvproxy.index.usage_reports import disable_usage_reports
 
 
 def _version(value: bool) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 from kvproxy.commands.cache_access import Listing, Where
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.observations import Observation, Observations
-from kvproxy.index.redactor import RedactionFailed, Redactor
+from kvproxy.index.redaction import RedactionFailed, Redactor
 from kvproxy.index.store import Filter, PurgedBy, Store, UsageBy
+from kvproxy.index.store.export import export_lines, import_into, read_lines
+from kvproxy.index.store.observations import Observation, Observations
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.transfer import export_lines, import_into, read_lines
 
 
 class FileCache:

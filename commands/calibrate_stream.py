@@ -82,9 +82,9 @@ def _checked(cache: "CacheSettings", verifier: "Verifier") -> "CheckedPolicy":
 
 
 def _learned(cache: "CacheSettings", verifier: "Verifier | None", max_error: float) -> "LearnedPolicy":
-    from kvproxy.index.observations import MemoryLog
     from kvproxy.index.policies.guards import GUARDS
     from kvproxy.index.policies.learned.policy import LearnedPolicy
+    from kvproxy.index.store.observations import MemoryLog
     from kvproxy.settings import LEAST_SIMILARITY
 
     guards = GUARDS if cache.guards else ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
-from kvproxy.backends.prefix import PrefixFigures, PrefixReport, ResetReport, SpelledDivergence
+from kvproxy.backends.prefix_cache import PrefixFigures, PrefixReport, ResetReport, SpelledDivergence
 from kvproxy.blocks import view
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.map import PoolMap, map_pool

@@ -9,7 +9,7 @@ from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
-from kvproxy.index.private import open_to_others
+from kvproxy.index.private_files import open_to_others
 from kvproxy.settings import Settings
 
 Check = Callable[[], str]

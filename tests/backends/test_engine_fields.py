@@ -8,7 +8,7 @@ import httpx
 import pytest
 import torch
 
-from kvproxy.apis.embedded import SPEAKERS
+from kvproxy.apis.codecs import CODECS
 from kvproxy.backends.embedded import sampling_params
 from kvproxy.engine.models.loader import prepare_model
 from kvproxy.http.services import Services
@@ -171,7 +171,7 @@ def test_a_request_that_does_not_say_is_sampled_as_the_model_recommends(
     model = random_model("llama")
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
     recommended = prepare_model("m", model, LetterTokenizer(), torch.device("cpu")).sampling
-    found = sampling_params(SPEAKERS["chat"].wanted({"messages": []} | said), recommended)
+    found = sampling_params(CODECS["chat"].decode({"messages": []} | said), recommended)
     assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
 
 

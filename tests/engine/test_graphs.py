@@ -73,7 +73,7 @@ def inputs_of(most: int = 5, width: int = 6) -> tuple[CapturedSteps, Recorder]:
     seen: dict[str, torch.Tensor] = {}
 
     class Spy(SdpaDecode):
-        def prepare_model(
+        def prepare(
             self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
         ) -> AttentionOp:
             seen.update(table=table, lengths=lengths)

@@ -11,7 +11,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import Settings, UpstreamServer
 
 if TYPE_CHECKING:
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
     from kvproxy.upstreams.engine import FleetEngine
     from kvproxy.upstreams.fleet import Fleet
 
@@ -22,7 +22,7 @@ class Built:
 
     backend: Backend
     prefix: PrefixCache
-    worker: "EngineWorker | None" = None
+    worker: "AsyncLLM | None" = None
     fleet: "Fleet | None" = None
 
 
@@ -45,9 +45,9 @@ def build_backend(settings: Settings) -> Built:
 def _embedded(settings: Settings) -> Built:
     from kvproxy.backends.embedded import EmbeddedBackend
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
 
-    worker = EngineWorker.load(
+    worker = AsyncLLM.load(
         settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption), settings.data
     )
     # The engine has a line of its own, fair to all tenants: what may wait there comes in, the others are turned away.

@@ -11,8 +11,8 @@ from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.text.tool_calls import CallForm, CallReader
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
 
@@ -30,7 +30,7 @@ class EmbeddedBackend:
     """
 
     def __init__(
-        self, worker: EngineWorker, *, shared: bool = True, ranked: bool = True, door: Admission | None = None
+        self, worker: AsyncLLM, *, shared: bool = True, ranked: bool = True, door: Admission | None = None
     ) -> None:
         self.worker = worker
         self.door = door or Admission(_MOST, 0, 0.0)
@@ -82,7 +82,7 @@ class EmbeddedBackend:
         first = await anext(pieces)
 
         async def all_pieces() -> AsyncIterator[Delta]:
-            read = CallReader(form).read if form is not None else _as_it_is
+            read = ToolCallParser(form).read if form is not None else _as_it_is
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
                 yield read(first)
                 async for piece in rest:
@@ -127,7 +127,7 @@ class EmbeddedBackend:
             adapter=request.model if request.model in self.worker.adapters else None,
         )
 
-    async def _call_form(self, wanted: DecodedRequest) -> CallForm | None:
+    async def _call_form(self, wanted: DecodedRequest) -> ToolCallFormat | None:
         """How the model writes calls, where the request lets it call tools."""
         if wanted.tools is None:
             return None

@@ -37,7 +37,7 @@ from kvproxy.commands import (
 )
 from kvproxy.errors import KvproxyError
 from kvproxy.extras import missing_extra
-from kvproxy.index.reporting import disable_usage_reports
+from kvproxy.index.usage_reports import disable_usage_reports
 
 
 def _version(value: bool) -> None:

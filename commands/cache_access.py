@@ -11,7 +11,7 @@ from kvproxy.commands.options import configured_url
 from kvproxy.errors import NotFound, ProxyUnreachable
 
 if TYPE_CHECKING:
-    from kvproxy.index.store import UsageBy
+    from kvproxy.index.store import UsageKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CacheAccess(Protocol):
     def queue(self, limit: int) -> list[dict[str, Any]]:
         """The entries that go next if the store is full, as listings show them."""
 
-    def usage(self, by: "UsageBy") -> list[dict[str, Any]]:
+    def usage(self, by: "UsageKey") -> list[dict[str, Any]]:
         """Whose the entries are: name, entries, bytes and hits, those with the most bytes first."""
 
     def show(self, id: str) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 from kvproxy.commands.cache_access import Listing, Where
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.observations import Observation, Observations
-from kvproxy.index.redactor import RedactionFailed, Redactor
-from kvproxy.index.store import Filter, PurgedBy, Store, UsageBy
+from kvproxy.index.redaction import RedactionFailed, Redactor
+from kvproxy.index.store import EntryFilter, PurgeRequest, Store, UsageKey
+from kvproxy.index.store.export import export_lines, import_into, read_lines
+from kvproxy.index.store.observations import Observation, Observations
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.transfer import export_lines, import_into, read_lines
 
 
 class FileCache:
@@ -34,7 +34,7 @@ class FileCache:
         self._where = where
 
     def ls(self, where: Where, *, limit: int) -> Listing:
-        chosen = Filter(**asdict(where))
+        chosen = EntryFilter(**asdict(where))
         pinned = set(self._store.pinned())
         found = self._store.ls(chosen, limit=limit or None)
         entries = [entry.summary() | {"pinned": entry.id in pinned} for entry in found]
@@ -43,7 +43,7 @@ class FileCache:
     def queue(self, limit: int) -> list[dict[str, Any]]:
         return [each.summary() for each in self._store.queue(limit)]
 
-    def usage(self, by: UsageBy) -> list[dict[str, Any]]:
+    def usage(self, by: UsageKey) -> list[dict[str, Any]]:
         return [asdict(row) for row in self._store.usage(by)]
 
     def show(self, id: str) -> dict[str, Any]:
@@ -67,11 +67,11 @@ class FileCache:
         return self._purged([entry], f"id={entry}", soft)
 
     def remove_many(self, where: Where, *, soft: bool = False) -> int:
-        chosen = Filter(**asdict(where))
+        chosen = EntryFilter(**asdict(where))
         return self._purged(self._store.ids(chosen), chosen.said(texts=self._clear), soft)
 
     def _purged(self, ids: list[str], what: str, soft: bool) -> int:
-        by = PurgedBy(f"{_user()} on the command line", what)
+        by = PurgeRequest(f"{_user()} on the command line", what)
         return self._store.expire_now(ids, by) if soft else len(self._store.delete(ids, by))
 
     def purges(self, limit: int) -> list[dict[str, Any]]:

@@ -82,14 +82,14 @@ def _checked(cache: "CacheSettings", verifier: "Verifier") -> "CheckedPolicy":
 
 
 def _learned(cache: "CacheSettings", verifier: "Verifier | None", max_error: float) -> "LearnedPolicy":
-    from kvproxy.index.observations import MemoryLog
     from kvproxy.index.policies.guards import GUARDS
     from kvproxy.index.policies.learned.policy import LearnedPolicy
+    from kvproxy.index.store.observations import ReplayObservations
     from kvproxy.settings import LEAST_SIMILARITY
 
     guards = GUARDS if cache.guards else ()
     checked = None if verifier is None else _checked(cache, verifier)
-    return LearnedPolicy(MemoryLog(), checked, max_error, LEAST_SIMILARITY["learned"], guards)
+    return LearnedPolicy(ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards)
 
 
 def _render(report: "Report") -> None:

@@ -84,8 +84,8 @@ def prepared(data: Path | None, tokenizer: str | None) -> tuple[Any, Any]:
     Raises:
         SettingsError: one of them cannot be used.
     """
-    from kvproxy.backends.upstreams.tokenize import LocalTokenizer
     from kvproxy.settings import load_settings
+    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     settings = load_settings(**({} if data is None else {"data": data}))
     return settings, LocalTokenizer(tokenizer or "demo")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonMap, loads
 from kvproxy.apis.json import field as field_of
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.commands.output import progress_bar
 from kvproxy.commands.warm_file import Failure, WarmRequest

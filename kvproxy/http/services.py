@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import Built, build_backend
-from kvproxy.backends.prefix import PrefixCache
+from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.edits import edited
@@ -94,7 +94,7 @@ class Services:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
                 # Answers on their way to the store may have hits that are counted already.
-                await self.answerer.cache.coming.settled()
+                await self.answerer.cache.pending_writes.wait()
                 await asyncio.to_thread(self.answerer.cache.maintain)
             except CacheStoreError:
                 # A server that is down, a full disk: the store has said so, and it may not end all later rounds.

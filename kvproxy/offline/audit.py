@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import Json, JsonObject, as_object, field, loads, objects, text_of
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

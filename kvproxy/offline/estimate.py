@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.exchange import Match
 from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.offline.log_replay import Replayed, has_answers, replay, said
 from kvproxy.offline.prefix_reuse import PrefixEstimate, Spelled, estimate_prefixes, spell
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 Progress = Callable[[str, float], None]
 

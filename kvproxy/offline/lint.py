@@ -4,9 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.apis.embedded.speaker import PromptForm
+from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.edits import edited
 from kvproxy.offline.changed_spans import Span, changed_span
@@ -18,6 +17,7 @@ from kvproxy.offline.prompt_regions import regions_of
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
 
 Progress = Callable[[float], None]
 _MOST_SPANS = 3
@@ -109,7 +109,7 @@ class _Log:
     """The prompts of a log, as forms and in tokens."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
-        self.forms: list[PromptForm] = []
+        self.forms: list[PromptInput] = []
         self.models: list[str] = []
         self.unread = 0
         self._asked: list[ApiRequest] = []
@@ -171,10 +171,10 @@ class _Log:
         return reused_by_each(chains_of(spelled, self._size), self._pool)
 
 
-def _first_span(forms: Sequence[PromptForm]) -> tuple[Span, int] | None:
+def _first_span(forms: Sequence[PromptInput]) -> tuple[Span, int] | None:
     """The span that costs a family most, of those with which its prompts leave earlier ones; with how often that happens."""
     found: defaultdict[tuple[object, ...], list[Span]] = defaultdict(list)
-    latest: list[tuple[PromptForm, set[int]]] = []
+    latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
         words = shingles("\n".join(region.text for region in regions_of(form)))
         alike = max(latest, key=lambda known: len(known[1] & words), default=None)

@@ -140,7 +140,7 @@ class _Player:
         given = answer.body
         body = given if isinstance(given, bytes) else b"".join([chunk async for chunk in given])
         answer.close()
-        await self.answerer.cache.coming.settled()
+        await self.answerer.cache.pending_writes.wait()
         if self.answerer.observer is not None:
             # The next request finds what was learned from this one: the proxy's own pauses are longer than a comparison.
             await self.answerer.observer.idle()

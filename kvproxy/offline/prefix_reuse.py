@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.apis.embedded.speaker import PromptForm
+from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
 from kvproxy.offline.simulate.orders import ORDERS
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
 
 _SIZES = 8
 _LRU = "lru"
@@ -74,7 +74,7 @@ async def spell(tokenizer: LocalTokenizer, request: ApiRequest, said: str | None
 
 
 async def spell_form(
-    tokenizer: LocalTokenizer, request: ApiRequest, form: PromptForm, said: str | None = None
+    tokenizer: LocalTokenizer, request: ApiRequest, form: PromptInput, said: str | None = None
 ) -> Spelled:
     """A request whose prompt was read already, in tokens; raises a KvproxyError where the tokenizer cannot."""
     prompt = await tokenizer.tokens(form)

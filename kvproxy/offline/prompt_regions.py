@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvproxy.apis.embedded.speaker import Conversation, PromptForm
+from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject, dumps, text_of
 
 TOOLS = "tools"
@@ -23,7 +23,7 @@ class Region:
     message: int | None = None
 
 
-def regions_of(form: PromptForm) -> list[Region]:
+def regions_of(form: PromptInput) -> list[Region]:
     """The regions of a prompt; none for one that is given in token ids."""
     if isinstance(form, str):
         return [Region(PROMPT, form)]

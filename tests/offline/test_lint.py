@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.apis.embedded.speaker import Conversation
+from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.edits import edited
 from kvproxy.offline.changed_spans import changed_span

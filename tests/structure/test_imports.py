@@ -46,36 +46,42 @@ ALLOWED: dict[str, set[str]] = {
     )},
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
-    "kvproxy.routing": set(),
     "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "ruled"))},
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
     "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
-    "kvproxy.backends.prefix": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
+    "kvproxy.backends.prefix_cache": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
     "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange"))},
     "kvproxy.telemetry": {"kvproxy.index", *(
         f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange", "journal", "trace")
     )},
-    "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(
+    "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix_cache", *(
         f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange", "responses", "journal", "ruled")
     )},
-    "kvproxy.backends": {"kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "routing", "apis",
-        "tiers",
+    "kvproxy.backends.admission": {"kvproxy.errors"},
+    "kvproxy.upstreams.routing": set(),
+    "kvproxy.upstreams": {"kvproxy.upstreams.routing", *(f"kvproxy.{room}" for room in (
+        "backends.protocol", "backends.prefix_cache", "backends.admission",
+        "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "apis", "tiers",
     ))},
-    "kvproxy.offline.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.routing"},
+    "kvproxy.backends": {f"kvproxy.{room}" for room in (
+        "backends.protocol", "backends.prefix_cache", "backends.admission",
+        "errors", "generation", "settings", "encryption", "blocks", "engine", "apis", "tiers", "upstreams",
+    )},
+    "kvproxy.offline.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.upstreams.routing"},
     # Request logs through the proxy's own flow, with the tokenizer of mirrored upstreams.
     "kvproxy.offline": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.offline.simulate", *(
         f"kvproxy.{room}" for room in (
-            "backends", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
+            "upstreams", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
     ))},
-    "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "backends", "tiers", "responses", "clients",
-        "journal",
+    "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{room}" for room in (
+        "backends.protocol", "backends.prefix_cache", "backends", "upstreams",
+        "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "tiers", "responses", "clients", "journal",
         "redaction", "rules", "telemetry", "trace",
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", "kvproxy.offline.simulate", *(f"kvproxy.{room}" for room in (
-        "errors", "extras", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "routing", "offline",
-        "apis", "flow", "backends", "http", "responses", "clients", "reachable", "stored", "encryption", "redaction",
+        "errors", "extras", "settings", "checks", "blocks", "demo", "engine", "tiers", "mirror", "offline",
+        "apis", "flow", "backends", "upstreams", "http", "responses", "clients", "reachable", "stored", "encryption",
+        "redaction",
         "journal",
     ))},
 }  # fmt: skip
@@ -85,7 +91,7 @@ NO_TORCH = tuple(
         "blocks",
         "tiers",
         "mirror",
-        "routing",
+        "upstreams.routing",
         "apis",
         "flow",
         "journal",
@@ -98,10 +104,8 @@ MOST_LINES = 400
 # The command line has one file per command.
 MOST_FILES = {
     "commands": 60,
-    "index": 30,
-    "index/store": 26,
 }
-HTTP_SIDE = ("apis", "flow", "backends", "http")
+HTTP_SIDE = ("apis", "flow", "backends", "upstreams", "http")
 MOST_ANY = 40
 
 

@@ -61,10 +61,16 @@ def savings(
         first = datetime.fromtimestamp(time.time() - seconds(since), UTC).date().isoformat()
     wrong = _wrong(settings)
     rows = saved.savings(reader, by.value, settings.journal.prices, wrong, first)
+    currency = settings.journal.currency
     if as_json:
         total = asdict(saved.total_of(rows)) if by is not By.tag else None
         print_json(
-            {"rows": [asdict(row) for row in rows], "total": total, "wrong": None if wrong is None else asdict(wrong)}
+            {
+                "rows": [asdict(row) for row in rows],
+                "total": total,
+                "wrong": None if wrong is None else asdict(wrong),
+                "currency": currency,
+            }
         )
         return
     # A request with two tags is counted under both: there is no sum of tags.
@@ -78,8 +84,8 @@ def savings(
             "answer tokens#",
             "reused tokens#",
             "seconds#",
-            "money#",
-            "at least#",
+            f"{currency}#",
+            f"at least {currency}#",
         ),
         map(_row, shown),
         empty="nothing was asked yet",
@@ -97,12 +103,28 @@ def _row(row: "Saving") -> tuple[object, ...]:
         row.prompt_tokens,
         row.completion_tokens,
         row.reused_tokens,
-        f"{row.seconds:,.1f}",
+        _seconds(row),
         *money,
     )
 
 
+def _seconds(row: "Saving") -> str:
+    if row.unmeasured_tokens and not row.seconds:
+        return "not known yet"
+    if f"{row.least_seconds:,.1f}" == f"{row.most_seconds:,.1f}":
+        return f"{row.seconds:,.1f}"
+    return f"{row.seconds:,.1f} ({row.least_seconds:,.1f} to {row.most_seconds:,.1f})"
+
+
 def _notes(rows: "list[Saving]", wrong: "Wrong | None") -> None:
+    from kvproxy.journal.prefill import MIN_REQUESTS
+
+    unmeasured = sum(row.unmeasured_tokens for row in rows)
+    if unmeasured:
+        typer.echo(
+            f"The prefill time of {unmeasured:,} reused tokens is not known yet: it requires {MIN_REQUESTS} measured requests"
+            " per model, with different lengths."
+        )
     if all(row.money is None for row in rows):
         typer.echo('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].')
     if wrong is not None:

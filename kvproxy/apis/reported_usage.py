@@ -11,10 +11,12 @@ class ReuseReader:
 
     Attributes:
         told: tokens of the prompt, and how many of them were reused; None until the stream tells.
+        prefill_seconds: duration of the prefill; None if the server does not report it.
     """
 
     def __init__(self) -> None:
         self.told: tuple[int, int] | None = None
+        self.prefill_seconds: float | None = None
         self._usage: JsonObject = {}
         self._timings: JsonObject = {}
 
@@ -29,7 +31,9 @@ class ReuseReader:
         for holder in (part, field(part, "message"), field(part, "response")):
             self._usage |= _given(field(holder, "usage"))
             self._timings |= _given(field(holder, "timings"))
-        self.told = reported_reuse({"usage": self._usage, "timings": self._timings}) or self.told
+        whole: JsonObject = {"usage": self._usage, "timings": self._timings}
+        self.told = reported_reuse(whole) or self.told
+        self.prefill_seconds = reported_prefill(whole)
 
 
 def _given(value: Json) -> JsonObject:
@@ -60,6 +64,13 @@ def reported_reuse(whole: JsonMap) -> tuple[int, int] | None:
         # A stream of llama.cpp has its timings, and its usage only where the client asks for it.
         prompt = cached + computed
     return None if prompt is None or cached is None else (prompt, min(cached, prompt))
+
+
+def reported_prefill(whole: JsonMap) -> float | None:
+    """Duration of the prefill in seconds, which llama.cpp reports as `timings.prompt_ms`; None from other servers."""
+    milliseconds = field(whole.get("timings"), "prompt_ms")
+    is_number = isinstance(milliseconds, int | float) and not isinstance(milliseconds, bool)
+    return milliseconds / 1000 if is_number and milliseconds >= 0 else None  # type: ignore[operator]
 
 
 def _count(value: Json) -> int | None:

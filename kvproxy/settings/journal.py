@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class PriceSettings(BaseModel):
-    """What a model's tokens cost, in money for a million of them."""
+    """Prices of a model, in `journal.currency` per million tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,6 +27,9 @@ class JournalSettings(BaseModel):
         "hits",
         description="Text kept of each request: none; the beginning of the question (200 characters) of semantic hits, whose"
         " stored question is another one; of every request; or all of it. Nothing is kept beside an encrypted store.",
+    )
+    currency: str = Field(
+        "USD", min_length=1, max_length=8, description="Currency of the prices, shown with amounts of money."
     )
     prices: dict[str, PriceSettings] = Field(
         {},

@@ -67,6 +67,7 @@ class Savings:
     rows: list[Saving]
     total: Saving | None
     wrong: Wrong | None
+    currency: str
 
 
 def _query(query: QueryParams) -> Query:
@@ -206,7 +207,8 @@ async def saved(request: Request) -> Response:
     wrong = wrong_share(counts, app.settings.cache)
     prices = app.settings.journal.prices
     rows = await _read(app, lambda reader: savings(reader, by, prices, wrong, first))
-    return reply(Savings(rows, total_of(rows) if by != "tag" else None, wrong))
+    total = total_of(rows) if by != "tag" else None
+    return reply(Savings(rows, total, wrong, app.settings.journal.currency))
 
 
 ROUTES = [

@@ -17,7 +17,7 @@ from kvproxy.offline.prompt_regions import regions_of
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 Progress = Callable[[float], None]
 _MOST_SPANS = 3
@@ -121,7 +121,7 @@ class _Log:
     async def add(self, asked: ApiRequest, answer: str | None) -> None:
         """Take a request; one whose prompt cannot be read is counted."""
         try:
-            form = prompt_form(asked)
+            form = prompt_input(asked)
             spelled = await spell_form(self._tokenizer, asked, form, answer)
         except KvproxyError:
             self.unread += 1
@@ -140,7 +140,7 @@ class _Log:
         savings: list[Saving] = []
         asked, best = [self._asked[place] for place in members], reused
         while len(savings) < _MOST_SPANS:
-            found = _first_span([prompt_form(request) for request in asked])
+            found = _first_span([prompt_input(request) for request in asked])
             if found is None:
                 break
             span, count = found
@@ -164,7 +164,9 @@ class _Log:
         spelled = []
         for place, request in zip(members, changed, strict=True):
             known = self._spelled[place]
-            spelled.append(Spelled(tuple(await self._tokenizer.tokens(prompt_form(request))), known.answer, known.salt))
+            spelled.append(
+                Spelled(tuple(await self._tokenizer.encode(prompt_input(request))), known.answer, known.salt)
+            )
         return self._size * sum(self._reuse(spelled)), changed
 
     def _reuse(self, spelled: Sequence[Spelled]) -> list[int]:

@@ -10,7 +10,7 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
 from kvproxy.offline.simulate.orders import ORDERS
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 _SIZES = 8
 _LRU = "lru"
@@ -68,7 +68,7 @@ async def spell(tokenizer: LocalTokenizer, request: ApiRequest, said: str | None
         said: what was answered.
     """
     try:
-        return await spell_form(tokenizer, request, prompt_form(request), said)
+        return await spell_form(tokenizer, request, prompt_input(request), said)
     except KvproxyError:
         return None
 
@@ -77,8 +77,8 @@ async def spell_form(
     tokenizer: LocalTokenizer, request: ApiRequest, form: PromptInput, said: str | None = None
 ) -> Spelled:
     """A request whose prompt was read already, in tokens; raises a KvproxyError where the tokenizer cannot."""
-    prompt = await tokenizer.tokens(form)
-    answer = await tokenizer.words(said) if said else ()
+    prompt = await tokenizer.encode(form)
+    answer = await tokenizer.encode_output(said) if said else ()
     own = request.body.get("cache_salt")
     salt = f"{request.tenant} {request.model} {own if isinstance(own, str) else ''}"
     return Spelled(tuple(prompt), tuple(answer), salt)

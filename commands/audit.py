@@ -46,8 +46,8 @@ def audit(
 
     path = COMPLETIONS if completions else CHAT
     if model is None:
-        from kvproxy.commands.bodies import credentials
-        from kvproxy.commands.client import ProxyClient
+        from kvproxy.commands.request_body import credentials
+        from kvproxy.proxy_client.client import ProxyClient
 
         model = ProxyClient(url).first_model(credentials("chat", api_key))
     bodies = _bodies(file, model, path)[:requests] if file else usual_bodies(requests, model, path, max_tokens)
@@ -67,7 +67,7 @@ async def _ask(
 ) -> "list[Pair]":
     import httpx
 
-    from kvproxy.commands.bodies import credentials
+    from kvproxy.commands.request_body import credentials
     from kvproxy.offline.audit import Auditor
 
     timeout = httpx.Timeout(600.0, connect=3.0)

@@ -7,11 +7,11 @@ import typer
 from kvproxy.commands.blocks_picture import draw_pool, group_lines
 from kvproxy.commands.blocks_slots import print_slots
 from kvproxy.commands.blocks_tiers import tier_line
-from kvproxy.commands.client import ProxyClient, part
+from kvproxy.proxy_client.client import ProxyClient, part
 from kvproxy.commands.engines import engine_line
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
-from kvproxy.commands.table import Column, digest, print_table, text
+from kvproxy.commands.tables import Column, digest, print_table, text
 from kvproxy.errors import NotFound
 
 app = typer.Typer(help="The prefix cache: its blocks, the order in which they are evicted, the chains they form.")

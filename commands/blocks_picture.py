@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvproxy.commands.units import percent
+from kvproxy.commands.formatting import percent
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.bodies import read_body
-from kvproxy.commands.client import ProxyClient, part
+from kvproxy.commands.request_body import read_body
+from kvproxy.proxy_client.client import ProxyClient, part
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_json
-from kvproxy.commands.table import print_table, text
-from kvproxy.commands.units import duration
+from kvproxy.commands.tables import print_table, text
+from kvproxy.commands.formatting import duration
 
 
 def pin(

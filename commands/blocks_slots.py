@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvproxy.commands.table import digest, print_table, text
+from kvproxy.commands.tables import digest, print_table, text
 
 
 def is_slot(block: Mapping[str, Any]) -> bool:

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.client import ProxyClient, part
+from kvproxy.proxy_client.client import ProxyClient, part
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_json
-from kvproxy.commands.table import print_table
-from kvproxy.commands.units import size
+from kvproxy.commands.tables import print_table
+from kvproxy.commands.formatting import size
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
 _FIGURES = ("chunks", "size", "limit", *_COUNTS, "state")

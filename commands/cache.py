@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.cache_access import CacheAccess, Listing, Where, open_cache
+from kvproxy.proxy_client.cache import CacheAccess, Listing, Where, open_cache
 from kvproxy.commands.files import read_bytes, write_parts
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import flat, print_facts, print_json
 from kvproxy.commands.safe import json_text
-from kvproxy.commands.table import digest, print_table, text
-from kvproxy.commands.units import age, moment, size
+from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.commands.formatting import age, moment, size
 
 app = typer.Typer(
     help="The response cache: list, show, remove, export and import stored responses.", no_args_is_help=True

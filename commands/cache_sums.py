@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.cache_access import open_cache
+from kvproxy.proxy_client.cache import open_cache
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json, print_table
-from kvproxy.commands.table import digest, text
-from kvproxy.commands.units import age, duration, moment, size
+from kvproxy.commands.tables import digest, text
+from kvproxy.commands.formatting import age, duration, moment, size
 
 
 class By(StrEnum):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.client import ProxyClient
+from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_json
 from kvproxy.errors import InvalidRequest

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from kvproxy.commands.blocks_picture import group_name
-from kvproxy.commands.bodies import ApiName, credentials, read_body
-from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.request_body import ApiName, credentials, read_body
+from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.commands.explain_request import explain_request
 from kvproxy.commands.learned import answered
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
-from kvproxy.commands.table import digest, print_table, text
+from kvproxy.commands.tables import digest, print_table, text
 from kvproxy.errors import KvproxyError, NotFound
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvproxy.commands.journal_file import data_folder
+from kvproxy.proxy_client.journal import data_folder
 from kvproxy.commands.output import print_facts, print_json
 from kvproxy.commands.safe import shown
-from kvproxy.commands.units import moment
+from kvproxy.commands.formatting import moment
 
 if TYPE_CHECKING:
     from kvproxy.journal.causes import Explained

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.cache import Id
-from kvproxy.commands.cache_access import open_cache
+from kvproxy.proxy_client.cache import open_cache
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json
 

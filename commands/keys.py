@@ -7,7 +7,7 @@ import typer
 
 from kvproxy.commands.options import Json
 from kvproxy.commands.output import print_json, print_table
-from kvproxy.commands.units import size
+from kvproxy.commands.formatting import size
 
 app = typer.Typer(help="Clients and their keys: with any, the proxy answers nobody else.")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvproxy.commands.units import percent
+from kvproxy.commands.formatting import percent
 
 PROMISED_FROM = 500
 """Answers served from which on the bound is a share of those served; before that, it is on as many."""

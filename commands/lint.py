@@ -112,7 +112,7 @@ def _render(found: "Lint", less: "list[Worse]", top: int) -> None:
 
 
 def _family(report: "FamilyReport") -> None:
-    from kvproxy.commands.table import one_line
+    from kvproxy.commands.tables import one_line
 
     members = len(report.family.members)
     typer.echo(f'{members:,} requests of {report.family.model} that begin like "{one_line(report.family.head)[:70]}"')
@@ -127,7 +127,7 @@ def _family(report: "FamilyReport") -> None:
 
 
 def _saving(report: "FamilyReport", saving: "Saving") -> None:
-    from kvproxy.commands.table import one_line
+    from kvproxy.commands.tables import one_line
     from kvproxy.offline.changed_spans import described
 
     where = ", ".join(one_line(part) for part in described(saving.span))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.journal_file import Layer, Model, Reason, Since, Tenant, Where, open_journal, query, questions
+from kvproxy.proxy_client.journal import Layer, Model, Reason, Since, Tenant, Where, open_journal, query, questions
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json, print_table
-from kvproxy.commands.table import digest, text
-from kvproxy.commands.units import moment
+from kvproxy.commands.tables import digest, text
+from kvproxy.commands.formatting import moment
 
 if TYPE_CHECKING:
     from kvproxy.journal.reader import Query, Reader

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.journal_file import Layer, Model, Reason, Since, Tenant, Where, open_journal, query, questions
+from kvproxy.proxy_client.journal import Layer, Model, Reason, Since, Tenant, Where, open_journal, query, questions
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
 from kvproxy.commands.output import print_json, print_table
-from kvproxy.commands.table import text
-from kvproxy.commands.units import percent
+from kvproxy.commands.tables import text
+from kvproxy.commands.formatting import percent
 
 _WIDTH = 50
 _STEPS = 4

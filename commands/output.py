@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvproxy.commands.safe import json_text
-from kvproxy.commands.table import one_line, print_table
-from kvproxy.commands.units import percent
+from kvproxy.commands.tables import one_line, print_table
+from kvproxy.commands.formatting import percent
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.journal_file import data_folder, seconds
+from kvproxy.proxy_client.journal import data_folder, seconds
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
 from kvproxy.commands.output import print_json, print_table
-from kvproxy.commands.table import text
-from kvproxy.commands.units import percent
+from kvproxy.commands.tables import text
+from kvproxy.commands.formatting import percent
 
 if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, Wrong

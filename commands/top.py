@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.client import ProxyClient
+from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.top_figures import optional, rates, take_snapshot
+from kvproxy.proxy_client.snapshot import optional, rates, take_snapshot
 from kvproxy.commands.top_page import figures_page, live_page
 from kvproxy.errors import ProxyUnreachable
 

@@ -8,9 +8,9 @@ from kvproxy.commands.engines import engine_line
 from kvproxy.commands.learned import answered
 from kvproxy.commands.output import percent
 from kvproxy.commands.safe import shown
-from kvproxy.commands.table import drawn, one_line, text
-from kvproxy.commands.top_figures import LAYERS
-from kvproxy.commands.units import moment
+from kvproxy.commands.tables import drawn, one_line, text
+from kvproxy.proxy_client.snapshot import LAYERS
+from kvproxy.commands.formatting import moment
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

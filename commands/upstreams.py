@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.client import ProxyClient
+from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import percent, print_json
-from kvproxy.commands.table import print_table
-from kvproxy.commands.units import size
+from kvproxy.commands.tables import print_table
+from kvproxy.commands.formatting import size
 
 app = typer.Typer(help="The upstreams that requests are routed between.")
 

@@ -10,9 +10,9 @@ import typer
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
 
 if TYPE_CHECKING:
-    from kvproxy.commands.client import ProxyClient
-    from kvproxy.commands.warm_file import Reading
-    from kvproxy.commands.warm_run import Pace, Report
+    from kvproxy.proxy_client.client import ProxyClient
+    from kvproxy.proxy_client.warm_requests import Reading
+    from kvproxy.proxy_client.warm import Pace, Report
 
 
 def warm(
@@ -81,11 +81,11 @@ def warm(
 
     Example: kvproxy warm --cache --top 200 --refresh
     """
-    from kvproxy.commands import warm_run
-    from kvproxy.commands.bodies import credentials
-    from kvproxy.commands.client import ProxyClient
-    from kvproxy.commands.warm_cache import from_cache
-    from kvproxy.commands.warm_file import read_requests
+    from kvproxy.proxy_client import warm as warm_run
+    from kvproxy.commands.request_body import credentials
+    from kvproxy.proxy_client.client import ProxyClient
+    from kvproxy.proxy_client.warm_from_cache import from_cache
+    from kvproxy.proxy_client.warm_requests import read_requests
     from kvproxy.errors import InvalidRequest
 
     if (file is None) != cache:
@@ -110,7 +110,7 @@ def warm(
     )
     code = _send(reading, url, warm_run.Pace(concurrency, rate), api_key, report, control, headers)
     if keep and not code:
-        from kvproxy.commands.warm_keep import keep_all
+        from kvproxy.proxy_client.warm_pins import keep_all
 
         report.pinned = keep_all(ProxyClient(url, token), reading.requests, str(file) if file else "cache", report)
     _print(report, as_json)
@@ -157,7 +157,7 @@ def _headers(given: list[str]) -> dict[str, str]:
 def _stored_for(client: "ProxyClient", reading: "Reading", api_key: str | None, headers: dict[str, str]) -> str:
     """The tenant and the fields that a request must have to find what was stored."""
     from kvproxy.apis import APIS
-    from kvproxy.commands.bodies import PATHS, credentials
+    from kvproxy.commands.request_body import PATHS, credentials
     from kvproxy.errors import KvproxyError
 
     first = reading.requests[0]
@@ -185,7 +185,7 @@ def _send(
     """Send the requests; an exit code other than 0 where that ended early, after saying why."""
     import asyncio
 
-    from kvproxy.commands import warm_run
+    from kvproxy.proxy_client import warm as warm_run
     from kvproxy.errors import ProxyUnreachable
 
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.commands.bodies import PATHS, credentials
+from kvproxy.commands.request_body import PATHS, credentials
 from kvproxy.http.services import Services
 from kvproxy.offline.api_detection import api_of
 from kvproxy.settings import load_settings

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.commands.safe import json_text, shown
-from kvproxy.commands.table import one_line
+from kvproxy.commands.tables import one_line
 
 NASTY = "\x1b]0;owned\x07\x9b2J\x7f\x08"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.commands.warm_file import Reading, read_requests
-from kvproxy.commands.warm_run import prefix_only
+from kvproxy.proxy_client.warm_requests import Reading, read_requests
+from kvproxy.proxy_client.warm import prefix_only
 from kvproxy.errors import InvalidRequest
 from tests.commands.test_warm import lines, said
 from tests.index.entries import make_entry

@@ -1,41 +1,41 @@
-"""The figures of `kvproxy top`: one snapshot of a proxy, and the rates between two snapshots."""
+"""Statistics of a running proxy at one moment, and the rates between two moments."""
 
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvproxy.commands.client import ProxyClient
 from kvproxy.errors import NoPrefixCache, NotFound
+from kvproxy.proxy_client.client import ProxyClient
 
 LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "gone", "error")
-"""The layers of `flow.outcome.Layer`, in the order in which a page shows them."""
+"""Layers of `flow.outcome.Layer` in display order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Snapshot:
-    """The counters of a proxy at one moment.
+    """Counters of a proxy.
 
     Attributes:
-        at: seconds of a monotonic clock.
+        at: monotonic clock in seconds.
         requests: requests since the start, by layer.
-        seconds: sum of the seconds to the first byte, by layer.
+        seconds: sum of the times to first byte, by layer.
         entries: stored responses.
-        blocks: figures of the prefix cache; None if the upstream manages its own.
-        tiers: storage outside the block pool.
-        learned: figures of the policy `learned`, by name; empty under another policy.
-        lookups: semantic lookups, by outcome.
+        blocks: statistics of the prefix cache; None if the upstream manages it.
+        tiers: statistics of tiers.
+        learned: statistics of the policy `learned`; empty under another policy.
+        lookups: semantic lookups by outcome.
         compared: fresh responses compared with cached ones, by result.
-        limited: requests that met a limit, by the limit's name.
-        saved: savings from the journal, by layer and name.
+        limited: requests over a limit, by limit.
+        saved: savings by layer and name.
     """
 
-    at: float
-    requests: Counter[str]
-    seconds: Counter[str]
-    entries: int
-    blocks: dict[str, Any] | None
-    tiers: list[dict[str, Any]]
+    at: float = 0.0
+    requests: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    entries: int = 0
+    blocks: dict[str, Any] | None = None
+    tiers: list[dict[str, Any]] = field(default_factory=list)
     learned: dict[str, float] = field(default_factory=dict)
     lookups: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)
@@ -44,11 +44,10 @@ class Snapshot:
 
 
 def take_snapshot(client: ProxyClient) -> Snapshot:
-    """Read `/metrics` and the figures of the prefix cache."""
+    """Read the metrics and the statistics of the prefix cache."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found = Snapshot(time.monotonic(), Counter(), Counter(), 0, None, [])
-    entries = 0
+    found = Snapshot()
     for family in text_string_to_metric_families(client.text("/metrics")):
         for sample in family.samples:
             labels, value = sample.labels, sample.value
@@ -56,9 +55,9 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
                 case "kvproxy_requests_total":
                     found.requests[labels["layer"]] += int(value)
                 case "kvproxy_first_byte_seconds_sum":
-                    found.seconds[labels["layer"]] += value  # type: ignore[assignment]
+                    found.seconds[labels["layer"]] = found.seconds.get(labels["layer"], 0.0) + value
                 case "kvproxy_cache_entries":
-                    entries = int(value)
+                    found.entries = int(value)
                 case "kvproxy_learned":
                     found.learned[labels["of"]] = value
                 case "kvproxy_semantic_lookups":
@@ -69,23 +68,14 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
                     found.limited[labels["limit"]] = int(value)
                 case "kvproxy_saved":
                     found.saved.setdefault(labels["layer"], {})[labels["of"]] = value
-    return Snapshot(
-        time.monotonic(),
-        found.requests,
-        found.seconds,
-        entries,
-        optional(client, "/admin/blocks/stats"),
-        optional(client, "/admin/blocks/tiers") or [],
-        found.learned,
-        found.lookups,
-        found.compared,
-        found.limited,
-        found.saved,
-    )
+    found.at = time.monotonic()
+    found.blocks = get_optional(client, "/admin/blocks/stats")
+    found.tiers = get_optional(client, "/admin/blocks/tiers") or []
+    return found
 
 
-def optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """The JSON of an admin route; None if this proxy has no such thing."""
+def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
+    """Return the JSON of an admin route; None if the proxy lacks the feature."""
     try:
         return client.get(path, **query)
     except (NoPrefixCache, NotFound):
@@ -93,21 +83,20 @@ def optional(client: ProxyClient, path: str, **query: Any) -> Any:
 
 
 def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
-    """Rates and mean times between two snapshots, totals, and the current state of the prefix cache.
+    """Return rates and mean times between two snapshots, and the current totals.
 
-    `first_byte_ms` is None for a layer without requests in between. Counters that fell mean a restart of the proxy; they
-    are then counted from zero.
+    Counters that decreased indicate a restart of the proxy, and count from zero. `first_byte_ms` is None for a layer without
+    new requests.
     """
-    elapsed = now.at - before.at
-    restarted = any(now.requests[layer] < before.requests[layer] for layer in LAYERS)
-    requests, seconds = (Counter[str](), Counter[str]()) if restarted else (before.requests, before.seconds)
-    new = {layer: now.requests[layer] - requests[layer] for layer in LAYERS}
-    taken = {layer: now.seconds[layer] - seconds[layer] for layer in LAYERS}
+    if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
+        before = Snapshot(before.at)
+    new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
+    seconds = {layer: now.seconds.get(layer, 0.0) - before.seconds.get(layer, 0.0) for layer in LAYERS}
     answered = sum(new.values()) - new["gone"]
     return {
-        "per_second": {layer: round(new[layer] / elapsed, 2) for layer in LAYERS},
+        "per_second": {layer: round(new[layer] / (now.at - before.at), 2) for layer in LAYERS},
         "first_byte_ms": {
-            layer: round(1000 * taken[layer] / new[layer], 2) if new[layer] else None for layer in LAYERS
+            layer: round(1000 * seconds[layer] / new[layer], 2) if new[layer] else None for layer in LAYERS
         },
         "from_cache": round((new["exact"] + new["semantic"]) / answered, 4) if answered else None,
         "requests": {layer: now.requests[layer] for layer in LAYERS},

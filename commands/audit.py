@@ -88,7 +88,7 @@ def _bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
 
 
 def _render(pairs: "list[Pair]", proven: "list[Pair]", flips: "list[Pair]") -> None:
-    from kvproxy.index.wilson import wilson
+    from kvproxy.index.evaluation.wilson import wilson
 
     if flips:
         print_table(
@@ -123,7 +123,7 @@ def _around(tokens: tuple[str, ...], at: int) -> str:
 
 
 def _document(pairs: "list[Pair]", proven: "list[Pair]", flips: "list[Pair]") -> dict[str, Any]:
-    from kvproxy.index.wilson import wilson
+    from kvproxy.index.evaluation.wilson import wilson
 
     return {
         "pairs": len(pairs),

@@ -10,7 +10,7 @@ from kvproxy.commands.options import Json
 from kvproxy.commands.output import percent, print_json, print_table, shown_progress
 
 if TYPE_CHECKING:
-    from kvproxy.index.calibrate import Calibration, Point
+    from kvproxy.index.evaluation.calibrate import Calibration, Point
 
 
 def calibrate(
@@ -72,13 +72,13 @@ def _of_pairs(
     pairs: Path, target_error: float, embedder: str | None, verifier: str | None, plot: Path | None, as_json: bool
 ) -> None:
     from kvproxy.errors import NotFound, SettingsError
-    from kvproxy.index.calibrate import Levels
-    from kvproxy.index.calibrate import calibrate as measure
-    from kvproxy.index.embedder import load_embedder
     from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
-    from kvproxy.index.guards import GUARDS
-    from kvproxy.index.pairs import read_pairs
-    from kvproxy.index.verifier import load_verifier
+    from kvproxy.index.evaluation.calibrate import Levels
+    from kvproxy.index.evaluation.calibrate import calibrate as measure
+    from kvproxy.index.evaluation.labelled_pairs import read_pairs
+    from kvproxy.index.models.embedder import load_embedder
+    from kvproxy.index.models.verifier import load_verifier
+    from kvproxy.index.policies.guards import GUARDS
     from kvproxy.settings import LEAST_SIMILARITY, load_settings
 
     if not pairs.is_file():

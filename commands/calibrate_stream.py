@@ -9,10 +9,10 @@ from kvproxy.commands.files import writing
 from kvproxy.commands.output import percent, print_json, print_table, shown_progress
 
 if TYPE_CHECKING:
+    from kvproxy.index.evaluation.streams import Report
+    from kvproxy.index.models.verifier import Verifier
     from kvproxy.index.policies.checked import CheckedPolicy
-    from kvproxy.index.policies.learned import LearnedPolicy
-    from kvproxy.index.streams import Report
-    from kvproxy.index.verifier import Verifier
+    from kvproxy.index.policies.learned.policy import LearnedPolicy
     from kvproxy.settings import CacheSettings
 
 
@@ -34,10 +34,10 @@ def replay_stream(
         SettingsError: the file or a setting cannot be used; the message names the fix.
     """
     from kvproxy.errors import NotFound, SettingsError
-    from kvproxy.index.embedder import load_embedder
     from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
-    from kvproxy.index.streams import make_stream, measure, read_stream
-    from kvproxy.index.verifier import load_verifier
+    from kvproxy.index.evaluation.streams import make_stream, measure, read_stream
+    from kvproxy.index.models.embedder import load_embedder
+    from kvproxy.index.models.verifier import load_verifier
     from kvproxy.settings import load_settings
 
     if not path.is_file():
@@ -74,17 +74,17 @@ def replay_stream(
 
 
 def _checked(cache: "CacheSettings", verifier: "Verifier") -> "CheckedPolicy":
-    from kvproxy.index.guards import GUARDS
     from kvproxy.index.policies.checked import CheckedPolicy
+    from kvproxy.index.policies.guards import GUARDS
     from kvproxy.settings import LEAST_SIMILARITY
 
     return CheckedPolicy(verifier, cache.level, LEAST_SIMILARITY["checked"], GUARDS if cache.guards else ())
 
 
 def _learned(cache: "CacheSettings", verifier: "Verifier | None", max_error: float) -> "LearnedPolicy":
-    from kvproxy.index.guards import GUARDS
     from kvproxy.index.observations import MemoryLog
-    from kvproxy.index.policies.learned import LearnedPolicy
+    from kvproxy.index.policies.guards import GUARDS
+    from kvproxy.index.policies.learned.policy import LearnedPolicy
     from kvproxy.settings import LEAST_SIMILARITY
 
     guards = GUARDS if cache.guards else ()
@@ -119,7 +119,7 @@ def _render(report: "Report") -> None:
 def _plot(report: "Report", path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from kvproxy.index.streams import curve
+    from kvproxy.index.evaluation.streams import curve
 
     figure = Figure(figsize=(8, 7), layout="constrained")
     hits, errors = figure.subplots(2, 1, sharex=True)

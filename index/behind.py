@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.lookup import Lookup
+from kvproxy.index.search.lookup import Lookup
 
 _MOST = 64  # Entries that are held here, with their answers; what is beyond waits in the store.
 _AT_ONCE = 4  # So that no lookup waits long for them.

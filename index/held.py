@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 
-from kvproxy.index.neighbours import Neighbours
+from kvproxy.index.search.neighbours import Neighbours
 
 _MOST = 4096
 

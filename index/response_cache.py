@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from kvproxy.index.batching import WriteBatcher
 from kvproxy.index.behind import Told
 from kvproxy.index.coming import Coming, OnTheWay
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.observations import Observations
 from kvproxy.index.redaction import redacted, redacted_all
 from kvproxy.index.redactor import Redactor
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.batching import WriteBatcher
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import PurgedBy, Put, Store
 
 _DAY = 86_400.0

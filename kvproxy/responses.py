@@ -8,19 +8,19 @@ from pathlib import Path
 
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
-from kvproxy.index.embedder import DEFAULT, load_embedder
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
-from kvproxy.index.guards import GUARDS
+from kvproxy.index.models.embedder import DEFAULT, load_embedder
+from kvproxy.index.models.verifier import Verifier, load_verifier
 from kvproxy.index.observations import Observations
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.learned import LearnedPolicy
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.verifier import Verifier, load_verifier
 from kvproxy.redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings

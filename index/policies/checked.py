@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kvproxy.index.guards import GUARDS, Guard
+from kvproxy.index.models.verifier import Verifier
+from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, best
 from kvproxy.index.policies.screen import scores, screen
-from kvproxy.index.verifier import Verifier
 
 
 class CheckedPolicy:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvproxy.index.guards import Guard
+from kvproxy.index.models.verifier import Verifier
+from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.policy import Decision, Neighbour
-from kvproxy.index.verifier import Verifier
 
 
 def screen(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvproxy.index.guards import GUARDS, Guard
+from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, best
 from kvproxy.index.policies.screen import screen
 

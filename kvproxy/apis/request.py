@@ -2,36 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import Control
 from kvproxy.apis.json import JsonMap, JsonObject, loads
 from kvproxy.errors import InvalidRequest
-from kvproxy.trace import Trace
 
 PUBLIC = "public"
-"""The tenant of those who say nothing of themselves."""
+"""Tenant of requests without a key or a header that names a user."""
 BYTES_PER_TOKEN = 4
-"""What a token is estimated with before a tokenizer has seen it."""
-
-
-class Account(Protocol):
-    """Pays for one request of a client."""
-
-    def reserve(self, tokens: int) -> None:
-        """Take what the work, or a part of it, is estimated to cost, before it begins.
-
-        Raises:
-            TooMany: the client has used up what it may use now.
-            TooLarge: the client may never use so much.
-        """
-
-    def settle(self, tokens: int) -> None:
-        """Replace everything reserved by the final cost."""
-
-    def cached(self, tokens: int) -> None:
-        """Say that a stored answer of so many tokens is given; raises as `reserve`, where such answers cost anything."""
+"""Estimate of the size of a token without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +23,10 @@ class ApiRequest:
         body: the parsed JSON.
         raw: the bytes as the client sent them, or as an edit left them.
         headers: the client's, names in lower case.
-        tenant: who asks, see `flow/keys.py`.
-        request_id: also given to the client; a client that chose it may choose it twice.
-        query: the URL's query, without its question mark.
-        control: what its headers ask of the caches.
-        account: pays for it; None where nobody counts.
-        trace: the trace that it belongs to; None where nobody traces.
+        tenant: see `flow/keys.py`.
+        request_id: shown to the client, too. A client that chooses it may repeat it.
+        query: the URL's query without the question mark.
+        control: instructions for the caches from its headers and rule.
     """
 
     api: Api
@@ -59,8 +37,6 @@ class ApiRequest:
     request_id: str
     query: str = ""
     control: Control = field(default_factory=Control)
-    account: Account | None = None
-    trace: Trace | None = None
 
     @property
     def model(self) -> str:

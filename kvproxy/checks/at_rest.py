@@ -55,9 +55,9 @@ def check_weights() -> str:
     """
     from kvproxy.demo import checked_model
     from kvproxy.index.errors import EmbedderError
-    from kvproxy.index.minilm.shipped import check_shipped
-    from kvproxy.index.minilm.weights import RANGES, packaged_model
-    from kvproxy.index.verifier.built_in import ADAPTER
+    from kvproxy.index.models.minilm.shipped import check_shipped
+    from kvproxy.index.models.minilm.weights import RANGES, packaged_model
+    from kvproxy.index.models.verifier.built_in import ADAPTER
 
     try:
         embedder = packaged_model() / "model.safetensors"

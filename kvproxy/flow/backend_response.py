@@ -1,4 +1,4 @@
-"""A backend's answer as bytes for the client, and what it says: typed pieces written once, or bytes read as they pass."""
+"""The backend's response as bytes for the client, and as a JSON object for the cache."""
 
 import asyncio
 import time
@@ -14,99 +14,94 @@ from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import Event, EventReader
 from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, Taker
-from kvproxy.flow.outcome import PrefixUse
+from kvproxy.exchange import PrefixUse
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
-# What these vary is the form of an answer or who may read it, or it is part of the key.
-_SAME_FOR_ALL = frozenset(
+# These headers change the form of a response or its audience, or they are part of the key.
+_IRRELEVANT_VARY = frozenset(
     "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
     " access-control-request-method access-control-request-headers openai-organization openai-project".split()
 )
 _SLOW_BYTES = 256 * 1024
-"""From here on parsing takes milliseconds, and leaves the event loop."""
+"""Longer bodies are parsed in a thread."""
 
 
-class Said(Protocol):
-    """What an answer says, known once all of it has passed."""
+class ResponseReader(Protocol):
+    """Collects a response while its chunks pass."""
 
     def push(self, chunk: bytes) -> bool:
-        """Take a part that passes; whether the answer is complete with it."""
+        """Read a chunk. True if the response is complete with it."""
 
-    def listen(self, chunk: bytes) -> None:
-        """Take a part of a stream that is not kept: only what it says of reuse matters."""
+    def push_usage(self, chunk: bytes) -> None:
+        """Read only the usage of a chunk, for a stream that is not stored."""
 
     @property
-    def reused(self) -> PrefixUse | None:
-        """What the upstream says that it reused, as far as a stream has told."""
+    def prefix(self) -> PrefixUse | None:
+        """Reuse that a stream has reported so far."""
 
-    async def whole(self) -> JsonObject | None:
-        """The answer as one object; None where it is broken, partial or too large."""
+    async def result(self) -> JsonObject | None:
+        """The response as one object; None if it is broken, incomplete, or too large."""
 
 
 @dataclass(slots=True)
-class Source:
-    """An answer on its way to those who wait for it.
+class BackendResponse:
+    """A response of the backend in flight.
 
     Attributes:
-        chunks: the body's parts; raises a KvproxyError where it breaks off.
-        said: what it says.
-        at_once: the body comes as one part when all is done.
-        parsed: what it says is read from the bytes of its events, which takes time.
-        private: whether who sent it forbids to keep it for others.
-        prefix: what was reused of the prompt, where the backend tells; an upstream tells while its answer passes.
+        chunks: the body; raises a KvproxyError if the response breaks off.
+        reader: collects the response.
+        single_chunk: the body is one chunk at the end.
+        is_parsed: the reader parses events, which takes time.
+        is_private: the upstream forbids storing the response.
+        prefix: reuse of the prompt. An upstream reports it during the response.
         taker: the upstream that took the request; None for the embedded engine.
-        usage: tokens of the prompt and of the answer, known at the end where the answer is read.
-        opened: when it began, by `time.perf_counter`.
+        usage: tokens of the prompt and of the response, known at the end of a response that is read.
+        started: value of `time.perf_counter`.
     """
 
     status: int
     headers: Headers
     chunks: AsyncIterator[bytes]
-    said: Said
+    reader: ResponseReader
     close: Callable[[], Awaitable[None]]
-    at_once: bool = False
+    single_chunk: bool = False
     streams: bool = False
-    private: bool = False
-    parsed: bool = False
+    is_private: bool = False
+    is_parsed: bool = False
     prefix: PrefixUse | None = None
     taker: Taker | None = None
     usage: tuple[int, int] | None = None
-    opened: float = field(default_factory=time.perf_counter)
-
-    @property
-    def upstream(self) -> str | None:
-        """URL of the upstream that took the request."""
-        return None if self.taker is None else self.taker.upstream
-
-    @property
-    def predicted(self) -> int | None:
-        """Prompt tokens that this upstream's mirror said it would reuse."""
-        return None if self.taker is None else self.taker.predicted
+    started: float = field(default_factory=time.perf_counter)
 
 
-def open_source(request: ApiRequest, reply: Reply, limit: int) -> Source:
-    """A reply to a request as bytes.
+def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
+    """Convert a backend's reply to bytes.
 
     Args:
-        limit: bytes from which on what it says is not kept.
+        limit: larger responses, in bytes, are not collected.
     """
     match reply:
         case Generated():
             return _generated(request, reply, limit)
         case Relayed():
-            said = Recording(request.api, reply.streams, limit)
-            private = forbids_keeping(reply.headers, request)
-            source = Source(reply.status, reply.headers, reply.chunks, said, reply.close, private=private)
-            source.streams = source.parsed = reply.streams
-            source.taker = reply.taker
-            return source
+            return BackendResponse(
+                reply.status,
+                reply.headers,
+                reply.chunks,
+                UpstreamReader(request.api, reply.streams, limit),
+                reply.close,
+                streams=reply.streams,
+                is_private=forbids_storing(reply.headers, request),
+                is_parsed=reply.streams,
+                taker=reply.taker,
+            )
 
 
-def forbids_keeping(headers: Headers, request: ApiRequest) -> bool:
-    """Whether an upstream's answer must not be kept.
+def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
+    """Whether an upstream's headers forbid storing its response.
 
-    It says `Cache-Control: no-store` or `private`, or it varies with a header that the request has and no key holds.
+    They do with `Cache-Control: no-store` or `private`, or with a `Vary` on a request header that is not part of the key.
     """
     directives: set[str] = set()
     varying: set[str] = set()
@@ -118,38 +113,35 @@ def forbids_keeping(headers: Headers, request: ApiRequest) -> bool:
             varying |= each
     if directives & {"no-store", "private"} or "*" in varying:
         return True
-    # Only what the request said could have made the answer another one; who asks is part of the key already.
     keyed = request.control.ruled.key_headers
-    return any(name in request.headers for name in varying - _SAME_FOR_ALL.union(keyed))
+    return any(name in request.headers for name in varying - _IRRELEVANT_VARY.union(keyed))
 
 
 async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
-    """The whole answer of a backend to a request of our own; None where it gives none. Raises a KvproxyError."""
-    source = open_source(request, await backend.send(request), limit)
+    """The complete response to a request of the proxy itself; None if there is none. Raises a KvproxyError."""
+    response = open_response(request, await backend.send(request), limit)
     try:
-        async for chunk in source.chunks:
-            source.said.push(chunk)
-        return await source.said.whole() if source.status == 200 else None
+        async for chunk in response.chunks:
+            response.reader.push(chunk)
+        return await response.reader.result() if response.status == 200 else None
     finally:
-        await source.close()
+        await response.close()
 
 
-def _generated(request: ApiRequest, reply: Generated, limit: int) -> Source:
-    writer = SPEAKERS[request.api.name].writer(request, reply.model, reply.echo)
-    said = _Written(writer, limit)
+def _generated(request: ApiRequest, reply: Generated, limit: int) -> BackendResponse:
+    reader = _GeneratedReader(SPEAKERS[request.api.name].writer(request, reply.model, reply.echo), limit)
     usage = reply.usage
     prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, usage.tier_tokens)
     if request.stream:
         headers = [EVENTS, ("cache-control", "no-cache")]
-        return Source(200, headers, said.events(reply), said, reply.close, streams=True, prefix=prefix)
-    return Source(200, [JSON], said.body(reply), said, reply.close, at_once=True, prefix=prefix)
+        return BackendResponse(200, headers, reader.events(reply), reader, reply.close, streams=True, prefix=prefix)
+    return BackendResponse(200, [JSON], reader.body(reply), reader, reply.close, single_chunk=True, prefix=prefix)
 
 
-class _Written:
-    """An embedded answer: it is known in typed form, so nothing is parsed."""
+class _GeneratedReader:
+    """Encodes the engine's typed output. Nothing is parsed."""
 
-    reused = None
-    """The engine tells it before the first part."""
+    prefix = None
 
     def __init__(self, writer: Writer, limit: int) -> None:
         self._writer = writer
@@ -175,50 +167,50 @@ class _Written:
         self._size += len(chunk)
         return self._ended
 
-    def listen(self, chunk: bytes) -> None:
-        """There is nothing to learn."""
+    def push_usage(self, chunk: bytes) -> None:
+        """The engine reports usage before the first chunk."""
 
-    async def whole(self) -> JsonObject | None:
+    async def result(self) -> JsonObject | None:
         return self._writer.whole() if self._ended and self._size <= self._limit else None
 
 
-class Recording:
-    """An upstream's answer, read while it passes by; see `Said`.
+class UpstreamReader:
+    """Parses an upstream's response while its chunks pass; see `ResponseReader`.
 
     Args:
         api: the API of the request.
-        stream: whether the parts are server-sent events.
-        limit: bytes from which on an answer is not kept.
+        stream: whether the chunks are server-sent events.
+        limit: larger responses, in bytes, are not collected.
     """
 
     def __init__(self, api: Api, stream: bool, limit: int) -> None:
         self._limit = limit
         self._size = 0
         self._body: list[bytes] = []
-        self._reader = EventReader()
+        self._events = EventReader()
         self._reuse = ReuseReader()
         self._assembler = api.assembler() if stream else None
-        self._lost = False
+        self._discarded = False
 
-    def listen(self, chunk: bytes) -> None:
-        self._events(chunk)
+    def push_usage(self, chunk: bytes) -> None:
+        self._read_events(chunk)
 
     @property
-    def reused(self) -> PrefixUse | None:
+    def prefix(self) -> PrefixUse | None:
         return None if self._reuse.told is None else PrefixUse(*self._reuse.told)
 
-    def _events(self, chunk: bytes) -> list[Event]:
-        # What never ends an event is no stream; it must not pile up here.
-        events = self._reader.push(chunk) if len(self._reader) <= self._limit else []
+    def _read_events(self, chunk: bytes) -> list[Event]:
+        # A stream without event boundaries must not accumulate in memory.
+        events = self._events.push(chunk) if len(self._events) <= self._limit else []
         for event in events:
             self._reuse.take(event)
         return events
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
-        events = self._events(chunk) if self._assembler is not None else []
-        if self._lost or self._size > self._limit:
-            self._lose()
+        events = self._read_events(chunk) if self._assembler is not None else []
+        if self._discarded or self._size > self._limit:
+            self._discard()
             return False
         if self._assembler is None:
             self._body.append(chunk)
@@ -227,17 +219,17 @@ class Recording:
             for event in events:
                 self._assembler.push(event)
         except Exception:
-            # Whatever a server sends is the client's to judge; here it only means that nothing is kept.
-            self._lose()
+            # An invalid stream still reaches the client, but it is not stored.
+            self._discard()
             return False
         return self._assembler.done
 
-    def _lose(self) -> None:
-        self._lost = True
+    def _discard(self) -> None:
+        self._discarded = True
         self._body.clear()
 
-    async def whole(self) -> JsonObject | None:
-        if self._lost:
+    async def result(self) -> JsonObject | None:
+        if self._discarded:
             return None
         try:
             if self._assembler is not None:

@@ -1,24 +1,23 @@
-"""What clients may ask of a prompt's reuse: `diagnostics` in Anthropic's Messages, `prompt_cache_diagnostics` in Responses.
+"""Cache diagnostics of the embedded engine: `diagnostics` in Messages, `prompt_cache_diagnostics` in Responses.
 
-Both compare a request with an earlier one by digests of its parts, and name the first part that differs. The embedded engine's
-answers are told here; an upstream's answers stay as they are, and its own diagnostics with them.
+Both compare a request with an earlier one by digests of its parts, and name the first part that differs. The response of an
+upstream stays unchanged.
 """
 
 import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_object, dumps, field, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import EventReader, event
-from kvproxy.flow.outcome import Answer
 
-_MOST = 10_000
+_MAX_PROMPTS = 10_000
 Part = tuple[bytes, int]
-"""The digest of a part of a request, and its bytes."""
-# Where each cause lies: a field, or a field of a field. The first one that differs is named.
+"""Digest of a part of a request, and its size in bytes."""
+# Causes and the paths of their fields. The first one that differs is reported.
 _CAUSES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "messages": (("model_changed", ("model",)), ("tools_changed", ("tools",)), ("system_changed", ("system",))),
     "responses": (
@@ -33,46 +32,50 @@ _CAUSES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     ),
 }
 _TURNS = {"messages": ("messages", "messages_changed"), "responses": ("input", "input_changed")}
-# Of these Anthropic says that a difference makes the comparison impossible.
-_OTHERS = ("tool_choice", "thinking", "context_management", "output_config", "output_format")
+# Anthropic: a difference in one of these makes the comparison impossible.
+_INCOMPARABLE = ("tool_choice", "thinking", "context_management", "output_config", "output_format")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Digests of what a prompt is made of.
+    """Digests of the parts of a prompt.
 
     Attributes:
-        causes: each part that may differ, by its cause, in order.
+        causes: parts by their cause, in order.
         turns: the messages, or the items of the input.
-        others: the settings of which a difference makes a comparison impossible.
+        incomparable: settings that make a comparison impossible if they differ.
     """
 
     causes: tuple[tuple[str, Part], ...]
     turns: tuple[Part, ...]
-    others: bytes
+    incomparable: bytes
 
 
 class Diagnostics:
-    """Remembers the prompts of those who may ask, by tenant and response id: digests alone, the last ten thousand."""
+    """Adds diagnostics to responses. Keeps digests of the last 10,000 prompts by tenant and response id."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], Prompt] = OrderedDict()
+        self._prompts: OrderedDict[tuple[str, str], Prompt] = OrderedDict()
 
-    def wants(self, request: ApiRequest) -> bool:
-        """Whether a request asks, or may be asked about. OpenAI's clients do not say so beforehand."""
+    def applies(self, request: ApiRequest) -> bool:
+        """Whether a request asks for diagnostics, or a later one may refer to it. Responses does not announce this."""
         if request.api.name == "messages":
             return isinstance(request.body.get("diagnostics"), dict)
         return request.api.name == "responses"
 
-    def whole(self, request: ApiRequest, body: bytes) -> bytes:
-        """An answer with what was asked; as it is where it is none."""
+    async def add(self, request: ApiRequest, body: bytes | AsyncIterator[bytes]) -> bytes | AsyncIterator[bytes]:
+        """A response body with its diagnostics."""
+        if not isinstance(body, bytes):
+            return self._stream(request, body)
+        return await asyncio.to_thread(self._complete_stream if request.stream else self._complete, request, body)
+
+    def _complete(self, request: ApiRequest, body: bytes) -> bytes:
         answer = loads(body)
         if not isinstance(answer, dict) or not isinstance(answer.get("id"), str):
             return body
-        return dumps(self._told(request, _prompt(request), answer))
+        return dumps(self._diagnosed(request, _prompt(request), answer))
 
-    async def stream(self, request: ApiRequest, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The same of a stream."""
+    async def _stream(self, request: ApiRequest, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         reader, prompt = EventReader(), _prompt(request)
         try:
             async for chunk in chunks:
@@ -82,8 +85,7 @@ class Diagnostics:
             if close is not None:
                 await close()
 
-    def replayed(self, request: ApiRequest, body: bytes) -> bytes:
-        """The same of a stream that is all there."""
+    def _complete_stream(self, request: ApiRequest, body: bytes) -> bytes:
         return b"".join(self._events(request, _prompt(request), EventReader(), body))
 
     def _events(self, request: ApiRequest, prompt: Prompt, reader: EventReader, chunk: bytes) -> Iterator[bytes]:
@@ -91,37 +93,37 @@ class Diagnostics:
             name, data = each.name.decode() or None, each.data
             holder = "message" if name == "message_start" else "response"
             if name in ("message_start", "response.completed", "response.incomplete"):
-                said = as_object(loads(data))
-                data = dumps({**said, holder: self._told(request, prompt, as_object(said[holder]))})
+                payload = as_object(loads(data))
+                data = dumps({**payload, holder: self._diagnosed(request, prompt, as_object(payload[holder]))})
             yield event(data, name)
 
-    def _told(self, request: ApiRequest, prompt: Prompt, answer: JsonObject) -> JsonObject:
+    def _diagnosed(self, request: ApiRequest, prompt: Prompt, answer: JsonObject) -> JsonObject:
         tokens = request.api.usage(answer)[0]
         if request.api.name == "messages":
             asked = field(request.body.get("diagnostics"), "previous_message_id")
-            told: JsonObject = {"diagnostics": self._messages(request, prompt, asked, tokens)}
+            diagnosis: JsonObject = {"diagnostics": self._messages(request, prompt, asked, tokens)}
         else:
             asked = field(request.body.get("prompt_cache_options"), "comparison_response_id")
-            told = {"prompt_cache_diagnostics": self._responses(request, prompt, asked, tokens)} if asked else {}
-        # A stored answer that is given again has the id of the first.
-        self._known.setdefault((request.tenant, str(answer.get("id"))), prompt)
-        if len(self._known) > _MOST:
-            self._known.popitem(last=False)
-        return {**answer, **told}
+            diagnosis = {"prompt_cache_diagnostics": self._responses(request, prompt, asked, tokens)} if asked else {}
+        # A cached response has the id of the first one.
+        self._prompts.setdefault((request.tenant, str(answer.get("id"))), prompt)
+        if len(self._prompts) > _MAX_PROMPTS:
+            self._prompts.popitem(last=False)
+        return {**answer, **diagnosis}
 
     def _messages(self, request: ApiRequest, prompt: Prompt, asked: Json, tokens: int) -> Json:
         if not isinstance(asked, str):
             return None
-        earlier = self._known.get((request.tenant, asked))
+        earlier = self._prompts.get((request.tenant, asked))
         if earlier is None:
             return {"cache_miss_reason": {"type": "previous_message_not_found"}}
         found = _divergence(earlier, prompt, "messages")
         if found is not None:
             return {"cache_miss_reason": {"type": found[0], "cache_missed_input_tokens": round(tokens * found[1])}}
-        return None if earlier.others == prompt.others else {"cache_miss_reason": {"type": "unavailable"}}
+        return None if earlier.incomparable == prompt.incomparable else {"cache_miss_reason": {"type": "unavailable"}}
 
     def _responses(self, request: ApiRequest, prompt: Prompt, asked: Json, tokens: int) -> Json:
-        earlier = self._known.get((request.tenant, asked)) if isinstance(asked, str) else None
+        earlier = self._prompts.get((request.tenant, asked)) if isinstance(asked, str) else None
         if earlier is None:
             return {"type": "comparison_response_not_found"}
         found = _divergence(earlier, prompt, "responses")
@@ -130,16 +132,8 @@ class Diagnostics:
         return {"type": "cache_miss", "reason": found[0], "cache_missed_tokens": round(tokens * found[1])}
 
 
-async def diagnosed(diagnostics: Diagnostics, request: ApiRequest, answer: Answer) -> Answer:
-    """An answer with what its request asks of the reuse of its prompt."""
-    if not isinstance(answer.body, bytes):
-        return replace(answer, body=diagnostics.stream(request, answer.body))
-    write = diagnostics.replayed if request.stream else diagnostics.whole
-    return replace(answer, body=await asyncio.to_thread(write, request, answer.body))
-
-
 def _divergence(earlier: Prompt, now: Prompt, api: str) -> tuple[str, float] | None:
-    """The first part that differs, and the share of the prompt's bytes from there on; None where the earlier one is its start."""
+    """The first part that differs, and the share of the prompt's bytes after it; None if the earlier prompt is a prefix."""
     passed, whole = 0, sum(size for _, (_, size) in now.causes) + sum(size for _, size in now.turns)
     for (cause, before), (_, after) in zip(earlier.causes, now.causes, strict=True):
         if before[0] != after[0]:
@@ -158,7 +152,7 @@ def _prompt(request: ApiRequest) -> Prompt:
     return Prompt(
         tuple((cause, _part(_at(body, path))) for cause, path in _CAUSES[api]),
         tuple(_part(turn) for turn in (turns if isinstance(turns, list) else [turns])),
-        _part([body.get(name) for name in _OTHERS])[0],
+        _part([body.get(name) for name in _INCOMPARABLE])[0],
     )
 
 

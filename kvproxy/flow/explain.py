@@ -10,12 +10,13 @@ from kvproxy.apis import by_name
 from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix import PrefixCache, PrefixReport
+from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.keys import CacheKey, cache_key
+from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import Freshness
-from kvproxy.index.guards.hidden import hides_text
-from kvproxy.index.lookup import FRESH, Candidate, Lookup
+from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Status, Verdict
+from kvproxy.index.search.lookup import FRESH, Candidate, Lookup
 from kvproxy.index.store import Filter, Store
 from kvproxy.journal.causes import Texts
 from kvproxy.journal.reader import Reader
@@ -61,7 +62,7 @@ class ExactReport:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourReport:
-    """A similar question that is stored, and what the policy decides of it; see `index.lookup.Candidate`."""
+    """A similar question that is stored, and what the policy decides of it; see `index.search.lookup.Candidate`."""
 
     id: str
     prompt: str

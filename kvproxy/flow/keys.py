@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import orjson
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
+from kvproxy.exchange import CacheKey
 from kvproxy.ruled import UNRULED, Ruled
 from kvproxy.settings.access import TENANT_HEADERS
 
@@ -20,25 +20,6 @@ _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 _MARKED = ("messages", "system", "tools", "input")
 _MARKER = "cache_control"
 _EXACT_FLOAT = 2.0**53
-
-
-@dataclass(frozen=True, slots=True)
-class CacheKey:
-    """Names of a request.
-
-    Attributes:
-        exact: digest over everything that can change the answer.
-        namespace: the same without the text of the last user turn.
-        text: that text, where similar questions may be answered alike; else None.
-        prompt: what a listing shows for the request.
-        parts: what the exact key is a digest of.
-    """
-
-    exact: str
-    namespace: str
-    text: str | None
-    prompt: str
-    parts: JsonObject
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:

@@ -21,8 +21,8 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import ask
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.lookup import Lookup
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.lookup import Lookup
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.settings import CacheSettings
 
 _NOISE = re.compile(r"[\W_]+")

@@ -1,18 +1,19 @@
-"""What a request costs its client: the prompt as estimated before it is sent, then what was used, as far as the answer tells."""
+"""Token costs of a request: an estimate before it is sent, then the usage that the response reports."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
 from kvproxy.apis.json import Json, JsonMap, field, loads
-from kvproxy.apis.request import BYTES_PER_TOKEN, Account, ApiRequest
+from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, Body, Relayed
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.backend_response import Source, open_source
+from kvproxy.exchange import Account
+from kvproxy.flow.backend_response import BackendResponse, open_response
 
 _IMAGE_TOKENS = 1000
-"""What an image or another file in a prompt is counted with: its bytes tell nothing."""
+"""Estimate for an image or another file in a prompt."""
 _FILE = "data:"
 _SLOW_BYTES = 64 * 1024
 _READ_BYTES = 2**20
@@ -20,55 +21,55 @@ _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key
 _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
-async def metered(request: ApiRequest, account: Account, backend: Backend, limit: int) -> Source:
-    """Have a request answered at a client's cost.
+async def send_charged(request: ApiRequest, account: Account, backend: Backend, limit: int) -> BackendResponse:
+    """Send a request to the backend and charge a client for it.
 
     Args:
-        limit: see `open_source`.
+        limit: see `open_response`.
 
     Raises:
-        TooMany: the client has used up what it may use now.
-        KvproxyError: what the backend raised; then it costs nothing.
+        TooMany: the client has no quota left.
+        KvproxyError: an error of the backend. It costs nothing.
     """
-    large = len(request.raw) > _SLOW_BYTES
-    estimated = await asyncio.to_thread(estimate, request.body) if large else estimate(request.body)
+    is_large = len(request.raw) > _SLOW_BYTES
+    estimated = await asyncio.to_thread(estimate, request.body) if is_large else estimate(request.body)
     account.reserve(estimated)
     try:
-        source = open_source(request, await backend.send(request), limit)
+        response = open_response(request, await backend.send(request), limit)
     except BaseException:
         account.settle(0)
         raise
-    chunks, close, passed = source.chunks, source.close, 0
+    chunks, close, generated = response.chunks, response.close, 0
     events = EventReader()
 
     async def counted() -> AsyncIterator[bytes]:
-        nonlocal passed
+        nonlocal generated
         async for chunk in chunks:
-            # An event says about a token.
-            if not source.streams:
-                passed += len(chunk) // BYTES_PER_TOKEN
+            # An event has about one token.
+            if not response.streams:
+                generated += len(chunk) // BYTES_PER_TOKEN
             elif len(events) <= limit:
-                passed += len(events.push(chunk))
+                generated += len(events.push(chunk))
             yield chunk
 
     async def settled() -> None:
-        account.settle(_used(source, estimated, passed))
+        account.settle(_cost(response, estimated, generated))
         await close()
 
-    source.chunks, source.close = counted(), settled
-    return source
+    response.chunks, response.close = counted(), settled
+    return response
 
 
-def _used(source: Source, estimated: int, passed: int) -> int:
-    """Tokens of an answer that is over, whole or not."""
-    if source.status >= 400:
+def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
+    """Tokens of a response that has ended, complete or not."""
+    if response.status >= 400:
         return 0
-    if source.usage is not None and any(source.usage):
-        return sum(source.usage)
-    return (estimated if source.prefix is None else source.prefix.prompt_tokens) + passed
+    if response.usage is not None and any(response.usage):
+        return sum(response.usage)
+    return (estimated if response.prefix is None else response.prefix.prompt_tokens) + generated
 
 
-class UnreadSpending:
+class UnreadCharge:
     """The cost of a request that is forwarded unread: its bytes and those of its response, at four bytes a token.
 
     If the response is a JSON object with `usage`, its tokens count instead.

@@ -1,92 +1,94 @@
-"""Identical requests under way share one answer: late ones get what has come so far, then the rest as it comes.
+"""Identical requests in flight share one request to the backend.
 
-The work goes on until its last client leaves; the first one leaving does not harm the others. The answer is read no faster
-than its fastest client takes it, and once it has grown too large to be kept, no faster than its slowest.
+A client that joins late receives all earlier chunks first. The request is cancelled when its last client leaves. The response is
+read at the speed of the fastest client, or of the slowest one once it is too large to store.
 """
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Protocol
 
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Backend
-from kvproxy.flow.backend_response import Source, open_source
-from kvproxy.flow.quota_charges import metered
-from kvproxy.flow.store_response import Asked, FlightKeeper, Shelf
+from kvproxy.exchange import Exchange
+from kvproxy.flow.backend_response import BackendResponse, open_response
+from kvproxy.flow.quota_charges import send_charged
+from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
 from kvproxy.index.coming import Coming
+from kvproxy.journal.reasons import reason_of_failure
 
 WINDOW = 256 * 1024
-"""Bytes that may wait for a client before the source has to."""
+"""Bytes that may wait for the clients before reading from the backend pauses."""
 STEP = 4 * 1024
-"""Bytes of an upstream's stream that are read at a go: some 25 events, which take half a millisecond."""
+"""Bytes of an upstream's stream that are parsed at once: about 25 events, or half a millisecond."""
 
 _END_SECONDS = 0.25
-"""Seconds in which an upstream usually ends its response after the last event. It is not kept if more events come by then."""
+"""Time for an upstream to end its response after the last event. A response with events after that is not stored."""
 
 
-class Keeper(Protocol):
-    """Keeps the answer of a flight."""
+class Recorder(Protocol):
+    """Stores the response of a shared request."""
 
     limit: int
-    """Bytes up to which all parts are held for clients that come later."""
+    """Larger responses, in bytes, are not held for clients that join later."""
 
-    def push(self, source: Source, chunk: bytes) -> bool:
-        """Take a part before it is handed on; True if the answer is complete with it."""
+    def push(self, response: BackendResponse, chunk: bytes) -> bool:
+        """Read a chunk before the clients receive it. True if the response is complete with it."""
 
-    async def finish(self, source: Source) -> Coming | None:
-        """Called once, when the answer is complete or has ended; the entry that is to keep it, on its way to the store."""
+    async def finish(self, response: BackendResponse) -> Coming | None:
+        """Begin to store the response. Called once, when it is complete or has ended."""
 
 
-class Flight:
-    """One generation and those who wait for it.
+class SharedRequest:
+    """One request to the backend and its clients.
 
     Args:
-        open: begins the work.
-        keeper: keeps the answer.
+        open: begins the request.
+        recorder: stores the response.
     """
 
-    def __init__(self, open: Callable[[], Awaitable[Source]], keeper: Keeper) -> None:
+    def __init__(self, open: Callable[[], Awaitable[BackendResponse]], recorder: Recorder) -> None:
         self._open = open
-        self._keeper = keeper
+        self._recorder = recorder
         self._chunks: list[bytes] = []
         self._dropped = 0
         self._size = 0
-        self._read: dict[object, int] = {}
-        self._taken: dict[object, int] = {}
+        self._bytes_read: dict[object, int] = {}
+        self._chunks_read: dict[object, int] = {}
         self._changed = asyncio.Event()
-        self._moved = asyncio.Event()
+        self._client_moved = asyncio.Event()
         self.error: BaseException | None = None
-        self.source: Source | None = None
+        self.response: BackendResponse | None = None
         self.ended = False
-        self._coming: Coming | None = None
-        self.passengers = 0
-        self.task = asyncio.create_task(self._fly())
+        self._pending_write: Coming | None = None
+        self.clients = 0
+        self.task = asyncio.create_task(self._run())
 
     @property
-    def open_to_all(self) -> bool:
-        """Whether one more client would get everything from the start."""
+    def is_joinable(self) -> bool:
+        """Whether another client would receive the response from its start."""
         return not (self.ended or self._dropped or self.task.cancelling())
 
     @property
-    def entry(self) -> str | None:
-        """Id of the entry that keeps the answer, from its way to the store on."""
-        return None if self._coming is None else self._coming.id
+    def entry_id(self) -> str | None:
+        """Id of the entry that stores the response, as soon as its write is pending."""
+        return None if self._pending_write is None else self._pending_write.id
 
     async def stored(self) -> bool:
-        """Wait until the answer is stored, or is not; whether it is, durable."""
-        return self._coming is not None and await self._coming.stored()
+        """Wait for the commit of the response. False if it is not stored."""
+        return self._pending_write is not None and await self._pending_write.stored()
 
-    async def _fly(self) -> None:
-        source: Source | None = None
+    async def _run(self) -> None:
+        response: BackendResponse | None = None
         try:
-            source = await self._open()
-            self.source = source
+            response = await self._open()
+            self.response = response
             self._notify()
-            await self._relay(source)
+            await self._relay(response)
         except asyncio.CancelledError:
-            # A new error: the traceback of the one that was raised holds this frame, and the frame holds the flight.
+            # A new error: the traceback of the raised one would keep this frame and the request alive.
             self.error = asyncio.CancelledError()
             raise
         except BaseException as error:
@@ -94,42 +96,42 @@ class Flight:
         finally:
             self.ended = True
             self._notify()
-            if source is not None:
-                await source.close()
+            if response is not None:
+                await response.close()
 
-    async def _relay(self, source: Source) -> None:
-        """Hand on each part. Keep the response before its last part is handed on, since a client may leave then."""
-        kept = False
-        chunks = aiter(source.chunks)
+    async def _relay(self, response: BackendResponse) -> None:
+        """Pass on each chunk. Store the response before its last chunk, since a client may disconnect after that."""
+        recorded = False
+        chunks = aiter(response.chunks)
         following: asyncio.Future[bytes | None] | None = None
         try:
             while (chunk := await (following or anext(chunks, None))) is not None:
                 following = None
-                if not kept and await self._push(source, chunk):
-                    # A response that goes on after its end is not kept, so look for one more part first.
+                if not recorded and await self._push(response, chunk):
+                    # A response that continues after its end is not stored, so look for one more chunk first.
                     following = asyncio.ensure_future(anext(chunks, None))
                     await asyncio.wait({following}, timeout=_END_SECONDS)
                     if not following.done() or following.exception() is not None or following.result() is None:
-                        kept = True
-                        self._coming = await self._keeper.finish(source)
+                        recorded = True
+                        self._pending_write = await self._recorder.finish(response)
                 self._chunks.append(chunk)
                 self._size += len(chunk)
                 self._notify()
-                if not source.at_once:
-                    await self._room()
+                if not response.single_chunk:
+                    await self._wait_for_clients()
         finally:
             if following is not None:
                 following.cancel()
-        if not kept:
-            self._coming = await self._keeper.finish(source)
+        if not recorded:
+            self._pending_write = await self._recorder.finish(response)
 
-    async def _push(self, source: Source, chunk: bytes) -> bool:
-        """Have a part read. A large one is read in steps: at a go it would hold up everybody else."""
-        if not source.parsed or len(chunk) <= STEP:
-            return self._keeper.push(source, chunk)
+    async def _push(self, response: BackendResponse, chunk: bytes) -> bool:
+        """Record a chunk. A large one is parsed in steps, so that it does not block the event loop."""
+        if not response.is_parsed or len(chunk) <= STEP:
+            return self._recorder.push(response, chunk)
         complete = False
         for start in range(0, len(chunk), STEP):
-            complete = self._keeper.push(source, chunk[start : start + STEP])
+            complete = self._recorder.push(response, chunk[start : start + STEP])
             await asyncio.sleep(0)
         return complete
 
@@ -137,59 +139,58 @@ class Flight:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _room(self) -> None:
-        """Wait for the clients, so that no more than a window of parts lies here unread."""
+    async def _wait_for_clients(self) -> None:
+        """Wait until at most a window of bytes is unread."""
         while self._size > WINDOW:
-            large = self._size > self._keeper.limit
-            if large:
+            is_large = self._size > self._recorder.limit
+            if is_large:
                 self._drop()
-            if self._size - self._reached(min if large else max) <= WINDOW:
+            if self._size - self._progress(min if is_large else max) <= WINDOW:
                 return
-            self._moved.clear()
-            await self._moved.wait()
+            self._client_moved.clear()
+            await self._client_moved.wait()
 
-    def _reached(self, which: Callable[[list[int]], int]) -> int:
-        """Bytes that the fastest or the slowest client has; one that has not begun to read has none."""
-        waiting = [0] * (self.passengers - len(self._read))
-        return which([*self._read.values(), *waiting] or [self._size])
+    def _progress(self, which: Callable[[list[int]], int]) -> int:
+        """Bytes that the fastest (`max`) or slowest (`min`) client has read."""
+        not_started = [0] * (self.clients - len(self._bytes_read))
+        return which([*self._bytes_read.values(), *not_started] or [self._size])
 
     def _drop(self) -> None:
-        """Let go of what every client has."""
-        if len(self._taken) < self.passengers:
+        """Drop the chunks that every client has read."""
+        if len(self._chunks_read) < self.clients:
             return
-        taken = min(self._taken.values(), default=0) - self._dropped
-        if taken > 0:
-            del self._chunks[:taken]
-            self._dropped += taken
+        read = min(self._chunks_read.values(), default=0) - self._dropped
+        if read > 0:
+            del self._chunks[:read]
+            self._dropped += read
 
-    def leave(self) -> None:
-        """A client is done or gone; the last to go ends the work."""
-        self.passengers -= 1
-        self._moved.set()
-        if self.passengers == 0 and not self.ended:
+    def release(self) -> None:
+        """A client is done or has disconnected. The last one ends the request."""
+        self.clients -= 1
+        self._client_moved.set()
+        if self.clients == 0 and not self.ended:
             self.task.cancel()
 
-    async def head(self) -> Source:
-        """The answer's head, once it is there; raises what the backend raised."""
-        while self.source is None and not self.ended:
+    async def head(self) -> BackendResponse:
+        """Wait for the response's head. Raises the backend's error."""
+        while self.response is None and not self.ended:
             await self._changed.wait()
-        if self.source is None:
+        if self.response is None:
             assert self.error is not None
             raise self.error
-        return self.source
+        return self.response
 
-    async def settle(self, seconds: float | None) -> bool:
-        """Wait until the answer is whole, or has been under way too long or grown too large to be held back.
+    async def wait_complete(self, seconds: float | None) -> bool:
+        """Wait until the response is complete, a timeout ends, or a window of bytes is full.
 
         Args:
-            seconds: how long; what comes at once is waited for.
+            seconds: the timeout. A response of a single chunk is awaited without it.
 
         Returns:
-            Whether it is whole.
+            Whether the response is complete.
         """
-        source = await self.head()
-        # One part that comes when all is done: there is nothing to hand on before, however large it is.
-        while source.at_once and not self.ended:
+        response = await self.head()
+        while response.single_chunk and not self.ended:
             await self._changed.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -198,18 +199,18 @@ class Flight:
         return self.ended and self.error is None
 
     async def body(self) -> bytes:
-        """The whole answer."""
+        """The complete body."""
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
-        """All parts from the first one on; raises what broke the answer off.
+        """All chunks from the first one. Raises the error that ended the response.
 
         Args:
-            confirm: hold back what is left when the answer is complete, until it is stored.
+            confirm: hold the last chunks back until the response is committed.
         """
-        me = object()
+        client = object()
         sent = self._dropped
-        self._read[me], self._taken[me] = 0, sent
+        self._bytes_read[client], self._chunks_read[client] = 0, sent
         try:
             while True:
                 changed = self._changed
@@ -219,9 +220,9 @@ class Flight:
                     chunk = self._chunks[sent - self._dropped]
                     yield chunk
                     sent += 1
-                    self._read[me] += len(chunk)
-                    self._taken[me] = sent
-                    self._moved.set()
+                    self._bytes_read[client] += len(chunk)
+                    self._chunks_read[client] = sent
+                    self._client_moved.set()
                 if self.ended and sent == self._dropped + len(self._chunks):
                     break
                 if sent == self._dropped + len(self._chunks) and changed is self._changed:
@@ -231,83 +232,123 @@ class Flight:
             if confirm:
                 await self.stored()
         finally:
-            del self._read[me], self._taken[me]
-            self._moved.set()
+            del self._bytes_read[client], self._chunks_read[client]
+            self._client_moved.set()
 
 
-class Flights:
-    """Flights under way, by what makes requests identical."""
+class SharedRequests:
+    """The requests in flight."""
 
     def __init__(self) -> None:
-        self._boarding: dict[Hashable, Flight] = {}
-        self._flying: set[Flight] = set()
+        self._joinable: dict[Hashable, SharedRequest] = {}
+        self._in_flight: set[SharedRequest] = set()
 
     def __len__(self) -> int:
-        return len(self._flying)
+        return len(self._in_flight)
 
-    def board(self, key: Hashable, make: Callable[[], Flight]) -> tuple[Flight, bool]:
-        """Join a flight, or begin one; whether it was under way already."""
-        flight = self._boarding.get(key)
-        # One whose last client has just left is being cancelled: it is of no use to the next.
-        joined = flight is not None and flight.open_to_all
-        if flight is None or not joined:
-            flight = self._boarding[key] = make()
-            self._flying.add(flight)
-            flight.task.add_done_callback(lambda task: self._land(key, flight, task))
-        flight.passengers += 1
-        return flight, joined
+    def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
+        """Join the request with a key, or begin one.
 
-    def _land(self, key: Hashable, flight: Flight, task: "asyncio.Task[None]") -> None:
-        self._flying.discard(flight)
-        if self._boarding.get(key) is flight:
-            del self._boarding[key]
-        # A cancelled task keeps its error until it is asked for it, and the traceback of that error holds the flight.
+        Returns:
+            The request, to be released with `release`; whether it was in flight already.
+        """
+        shared = self._joinable.get(key)
+        # A request whose last client has just left is being cancelled.
+        joined = shared is not None and shared.is_joinable
+        if shared is None or not joined:
+            shared = self._joinable[key] = make()
+            self._in_flight.add(shared)
+            shared.task.add_done_callback(lambda task: self._ended(key, shared, task))
+        shared.clients += 1
+        return shared, joined
+
+    def _ended(self, key: Hashable, shared: SharedRequest, task: "asyncio.Task[None]") -> None:
+        self._in_flight.discard(shared)
+        if self._joinable.get(key) is shared:
+            del self._joinable[key]
+        # Without this, the cancelled task's traceback keeps the request alive.
         with contextlib.suppress(asyncio.CancelledError):
             task.exception()
 
     async def close(self) -> None:
-        """End everything under way."""
-        tasks = [flight.task for flight in self._flying]
+        """Cancel everything in flight."""
+        tasks = [shared.task for shared in self._in_flight]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Boarding:
-    """Has requests answered by a backend.
+class SingleFlight:
+    """Sends requests to the backend; identical ones only once.
 
     Args:
-        backend: answers.
-        shelf: keeps what may be kept.
+        backend: computes the responses.
+        writer: stores them.
     """
 
-    def __init__(self, backend: Backend, shelf: Shelf) -> None:
-        self.flights = Flights()
+    def __init__(self, backend: Backend, writer: ResponseWriter) -> None:
+        self.requests = SharedRequests()
         self._backend = backend
-        self._shelf = shelf
+        self._writer = writer
 
-    def alone(self, asked: Asked) -> bool:
-        """Whether a request flies alone: one that wants a fresh or an unstored answer."""
-        return asked.request.control.no_cache or not self._keeps(asked)
+    def is_private(self, exchange: Exchange) -> bool:
+        """Whether a request is never shared, since it requires a fresh response or forbids storing it."""
+        return exchange.api_request.control.no_cache or not self._stores(exchange)
 
-    def _keeps(self, asked: Asked) -> bool:
-        lifetime = self._shelf.lifetime(asked.request)
-        return asked.cacheable and not asked.request.control.no_store and lifetime > 0
+    def _stores(self, exchange: Exchange) -> bool:
+        request = exchange.api_request
+        return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
-    def board(self, asked: Asked) -> tuple[Flight, bool]:
-        """The flight of a request, to be left with `leave`; whether it was under way already.
+    def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
+        """Join the request in flight that is identical to an exchange's, or begin one; see `SharedRequests.join`.
 
-        One never joins another tenant's flight: errors and cookies belong to who asked, even where answers are shared.
+        Tenants never share a request, even if they share responses: errors and cookies belong to one tenant.
         """
-        request, keep = asked.request, self._keeps(asked)
+        request, stores = exchange.api_request, self._stores(exchange)
         form = (request.stream, dumps(request.body.get("stream_options")))
-        return self.flights.board(
-            (asked.key.exact, request.tenant, form, object() if self.alone(asked) else None),
-            lambda: Flight(lambda: self._open(request), FlightKeeper(self._shelf, asked, keep=keep)),
+        unique = object() if self.is_private(exchange) else None
+        return self.requests.join(
+            (exchange.cache_key.exact, request.tenant, form, unique),
+            lambda: SharedRequest(
+                lambda: self._open(exchange), ResponseRecorder(self._writer, exchange, stores=stores)
+            ),
         )
 
-    async def _open(self, request: ApiRequest) -> Source:
-        limit = self._shelf.settings.max_response_bytes
-        if request.account is not None:
-            return await metered(request, request.account, self._backend, limit)
-        return open_source(request, await self._backend.send(request), limit)
+    async def _open(self, exchange: Exchange) -> BackendResponse:
+        request, limit = exchange.api_request, self._writer.settings.max_response_bytes
+        if exchange.account is not None:
+            return await send_charged(request, exchange.account, self._backend, limit)
+        return open_response(request, await self._backend.send(request), limit)
+
+
+def record_start(exchange: Exchange, shared: SharedRequest) -> None:
+    """Record the head of the backend's response in an exchange."""
+    response = shared.response
+    exchange.layer = "forward"
+    exchange.first_byte = time.perf_counter()
+    exchange.entry_id = shared.entry_id
+    if response is not None:
+        exchange.status = response.status
+        # A client that joins late did not wait for the backend from its start.
+        exchange.backend_started = max(response.started, exchange.started)
+        exchange.prefix = response.prefix
+        exchange.upstream = None if response.taker is None else response.taker.upstream
+
+
+def record_end(exchange: Exchange, shared: SharedRequest) -> None:
+    """Record the end of the backend's response, complete or not."""
+    exchange.ended = time.perf_counter()
+    response = shared.response
+    if shared.ended and shared.error is not None:
+        exchange.failure = reason_of_failure(shared.error)
+    exchange.client_left = not shared.ended
+    exchange.entry_id = shared.entry_id
+    if response is None:
+        return
+    exchange.predicted_tokens = None if response.taker is None else response.taker.predicted
+    exchange.prefix = response.prefix
+    if response.prefix is not None:
+        exchange.prompt_tokens = response.prefix.prompt_tokens
+    if response.usage is not None:
+        exchange.completion_tokens = response.usage[1]
+        exchange.prompt_tokens = exchange.prompt_tokens or response.usage[0]

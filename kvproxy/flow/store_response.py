@@ -1,61 +1,38 @@
-"""Keeps answers: only complete, successful ones, under the names of the request."""
+"""Storage of responses: only complete and successful ones, under the keys of their requests."""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.backend_response import Source
-from kvproxy.flow.keys import CacheKey
+from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.learn import Observer
-from kvproxy.flow.outcome import PrefixUse
 from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.ids import Ids
 from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.lookup import Lookup
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.journal.draft import Draft
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
 _log = logging.getLogger("kvproxy")
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request with its names.
-
-    Attributes:
-        cacheable: whether an equal request may be given the same answer.
-        draft: its record, as far as it goes.
-        spare: the stored answer to an equal request that is past its time, for the case that no other can be had.
-        near: what was found of similar questions, whose answers the fresh one may be compared with.
-    """
-
-    request: ApiRequest
-    key: CacheKey
-    cacheable: bool
-    draft: Draft
-    spare: Entry | None = None
-    near: Lookup | None = None
-
-
-class Shelf:
-    """Where answers are kept.
+class ResponseWriter:
+    """Stores responses.
 
     Args:
         cache: the stored responses.
-        settings: what may be kept and for how long.
-        backend: name of what computes the answers.
+        settings: what may be stored, and for how long.
+        backend: name of the backend.
         clock: seconds since the epoch.
-        observer: compares fresh answers with similar ones; None to learn nothing.
-        journal: is told what was stored.
+        observer: compares fresh responses with similar ones; None disables learning.
+        journal: receives stored entries.
     """
 
     def __init__(
@@ -75,67 +52,67 @@ class Shelf:
         self._journal = journal
         self._ids = Ids()
 
-    def lifetime(self, request: ApiRequest, said: Directives = Directives()) -> float:
-        """Seconds that an answer is served: those that the request asks for, as far as it may, or those of its rule.
-
-        Args:
-            said: what its upstream says, which goes before the settings.
-        """
-        asked, ruled = request.control.ttl, request.control.ruled.ttl
-        if asked is None and ruled is not None:
+    def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
+        """Seconds until a response expires: from its request, its rule, its upstream, or the settings, in this order."""
+        requested, ruled = request.control.ttl, request.control.ruled.ttl
+        if requested is None and ruled is not None:
             return ruled
-        usual = first((ruled, said.max_age), self.settings.ttl)
-        longest = usual if self.settings.max_ttl is None else self.settings.max_ttl
-        return min(usual if asked is None else asked, longest)
+        default = first((ruled, directives.max_age), self.settings.ttl)
+        longest = default if self.settings.max_ttl is None else self.settings.max_ttl
+        return min(default if requested is None else requested, longest)
 
-    async def put(self, asked: Asked, whole: JsonObject, said: Directives) -> Coming | None:
-        """Begin to keep an answer, and have it compared with that of a similar question once it is stored.
+    async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Coming | None:
+        """Begin to store a response, and have it compared with the response to a similar question after that.
 
-        Nobody waits here until it is, unless too many others are on their way. What must not be stored may take a while to be
-        found out, where that is asked: it is waited for, so that a client is told what becomes of its answer.
+        The caller waits only if redaction takes time, or if too many writes are pending.
 
         Args:
-            said: what its upstream says of its keeping.
+            directives: of its upstream.
 
         Returns:
-            The answer on its way; None where it is not kept.
+            The pending write; None if the response is not stored.
         """
-        entry = self._entry(asked, whole, said)
+        entry = self._entry(exchange, whole, directives)
         if entry is None:
             return None
-        near, observer, crowded = asked.near, self._observer, self._cache.coming.full
-        late = near is not None and near.skipped
-        told = partial(observer.compare, asked.request, entry, late=True) if late and observer is not None else None
-        coming = self._cache.begin(entry, late=late, told=told)
-        coming.task.add_done_callback(partial(self._landed, asked, entry))
-        await coming.entry(self.settings.budget)
-        if crowded:
+        lookup, observer, is_full = exchange.lookup, self._observer, self._cache.coming.full
+        skipped = lookup is not None and lookup.skipped
+        compare = None
+        if skipped and observer is not None:
+            compare = partial(observer.compare, exchange.api_request, entry, late=True)
+        pending = self._cache.begin(entry, late=skipped, told=compare)
+        pending.task.add_done_callback(partial(self._written, exchange, entry))
+        await pending.entry(self.settings.budget)
+        if is_full:
             await self._cache.coming.room()
-        return coming
+        return pending
 
-    def _landed(self, asked: Asked, entry: Entry, task: "asyncio.Task[bool]") -> None:
-        """The way of an entry is over."""
+    def _written(self, exchange: Exchange, entry: Entry, task: "asyncio.Task[bool]") -> None:
         error = None if task.cancelled() else task.exception()
-        # Of a store that fails there is one line in the log already, for all answers.
+        # The store logs its failure once for all responses.
         if error is not None and not isinstance(error, CacheStoreError):
             _log.error("the answer was not stored: %s", error or type(error).__name__)
         if task.cancelled() or error is not None or not task.result():
             return
         self._journal.kept(entry)
-        if self._observer is not None and asked.near is not None and not asked.near.skipped:
-            self._observer.compare(asked.request, entry, asked.near)
+        lookup = exchange.lookup
+        if self._observer is not None and lookup is not None and not lookup.skipped:
+            self._observer.compare(exchange.api_request, entry, lookup)
 
-    def _entry(self, asked: Asked, whole: JsonObject, said: Directives) -> Entry | None:
-        """What is to be kept of an answer; None where nothing is."""
-        request, key, now = asked.request, asked.key, self._clock()
+    def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
+        """The entry for a response; None if it is not stored."""
+        request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if not request.api.keeps(whole, request.body):
             return None
-        ruled, usual, lifetime = request.control.ruled, self.settings, self.lifetime(request, said)
-        stale_while = first((ruled.stale_while_revalidate, said.stale_while_revalidate), usual.stale_while_revalidate)
-        stale_error = first((ruled.stale_if_error, said.stale_if_error), usual.stale_if_error)
-        if lifetime + stale_while + stale_error <= 0:
+        rule, settings, lifetime = request.control.ruled, self.settings, self.lifetime(request, directives)
+        stale_while_revalidate = first(
+            (rule.stale_while_revalidate, directives.stale_while_revalidate), settings.stale_while_revalidate
+        )
+        stale_if_error = first((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
+        if lifetime + stale_while_revalidate + stale_if_error <= 0:
             return None
         prompt_tokens, completion_tokens = request.api.usage(whole)
+        tags = request.control.tags
         entry = Entry(
             id=self._ids.new(),
             key=key.exact,
@@ -144,66 +121,71 @@ class Shelf:
             model=request.model,
             endpoint=request.api.name,
             prompt=key.text or key.prompt,
-            semantic=key.text is not None and self._cache.searches and ruled.semantic,
+            semantic=key.text is not None and self._cache.searches and rule.semantic,
             request=request.raw,
             response=dumps(whole),
             created=now,
             expires=now + lifetime,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
-            tags=tuple(sorted({*request.control.tags, *said.tags})) if said.tags else request.control.tags,
+            tags=tuple(sorted({*tags, *directives.tags})) if directives.tags else tags,
             backend=self._backend,
             request_id=request.request_id,
-            stale_while_revalidate=stale_while,
-            stale_if_error=stale_error,
+            stale_while_revalidate=stale_while_revalidate,
+            stale_if_error=stale_if_error,
         )
         return entry if self._cache.store.takes(entry) else None
 
 
-class FlightKeeper:
-    """Keeps the answer of one flight; see `flights.Keeper`."""
+class ResponseRecorder:
+    """Records the response of a shared request; see `single_flight.Recorder`.
 
-    def __init__(self, shelf: Shelf, asked: Asked, *, keep: bool) -> None:
-        self.limit = shelf.settings.max_response_bytes
-        self._shelf = shelf
-        self._asked = asked
-        self._keep = keep
+    Args:
+        exchange: of the client that began the request.
+        stores: whether the response may be stored.
+    """
 
-    def push(self, source: Source, chunk: bytes) -> bool:
-        if self._reads(source):
-            complete = source.said.push(chunk)
+    def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:
+        self.limit = writer.settings.max_response_bytes
+        self._writer = writer
+        self._exchange = exchange
+        self._stores = stores
+
+    def push(self, response: BackendResponse, chunk: bytes) -> bool:
+        if self._reads(response):
+            complete = response.reader.push(chunk)
         else:
             complete = False
-            if source.streams and source.status == 200:
-                source.said.listen(chunk)
-        source.prefix = source.said.reused or source.prefix
+            if response.streams and response.status == 200:
+                response.reader.push_usage(chunk)
+        response.prefix = response.reader.prefix or response.prefix
         return complete
 
-    def _reads(self, source: Source) -> bool:
-        """Whether all that it says matters: to keep it, to tell in the header what was reused, or to know what it cost."""
-        told = (source.streams or source.prefix is not None) and self._asked.request.account is None
-        return self._keeps(source) or (source.status == 200 and not told)
+    def _reads(self, response: BackendResponse) -> bool:
+        """Whether the complete response is required: to store it, to report its reuse in a header, or to charge for it."""
+        has_usage = (response.streams or response.prefix is not None) and self._exchange.account is None
+        return self._is_stored(response) or (response.status == 200 and not has_usage)
 
-    def _keeps(self, source: Source) -> bool:
-        return self._keep and source.status == 200 and not source.private
+    def _is_stored(self, response: BackendResponse) -> bool:
+        return self._stores and response.status == 200 and not response.is_private
 
-    async def finish(self, source: Source) -> Coming | None:
+    async def finish(self, response: BackendResponse) -> Coming | None:
         try:
-            whole = await source.said.whole() if self._reads(source) else None
+            whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:
-                source.usage = self._asked.request.api.usage(whole)
-            self._tell(source, whole)
-            if whole is None or not self._keeps(source):
+                response.usage = self._exchange.api_request.api.usage(whole)
+            self._report_reuse(response, whole)
+            if whole is None or not self._is_stored(response):
                 return None
-            return await self._shelf.put(self._asked, whole, read_directives(source.headers))
+            return await self._writer.begin(self._exchange, whole, read_directives(response.headers))
         except Exception as error:
-            # Whatever keeps an answer out of the cache must not keep it from the client.
+            # A failure to store a response must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)
             return None
 
-    def _tell(self, source: Source, whole: JsonObject | None) -> None:
-        """Take down what the upstream says that it reused."""
-        if source.prefix is None and whole is not None and (told := reported_reuse(whole)) is not None:
-            source.prefix = PrefixUse(*told)
-        if source.prefix is not None and source.taker is not None:
-            source.taker.reported(self._asked.request.model, source.prefix.prompt_tokens, source.prefix.cached_tokens)
+    def _report_reuse(self, response: BackendResponse, whole: JsonObject | None) -> None:
+        if response.prefix is None and whole is not None and (reported := reported_reuse(whole)) is not None:
+            response.prefix = PrefixUse(*reported)
+        prefix, model = response.prefix, self._exchange.api_request.model
+        if prefix is not None and response.taker is not None:
+            response.taker.reported(model, prefix.prompt_tokens, prefix.cached_tokens)

@@ -18,8 +18,8 @@ from kvproxy.http.access.clients import ClientGuard
 from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.admin.caught_up import CaughtUp
 from kvproxy.http.cache_status import BYPASS
+from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.failures import failed
-from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.redactor import RedactionFailed
@@ -46,7 +46,12 @@ def create_app(services: Services) -> Starlette:
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.OTHER],
         lifespan=lifespan,
         middleware=[
-            Middleware(Labels, journal=services.answerer.journal, tenants=services.settings.access.tenant_headers),
+            Middleware(
+                ExchangeMiddleware,
+                finish=services.finish,
+                tenants=services.settings.access.tenant_headers,
+                clock=services.answerer.clock,
+            ),
             Middleware(PageGuard, access=services.access),
             Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),
         ],

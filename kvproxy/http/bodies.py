@@ -8,13 +8,12 @@ from starlette.requests import Request
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonMap, JsonObject
-from kvproxy.apis.request import Account, ApiRequest, read_body
+from kvproxy.apis.request import ApiRequest, read_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
 from kvproxy.http.body_budget import Reservation
-from kvproxy.http.connections.protocol import WHOLE
+from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
-from kvproxy.settings.clients import ClientSettings
 
 _SLOW_BYTES = 64 * 1024
 """From here on parsing takes long enough to leave the event loop."""
@@ -35,9 +34,6 @@ async def whole_body(
         TooSlow: it did not arrive in time.
         Overloaded: the requests in flight leave no room for it.
     """
-    state = request.scope["state"]
-    if seconds is None or state.get(WHOLE):
-        return await _read(request, limit, reservation)
     try:
         async with asyncio.timeout(seconds):
             return await _read(request, limit, reservation)
@@ -87,12 +83,11 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     else:
         body = _checked(raw, api, check)
     headers = joined_headers(request)
-    request_id: str = request.scope["state"]["request_id"]
-    client: ClientSettings | None = request.scope["state"].get("client")
-    account: Account | None = request.scope["state"].get("account")
+    exchange = exchange_of(request.scope)
+    client = exchange.client
     tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
     control = read_control(headers)
-    return ApiRequest(api, body, raw, headers, tenant, request_id, query_of(request), control, account)
+    return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query_of(request), control)
 
 
 def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:

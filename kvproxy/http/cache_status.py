@@ -1,30 +1,27 @@
-"""Cache-Status (RFC 9211): what became of a request, for the client."""
+"""The `Cache-Status` header (RFC 9211) of an exchange."""
 
 import math
 
-from kvproxy.flow.outcome import Match, Outcome, PrefixUse
+from kvproxy.exchange import CacheHit, Exchange, ForwardReason, Match, PrefixUse
 
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
 
 
-def cache_headers(outcome: Outcome) -> list[tuple[str, str]]:
-    """The headers that tell what became of a request."""
-    if outcome.forwarded is None:
-        return [("cache-status", _hit(outcome)), ("age", str(int(outcome.age)))]
-    return [("cache-status", _forwarded(outcome))]
+def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
+    """`Cache-Status`, and for a hit `Age`."""
+    hit = exchange.hit
+    if hit is not None:
+        return [("cache-status", _hit(hit)), ("age", str(int(hit.age)))]
+    return [("cache-status", _forwarded(exchange, exchange.forward_reason or "bypass"))]
 
 
-def _hit(outcome: Outcome) -> str:
-    detail = "exact" if outcome.match is None else _semantic(outcome.match)
-    if outcome.stale is not None:
-        detail += f" {outcome.stale}"
-    return f'{CACHE}; hit; ttl={math.floor(outcome.ttl) if outcome.stale else int(outcome.ttl)}; detail="{detail}"{_key(outcome)}'
-
-
-def _key(outcome: Outcome) -> str:
-    """The entry: the one that answered, or that was made."""
-    return "" if outcome.entry is None else f'; key="{outcome.entry}"'
+def _hit(hit: CacheHit) -> str:
+    detail = "exact" if hit.match is None else _semantic(hit.match)
+    if hit.stale is not None:
+        detail += f" {hit.stale}"
+    ttl = math.floor(hit.ttl) if hit.stale else int(hit.ttl)
+    return f'{CACHE}; hit; ttl={ttl}; detail="{detail}"; key="{hit.id}"'
 
 
 def _semantic(match: Match) -> str:
@@ -36,19 +33,21 @@ def _semantic(match: Match) -> str:
     return " ".join(parts)
 
 
-def _forwarded(outcome: Outcome) -> str:
-    parts = [CACHE, f"fwd={outcome.forwarded}"]
-    if outcome.status != 200:
-        parts.append(f"fwd-status={outcome.status}")
-    if outcome.stored:
+def _forwarded(exchange: Exchange, reason: ForwardReason) -> str:
+    parts = [CACHE, f"fwd={reason}"]
+    if exchange.status != 200:
+        parts.append(f"fwd-status={exchange.status}")
+    if exchange.stored:
         parts.append("stored")
-    if outcome.collapsed:
+    if exchange.collapsed:
         parts.append("collapsed")
-    details = [_prefix(outcome.prefix)] if outcome.prefix is not None else []
-    details += ["skipped"] if outcome.skipped else []
+    details = [_prefix(exchange.prefix)] if exchange.prefix is not None else []
+    details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skipped else []
     if details:
         parts.append(f'detail="{" ".join(details)}"')
-    return "; ".join(parts) + _key(outcome)
+    if exchange.entry_id is not None:
+        parts.append(f'key="{exchange.entry_id}"')
+    return "; ".join(parts)
 
 
 def _prefix(prefix: PrefixUse) -> str:

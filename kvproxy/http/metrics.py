@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvproxy.backends.upstreams.engine import EngineStatus
 from kvproxy.blocks.stats import PoolStats
 from kvproxy.errors import KvproxyError
+from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
-from kvproxy.http.answered import Answered
 from kvproxy.index.policies.policy import Overall
 from kvproxy.journal.savings import Saving
 from kvproxy.tiers.figures import TierFigures
@@ -42,11 +42,8 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.described: list[Described] = []
-        self.answered = Answered(
-            self._counter("requests", "Requests answered.", "endpoint", "layer", "status"),
-            self._histogram("first_byte", "Time until an answer begins.", "layer"),
-        )
-        """Counts one answer."""
+        self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
+        self._first_byte = self._histogram("first_byte", "Time until an answer begins.", "layer")
         self._blocks = self._gauge("blocks", "Blocks of the pool by state.", "state")
         self._totals = self._gauge(
             "prefix_cache", "Totals of the prefix cache: prompt tokens looked up and found, blocks evicted.", "of"
@@ -125,8 +122,15 @@ class Metrics:
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
 
     def client(self, name: str, status: int) -> None:
-        """Count an answer to a client."""
+        """Count a response to a client."""
         self._client_requests.labels(self._client(name), str(status)).inc()
+
+    def finished(self, exchange: Exchange) -> None:
+        """Count a finished exchange."""
+        if exchange.api is None or exchange.layer == "renewed":
+            return
+        self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
+        self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
     def client_tokens(self, name: str, tokens: int) -> None:
         """Count what was computed for a client."""

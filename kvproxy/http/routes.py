@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import posixpath
-import time
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -13,101 +12,98 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
-from kvproxy.apis.request import Account, ApiRequest
+from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
-from kvproxy.flow.outcome import Outcome
-from kvproxy.flow.quota_charges import UnreadSpending
+from kvproxy.exchange import Exchange
+from kvproxy.flow.finish import record_failure
+from kvproxy.flow.quota_charges import UnreadCharge
 from kvproxy.http.access.clients import is_own
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.pace import paced
 from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_response
+from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
-from kvproxy.http.labels import PASSED, SEEN
 from kvproxy.http.openapi.document import openapi
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.settings import Settings
 
 _CACHED = frozenset(api.path for api in APIS.values())
 _READING = ("GET", "HEAD", "OPTIONS")
-_GONE = 499
 
 
-class Cached:
-    """An ASGI app: an API whose answers are cached."""
+class CachedApi:
+    """An ASGI app: an API with cached responses."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The app around it answers for errors; a function as a route would be wrapped for that a second time.
+        # Starlette would wrap a function in a second error handler.
         request = Request(scope, receive, send)
         with services(request).bodies.reservation() as reservation:
             response = await self._answer(request, reservation)
             await response(scope, receive, send)
 
     async def _answer(self, request: Request, reservation: Reservation) -> Response:
-        began, api = time.perf_counter(), self._api
-        outcome, status = Outcome("error"), 500
+        exchange = exchange_of(request.scope)
         try:
-            response, outcome = await _answer(request, api, reservation)
-            status = response.status_code
+            return await _answer(request, exchange, self._api, reservation)
         except KvproxyError as error:
-            status = error.status
-            outcome = Outcome("error" if reason_of_failure(error).startswith("error") else "refused")
+            record_failure(exchange, error)
             services(request).metrics.refused(error)
-            return failed(error, api.error(error))
+            return failed(error, self._api.error(error))
         except ClientDisconnect:
-            outcome, status = Outcome("gone"), _GONE
+            record_failure(exchange, asyncio.CancelledError())
             raise
-        finally:
-            services(request).metrics.answered(api.name, outcome.layer, status, time.perf_counter() - began)
-        return response
+        except BaseException as error:
+            record_failure(exchange, error)
+            raise
 
 
-async def _answer(request: Request, api: Api, reservation: Reservation) -> tuple[Response, Outcome]:
+async def _answer(request: Request, exchange: Exchange, api: Api, reservation: Reservation) -> Response:
     app = services(request)
     forwarder = app.answerer.backend.forwarder
     limits, lifetime = app.settings.limits, app.lifetimes.begin()
     raw = await whole_body(request, limits.body, limits.body_seconds, reservation)
     try:
-        read = await api_request(request, api, raw, app.settings, check=forwarder is None)
-        asked = app.traced(app.ruled(read))
-        check_choices(asked.body, limits.choices)
-        lifetime.shorten(asked.control.timeout)
-        request.scope["state"][SEEN] = True
-        given = await app.answerer.answer(asked, lambda work: unless_gone(request, work, lifetime))
+        parsed = await api_request(request, api, raw, app.settings, check=forwarder is None)
+        exchange.tenant = parsed.tenant
+        exchange.request = app.traced(exchange, app.ruled(parsed))
+        check_choices(exchange.request.body, limits.choices)
+        lifetime.shorten(exchange.request.control.timeout)
+        answer = await app.answerer.answer(exchange, lambda work: unless_gone(request, work, lifetime))
     except Unkeyable:
-        request.scope["state"][SEEN] = False
         if forwarder is None:
             raise
-        return await _pass_on(request, raw), Outcome("bypass")
+        exchange.request = None
+        return await _pass_on(request, raw)
     except InvalidRequest as error:
-        # What cannot be read here is the upstream's to judge; what our own headers ask for is not.
+        # The upstream judges a request that cannot be parsed here, but not our own headers.
         if forwarder is None or error.param is not None:
             raise
-        return await _pass_on(request, raw), Outcome("bypass")
-    headers = [*given.headers, *cache_headers(given.outcome)]
-    body = given.body
+        exchange.request = None
+        return await _pass_on(request, raw)
+    headers = [*answer.headers, *cache_headers(exchange)]
+    body = answer.body
     if isinstance(body, bytes):
-        pace = _pace(asked, app.settings) if asked.stream and given.outcome.forwarded is None else 0.0
+        pace = _pace(exchange.request, app.settings) if exchange.request.stream and exchange.hit is not None else 0.0
         if not pace:
-            return whole_response(body, given.status, headers), given.outcome
-        body = paced(body, given.outcome.tokens, pace)
+            return whole_response(body, answer.status, headers)
+        body = paced(body, exchange.hit.completion_tokens if exchange.hit else 0, pace)
 
-    def tell(error: KvproxyError) -> bytes:
+    def last_event(error: KvproxyError) -> bytes:
         return event(api.error(error), "error")
 
-    return RelayResponse(body, given.status, headers, given.close, lifetime, tell), given.outcome
+    return RelayResponse(body, answer.status, headers, answer.close, lifetime, last_event)
 
 
-def _pace(asked: ApiRequest, settings: Settings) -> float:
-    """Tokens a second at which a hit's stream is replayed: those of the request, of its rule or of the settings; 0 for all."""
-    given = (asked.control.pace, asked.control.ruled.pace)
+def _pace(request: ApiRequest, settings: Settings) -> float:
+    """Tokens per second of a replayed stream: of the request, its rule, or the settings; 0 for no limit."""
+    given = (request.control.pace, request.control.ruled.pace)
     return next((pace for pace in given if pace is not None), settings.cache.pace)
 
 
@@ -201,7 +197,7 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
         uploaded.set()
     # Only the upload reads from the client until it is done; it notices by itself when the client goes.
     sent = upload(request, uploaded, app.settings.limits.body_seconds) if body is None else body
-    request.scope["state"][PASSED] = True
+    exchange_of(request.scope).layer = "bypass"
     if spending is not None:
         sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
@@ -225,18 +221,18 @@ def _check_path(request: Request) -> None:
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
-def _spending(request: Request, body: bytes | None) -> UnreadSpending | None:
+def _spending(request: Request, body: bytes | None) -> UnreadCharge | None:
     """The charge for a request that is forwarded unread; None if nobody counts, or if it carries nothing. Raises TooMany."""
-    account: Account | None = request.scope["state"].get("account")
+    account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
-    return UnreadSpending(account, announced if body is None else len(body))
+    return UnreadCharge(account, announced if body is None else len(body))
 
 
 ROUTES = [
-    *(Route(api.path, Cached(api), methods=["POST"]) for api in APIS.values()),
+    *(Route(api.path, CachedApi(api), methods=["POST"]) for api in APIS.values()),
     Route("/v1/models", models, methods=["GET"]),
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),

@@ -15,8 +15,8 @@ from kvproxy.http.connections.descriptors import allow_descriptors
 from kvproxy.http.connections.protocol import full
 from kvproxy.http.connections.server import ProxyServer
 from kvproxy.http.data_folder import locked_folder
+from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hub import prefer_cached_models
-from kvproxy.http.labels import Labels
 from kvproxy.http.services import Services, build
 from kvproxy.index.private import private_folder
 from kvproxy.settings import Settings
@@ -61,8 +61,8 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 def make_server(services: Services) -> ProxyServer:
     """The server of an app over its parts."""
     limits, limited = services.settings.limits, services.metrics.limited
-    # What is refused there leaves a record too.
-    labelled = Labels(full, services.answerer.journal, services.settings.access.tenant_headers)
+    # A request that is refused there has a record, too.
+    labelled = ExchangeMiddleware(full, services.finish, services.settings.access.tenant_headers)
     return ProxyServer(create_app(services), limits, services.lifetimes, limited, labelled, partial(_reload, services))
 
 

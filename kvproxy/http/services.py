@@ -10,8 +10,10 @@ from starlette.requests import Request
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix import PrefixCache
+from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.edits import edited
+from kvproxy.flow.finish import Finisher
 from kvproxy.flow.learn import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.access.quotas import Quotas
@@ -20,12 +22,12 @@ from kvproxy.http.body_budget import BodyBudget
 from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.opening import open_journal
+from kvproxy.journal.journal import open_journal
 from kvproxy.redaction import load_redactor
 from kvproxy.responses import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
-from kvproxy.telemetry.traced import begin_trace, with_telemetry
+from kvproxy.telemetry.telemetry import Telemetry, begin_trace, open_telemetry
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
@@ -40,7 +42,13 @@ class Services:
     metrics: Metrics
     built: Built
     clients: Clients
+    telemetry: Telemetry | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @cached_property
+    def finish(self) -> Finisher:
+        """Reports an exchange of a client after its response."""
+        return Finisher([self.metrics.finished, self.answerer.finish])
 
     @cached_property
     def quotas(self) -> Quotas:
@@ -68,10 +76,10 @@ class Services:
     def lifetimes(self) -> Lifetimes:
         return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
 
-    def traced(self, request: ApiRequest) -> ApiRequest:
-        """A request with its trace, where telemetry is on."""
+    def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
+        """A request that continues the client's trace at the upstream, if telemetry is on."""
         telemetry = self.settings.telemetry
-        return request if telemetry.endpoint is None else begin_trace(request, telemetry.share)
+        return request if telemetry.endpoint is None else begin_trace(exchange, request, telemetry.share)
 
     @property
     def prefix(self) -> PrefixCache:
@@ -103,6 +111,8 @@ class Services:
             await self.answerer.observer.close()
         await self.answerer.backend.close()
         await asyncio.to_thread(self.answerer.cache.close)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
         await asyncio.to_thread(self.answerer.journal.close)
 
 
@@ -131,9 +141,10 @@ def build(settings: Settings) -> Services:
     # The journal's file is not encrypted.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
-    journal = with_telemetry(journal, settings.telemetry)
-    answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal)
-    return Services(settings, answerer, metrics, built, clients)
+    telemetry = open_telemetry(settings.telemetry)
+    finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
+    answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal, finish=finish)
+    return Services(settings, answerer, metrics, built, clients, telemetry)
 
 
 def services(request: Request) -> Services:

@@ -1,80 +1,77 @@
-"""The journal: takes what becomes of requests, and writes it down in a thread of its own."""
+"""The journal: one record per request, written by a thread of its own."""
 
 import contextlib
-import itertools
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from kvproxy.errors import NotFound, SettingsError
+from kvproxy.exchange import Exchange
+from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
 from kvproxy.index.placed import PlacedFiles
 from kvproxy.index.redactor import Redactor
-from kvproxy.journal.draft import Draft
-from kvproxy.journal.hits import Hits, hit_of
-from kvproxy.journal.past import Gone, Kept
+from kvproxy.journal.history import Gone, Kept
+from kvproxy.journal.queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
-from kvproxy.journal.schema import open_whole
-from kvproxy.journal.trouble import Trouble
-from kvproxy.journal.waiting import Waiting, What, records_of
+from kvproxy.journal.schema import FILE, open_or_replace
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
-_EVERY = 0.5  # Seconds between two writes; a killed process loses what came since the last.
-_AT_ONCE = 20_000
-"""What is taken from those that wait, at a time. Of it, one transaction writes as many hits as come,"""
-_LONG = 128
-"""but no more than so many of what takes longer: at a go it would hold up every answer under way."""
-_REST = 0.005  # Seconds between two transactions, for the threads that answer.
-_PRUNE_EVERY = 10.0
+_INTERVAL = 0.5
+"""Seconds between two writes. A killed process loses the records since the last one."""
+_BATCH = 256
+"""Events of one transaction."""
+_PAUSE = 0.005
+"""Seconds between two transactions, so that the event loop is not starved of the GIL."""
+_PRUNE_INTERVAL = 10.0
+_LOG_INTERVAL = 60.0
+"""Seconds between two log lines if failures and successes alternate."""
 _log = logging.getLogger("kvproxy")
 
 
 class Journal(Protocol):
-    """Where the flow leaves what became of requests."""
+    """Receives finished requests and changes of the store."""
 
-    def add(self, draft: Draft) -> None:
-        """Take a request that is over. Costs next to nothing: it is looked at later, elsewhere."""
+    def add(self, exchange: Exchange) -> None:
+        """Add a finished request. It is written later."""
 
     def kept(self, entry: Entry) -> None:
-        """Take note of an entry that is stored now."""
+        """Note that an entry was stored."""
 
     def gone(self, entries: Iterable[Gone]) -> None:
-        """Take note of entries that are no longer stored."""
+        """Note that entries were removed."""
 
     def latest(self, limit: int) -> list[Record]:
-        """The last records, the newest first. Reads the file."""
+        """The last records, newest first. Reads the file."""
 
     def saved(self) -> list[Saving]:
-        """What was saved until now, by layer. Reads the file."""
+        """Savings by layer. Reads the file."""
 
     def reader(self) -> Reader:
-        """Reads the file; the caller closes it. Raises NotFound where no journal is kept, KvproxyError if it cannot be read."""
+        """Open the file; the caller closes it. Raises NotFound without a journal, KvproxyError if it cannot be read."""
 
-    def asked(self, number: int) -> str | None:
-        """The question of one of the last records for which a similar question was judged, if it is still at hand."""
+    def question(self, number: int) -> str | None:
+        """The question of a recent record with a semantic lookup, if it is still in memory."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write all waiting events."""
 
 
 class NoJournal:
-    """Keeps nothing."""
+    """A journal that keeps nothing."""
 
-    def add(self, draft: Draft) -> None:
-        """Forget it."""
+    def add(self, exchange: Exchange) -> None: ...
 
-    def kept(self, entry: Entry) -> None:
-        """Forget it."""
+    def kept(self, entry: Entry) -> None: ...
 
-    def gone(self, entries: Iterable[Gone]) -> None:
-        """Forget them."""
+    def gone(self, entries: Iterable[Gone]) -> None: ...
 
     def latest(self, limit: int) -> list[Record]:
         return []
@@ -85,21 +82,20 @@ class NoJournal:
     def reader(self) -> Reader:
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
-    def asked(self, number: int) -> str | None:
+    def question(self, number: int) -> str | None:
         return None
 
-    def close(self) -> None:
-        """There is nothing to write."""
+    def close(self) -> None: ...
 
 
 class FileJournal:
     """A journal in an SQLite file. Safe to use from several threads.
 
     Args:
-        path: the file; it is made if it is missing.
-        settings: how much is kept.
+        path: the file; it is created if it is missing.
+        settings: retention, texts, and prices.
         clock: seconds since the epoch.
-        redact: takes out of texts what must not be kept.
+        redact: removes private data from texts.
 
     Raises:
         SettingsError: the file cannot be used.
@@ -113,7 +109,7 @@ class FileJournal:
         redact: Redactor | None = None,
     ) -> None:
         try:
-            self._connection = open_whole(path, clock)
+            self._connection = open_or_replace(path, clock)
             self._writer = Writer(self._connection, settings, clock, redact)
             self._files = PlacedFiles(path, self._connection)
         except (sqlite3.Error, OSError) as error:
@@ -125,8 +121,8 @@ class FileJournal:
         self._clock = clock
         self.lost = 0
         """Records that could not be written."""
-        self._trouble = Trouble(path)
-        self._waiting = Waiting()
+        self._failures = FailureLog(path)
+        self._queue = EventQueue()
         self._wake = threading.Event()
         self._writing = threading.Lock()
         self._closing = False
@@ -134,19 +130,15 @@ class FileJournal:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def add(self, draft: Draft) -> None:
-        if self._waiting.full:
+    def add(self, exchange: Exchange) -> None:
+        if exchange.api is not None and not self._queue.put(exchange):
             self.lost += 1
-        elif self._writer.knows(draft.key) and (hit := hit_of(draft)) is not None:
-            self._waiting.add_hit(hit)
-        else:
-            self._waiting.add(draft)
 
     def kept(self, entry: Entry) -> None:
-        self._waiting.add_moved([Kept(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
+        self._queue.put_changes([Kept(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
 
     def gone(self, entries: Iterable[Gone]) -> None:
-        self._waiting.add_moved(entries)
+        self._queue.put_changes(entries)
 
     def latest(self, limit: int) -> list[Record]:
         self.flush()
@@ -160,72 +152,70 @@ class FileJournal:
     def reader(self) -> Reader:
         return Reader(self.path)
 
-    def asked(self, number: int) -> str | None:
-        return self._writer.asked.of(number)
+    def question(self, number: int) -> str | None:
+        return self._writer.questions.get(number)
 
-    def flush(self, rest: float = 0.0) -> None:
-        """Write what has come until now; what comes meanwhile waits, or a busy proxy would have it written one by one.
+    def flush(self, pause: float = 0.0) -> None:
+        """Write the events that wait now. Later ones wait for the next call.
 
         Args:
-            rest: seconds of rest after each transaction, for the threads that answer.
+            pause: seconds between two transactions.
         """
         with self._writing:
-            left = len(self._waiting)
+            left = len(self._queue)
             while left > 0:
-                what = self._waiting.take(_AT_ONCE)
-                for part in _parts(what):
-                    self._write(part)
-                    self._wake.wait(rest)
-                left -= sum([len(each) if isinstance(each, Hits) else 1 for each in what])
+                events = self._queue.take(min(left, _BATCH))
+                left -= max(1, len(events))
+                self._write(events)
+                self._wake.wait(pause)
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(_EVERY)
-            self.flush(_REST)
-            if time.monotonic() - self._pruned > _PRUNE_EVERY:
+            self._wake.wait(_INTERVAL)
+            self.flush(_PAUSE)
+            if time.monotonic() - self._pruned > _PRUNE_INTERVAL:
                 self._prune()
         self.flush()
 
-    def _write(self, what: Sequence[What]) -> None:
+    def _write(self, events: Sequence[Event]) -> None:
         try:
-            self._look()
-            self._writer.write(what)
-            self._trouble.worked()
+            self._check_file()
+            self._writer.write(events)
+            self._failures.succeeded()
         except sqlite3.Error as error:
-            # A full disk: the proxy serves on.
-            self._trouble.failed(error, self._lost_of(what))
+            # The proxy keeps serving, for example with a full disk.
+            self._failures.failed(error, self._count_lost(events))
         except Exception:
-            # One of them is of a kind that none of this foresaw; it goes alone.
-            for each in itertools.chain.from_iterable(each if isinstance(each, Hits) else (each,) for each in what):
+            # One event is invalid. Write the rest without it.
+            for event in events:
                 try:
-                    self._writer.write([each])
+                    self._writer.write([event])
                 except Exception as error:
-                    lost = self._lost_of([each])
+                    lost = self._count_lost([event])
                     _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
 
-    def _look(self) -> None:
-        """Notice that the file is no longer there: what is written would be gone with the process."""
+    def _check_file(self) -> None:
+        """Raise if the file was deleted or replaced: everything that is written to it would be lost."""
         if self._files.gone:
             self._files.leave()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
 
-    def _lost_of(self, what: Sequence[What]) -> int:
-        """Count the records among what could not be written."""
-        records = sum(map(records_of, what))
-        self.lost += records
-        return records
+    def _count_lost(self, events: Sequence[Event]) -> int:
+        lost = sum(isinstance(event, Exchange) for event in events)
+        self.lost += lost
+        return lost
 
     def _prune(self) -> None:
         self._pruned = time.monotonic()
         try:
             with self._writing:
-                self._look()
+                self._check_file()
                 while self._writer.prune() and not self._closing:
                     pass
         except sqlite3.Error as error:
-            self._trouble.failed(error)
+            self._failures.failed(error)
         except Exception as error:
-            _log.error("the journal could not be made smaller, which is tried again: %s", error)
+            _log.error("the journal could not be pruned, and is tried again: %s", error)
 
     def close(self) -> None:
         self._closing = True
@@ -234,14 +224,64 @@ class FileJournal:
         self._connection.close()
 
 
-def _parts(what: Sequence[What]) -> Iterator[list[What]]:
-    """What is written in one transaction each."""
-    part, long = list[What](), 0
-    for each in what:
-        part.append(each)
-        long += not isinstance(each, Hits)
-        if long >= _LONG:
-            yield part
-            part, long = [], 0
-    if part:
-        yield part
+class FailureLog:
+    """Logs a failing journal once, and its recovery. With a full disk every write fails.
+
+    Args:
+        path: of the journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_failing = False
+        self._is_logged = False
+        self._next_log = 0.0
+        self._lost = 0
+
+    def failed(self, error: Exception, records: int = 0) -> None:
+        """A write failed, and its records are lost."""
+        self._lost += records
+        if not self._is_failing and time.monotonic() >= self._next_log:
+            self._next_log = time.monotonic() + _LOG_INTERVAL
+            self._is_logged = True
+            _log.error("the journal %s failed (%s); until it can be written, no records are kept", self._path, error)
+        self._is_failing = True
+
+    def succeeded(self) -> None:
+        """A write succeeded."""
+        if self._is_failing and self._is_logged:
+            self._is_logged = False
+            _log.warning("the journal %s can be written again; %d records were lost", self._path, self._lost)
+            self._lost = 0
+        self._is_failing = False
+
+
+def open_journal(
+    data: Path,
+    settings: JournalSettings,
+    store: stored.Store,
+    clock: Callable[[], float] = time.time,
+    redact: Redactor | None = None,
+) -> Journal:
+    """The journal of a data folder, which also records removals from the store.
+
+    Args:
+        data: the folder.
+        settings: retention, texts, and prices; a disabled journal keeps nothing.
+        store: the stored responses.
+        clock: seconds since the epoch.
+        redact: removes private data from texts.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+    if not settings.enabled:
+        return NoJournal()
+    journal = FileJournal(data / FILE, settings, clock, redact)
+
+    def removed(entries: Sequence[stored.Gone]) -> None:
+        now = clock()
+        journal.gone(Gone(each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
+
+    store.when_gone.append(removed)
+    return journal

@@ -1,7 +1,7 @@
-"""The prompts that one transaction has to do with, held in memory: read by few statements, changed here, written by few.
+"""Cached rows of the table `prompts`. Few statements read and write them, since each one releases the GIL.
 
-An answer is stored a moment after its request is over, so most prompts are needed by the next transactions again. They are kept
-here until another connection writes into the file: each row that is read costs a turn of Python's lock.
+Most prompts are required again soon, because a response is stored shortly after its request ends. The cache is valid until
+another connection writes to the file.
 """
 
 import sqlite3
@@ -11,26 +11,28 @@ from dataclasses import dataclass
 from kvproxy.index.many import insert_many, run_many, select_each
 
 _SELECT = "select key, number, entry, expires, seconds, last from prompts where key in (?)"
-_ALIKE = "select question, number, key, regions, shape from prompts where question = ? order by number desc limit {}"
+_SAME_QUESTION = (
+    "select question, number, key, regions, shape from prompts where question = ? order by number desc limit {}"
+)
 _INSERT = "insert into prompts (key, number, entry, expires, seconds, last, question, regions, shape, text, whole)"
 _CHANGE = "insert into prompts (key, number, entry, expires, seconds, last)"
 _CHANGED = (
     " on conflict (number) do update set entry = excluded.entry, expires = excluded.expires, seconds = excluded.seconds,"
     " last = excluded.last"
 )
-_KEPT = 4_096
-"""Prompts of earlier transactions that are kept."""
-_ASKED = "update prompts set last = max(coalesce(last, 0), ?) where number = ?"
+_MAX_CACHED = 4_096
+_SET_LAST = "update prompts set last = max(coalesce(last, 0), ?) where number = ?"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is kept of a prompt beside its key.
+class NewPrompt:
+    """Columns that are written only once.
 
     Attributes:
-        question: digest of what it asks.
-        regions, shape: their digests, one after the other, and the number of their names.
-        text, whole: the beginning of the question, and all of the request, where these are kept.
+        question: digest of the question.
+        regions: concatenated digests.
+        shape: id of the names of the regions.
+        text, whole: the beginning of the question, and the compressed request, if the settings keep them.
     """
 
     question: bytes | None = None
@@ -42,7 +44,7 @@ class Said:
 
 @dataclass(slots=True)
 class PromptRow:
-    """A prompt; see `past.Prompt`. `last`: number of the last record in which it was asked. `new`: what is written of it."""
+    """A row; see `history.Prompt`. `last`: number of its last record."""
 
     key: bytes
     number: int
@@ -50,13 +52,13 @@ class PromptRow:
     expires: float | None = None
     seconds: float | None = None
     last: int | None = None
-    new: Said | None = None
+    new: NewPrompt | None = None
     changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
-    """A prompt with a question that is asked again."""
+class SimilarPrompt:
+    """A prompt with the same question as another one."""
 
     number: int
     key: bytes
@@ -65,127 +67,131 @@ class Alike:
 
 
 class PromptRows:
-    """Rows of the table of prompts. Every method may raise sqlite3.Error.
+    """The table `prompts`. Every method may raise sqlite3.Error.
 
     Args:
         connection: to the journal's file.
-        most: prompts with the same question that are looked at.
+        limit: prompts with the same question to read.
     """
 
-    def __init__(self, connection: sqlite3.Connection, most: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, limit: int) -> None:
         self._connection = connection
-        # One more, since the prompt itself may be among them.
-        self._alike_sql = _ALIKE.format(most + 1)
-        self._most = most
+        # One more, since the prompt itself is among them.
+        self._same_question_sql = _SAME_QUESTION.format(limit + 1)
+        self._limit = limit
         self._rows: dict[bytes, PromptRow | None] = {}
         self._by_number: dict[int, PromptRow] = {}
-        self._alike: dict[bytes, list[Alike]] = {}
-        self._asked: dict[int, int] = {}
+        self._same_question: dict[bytes, list[SimilarPrompt]] = {}
+        self._last_records: dict[int, int] = {}
         self._next: int | None = None
-        self._kept: dict[bytes, PromptRow | None] = {}
-        self._kept_by_number: dict[int, PromptRow] = {}
+        self._cache: dict[bytes, PromptRow | None] = {}
+        self._cache_by_number: dict[int, PromptRow] = {}
         self._version: int | None = None
 
     def begin(self, keys: Iterable[bytes]) -> None:
-        """Begin a transaction that has to do with some keys; others are read when they are asked for."""
+        """Begin a transaction, and read the rows of its keys. More rows are read on demand."""
         self._end()
         (version,) = self._connection.execute("pragma data_version").fetchone()
         if version != self._version:
-            # Another connection has written into the file.
+            # Another connection wrote to the file.
             self.forget()
             self._version = version
         self._read(list(keys))
 
     def _end(self) -> None:
-        for held in (self._rows, self._by_number, self._alike, self._asked):
-            held.clear()
+        for cache in (self._rows, self._by_number, self._same_question, self._last_records):
+            cache.clear()
         self._next = None
 
     def forget(self) -> None:
-        """Forget what was read before: it is not so in the file."""
-        self._kept.clear()
-        self._kept_by_number.clear()
+        """Clear the cache."""
+        self._cache.clear()
+        self._cache_by_number.clear()
 
     def _read(self, keys: list[bytes]) -> None:
-        unknown = [key for key in keys if key not in self._kept]
-        self._rows.update({key: self._kept.get(key) for key in keys})
+        unknown = [key for key in keys if key not in self._cache]
+        self._rows.update({key: self._cache.get(key) for key in keys})
         self._rows.update({row[0]: PromptRow(*row) for row in run_many(self._connection, _SELECT, unknown)})
         found = [row for key in keys if (row := self._rows[key]) is not None]
         self._by_number.update({row.number: row for row in found})
         for row in found:
-            # What was asked by its number alone is not in the file yet.
-            if row.number in self._asked:
-                self.asked(self._asked.pop(row.number), row.number)
+            if row.number in self._last_records:
+                self.set_last_record(self._last_records.pop(row.number), row.number)
 
     def get(self, key: bytes) -> PromptRow | None:
-        """The prompt with a key."""
+        """The row of a key."""
         if key not in self._rows:
             self._read([key])
         return self._rows[key]
 
-    def add(self, key: bytes, said: Said) -> PromptRow:
-        """Keep a prompt that is not there yet."""
+    def add(self, key: bytes, new: NewPrompt) -> PromptRow:
+        """Insert a row."""
         if self._next is None:
             (last,) = self._connection.execute("select coalesce(max(number), 0) from prompts").fetchone()
             self._next = int(last) + 1
-        row = self._rows[key] = self._by_number[self._next] = PromptRow(key, self._next, new=said)
+        row = self._rows[key] = self._by_number[self._next] = PromptRow(key, self._next, new=new)
         self._next += 1
-        self._put_before(row)
+        self._add_similar(row)
         return row
 
-    def look_for(self, questions: Iterable[bytes]) -> None:
-        """Read the prompts that ask some questions."""
-        wanted = [question for question in dict.fromkeys(questions) if question not in self._alike]
+    def read_similar(self, questions: Iterable[bytes]) -> None:
+        """Read the prompts with each of these questions."""
+        wanted = [question for question in dict.fromkeys(questions) if question not in self._same_question]
         new = [row for row in self._by_number.values() if row.new is not None and row.new.question in set(wanted)]
-        self._alike.update({question: [] for question in wanted})
-        for question, *columns in select_each(self._connection, self._alike_sql, wanted):
-            self._alike[question].append(Alike(*columns))
-        # What was added since is not in the file yet.
+        self._same_question.update({question: [] for question in wanted})
+        for question, *columns in select_each(self._connection, self._same_question_sql, wanted):
+            self._same_question[question].append(SimilarPrompt(*columns))
+        # New rows are not in the file yet.
         for row in new:
-            self._put_before(row)
+            self._add_similar(row)
 
-    def _put_before(self, row: PromptRow) -> None:
-        """Put a prompt before those that ask the same and are there already, where these were read."""
-        said = row.new
-        if said is not None and said.question in self._alike and said.regions is not None and said.shape is not None:
-            self._alike[said.question].insert(0, Alike(row.number, row.key, said.regions, said.shape))
+    def _add_similar(self, row: PromptRow) -> None:
+        """Add a new row to the prompts with the same question, newest first."""
+        new = row.new
+        if (
+            new is not None
+            and new.question in self._same_question
+            and new.regions is not None
+            and new.shape is not None
+        ):
+            self._same_question[new.question].insert(0, SimilarPrompt(row.number, row.key, new.regions, new.shape))
 
-    def alike(self, question: bytes, key: bytes) -> list[Alike]:
-        """The last prompts that ask a question, but the one with a key; the newest first."""
-        if question not in self._alike:
-            self.look_for([question])
-        return [each for each in self._alike[question] if each.key != key][: self._most]
+    def same_question(self, question: bytes, key: bytes) -> list[SimilarPrompt]:
+        """The last prompts with a question, newest first, without the one of a key."""
+        if question not in self._same_question:
+            self.read_similar([question])
+        return [each for each in self._same_question[question] if each.key != key][: self._limit]
 
-    def asked(self, record: int, number: int) -> None:
-        """A record asked the prompt with a number."""
+    def set_last_record(self, record: int, number: int) -> None:
+        """Set the last record of a prompt."""
         row = self._by_number.get(number)
-        if row is None and (row := self._kept_by_number.get(number)) is not None:
+        if row is None and (row := self._cache_by_number.get(number)) is not None:
             self._rows[row.key] = self._by_number[number] = row
         if row is None:
-            self._asked[number] = max(record, self._asked.get(number, 0))
+            self._last_records[number] = max(record, self._last_records.get(number, 0))
         else:
             row.last, row.changed = max(record, row.last or 0), True
 
     def write(self) -> None:
-        """Write what is new and what has changed."""
+        """Write new and changed rows."""
         new, changed = list[tuple[object, ...]](), list[tuple[object, ...]]()
         for row in self._by_number.values():
             columns = (row.key, row.number, row.entry, row.expires, row.seconds, row.last)
-            if (said := row.new) is not None:
-                new.append((*columns, said.question, said.regions, said.shape, said.text, said.whole))
+            if (data := row.new) is not None:
+                new.append((*columns, data.question, data.regions, data.shape, data.text, data.whole))
             elif row.changed:
                 changed.append(columns)
         insert_many(self._connection, _INSERT, new)
         insert_many(self._connection, _CHANGE, changed, _CHANGED)
-        self._connection.executemany(_ASKED, [(record, number) for number, record in self._asked.items()])
-        self._keep()
+        self._connection.executemany(_SET_LAST, [(record, number) for number, record in self._last_records.items()])
+        self._update_cache()
 
-    def _keep(self) -> None:
-        """Keep what is in the file now, for the next transactions."""
+    def _update_cache(self) -> None:
+        """Cache the written rows for the next transactions."""
         for row in self._by_number.values():
             row.new, row.changed = None, False
-        if len(self._kept) + len(self._rows) > _KEPT:
+        if len(self._cache) + len(self._rows) > _MAX_CACHED:
             self.forget()
-        self._kept.update(self._rows)
-        self._kept_by_number.update(self._by_number)
+        self._cache.update(self._rows)
+        self._cache_by_number.update(self._by_number)
         self._end()

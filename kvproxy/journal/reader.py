@@ -12,7 +12,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import SIZE, Regions
 from kvproxy.journal.schema import COLUMNS, open_to_read
-from kvproxy.journal.words import Words
+from kvproxy.journal.string_ids import StringIds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 _MOST_TIMES = 5_000
@@ -109,7 +109,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._connection = open_to_read(path)
-        self._words = Words(self._connection)
+        self._strings = StringIds(self._connection)
 
     def close(self) -> None:
         self._connection.close()
@@ -225,7 +225,7 @@ class Reader:
         if not rows or rows[0][0] is None:
             return None
         blob, shape = rows[0]
-        names, question = self._words.names(shape)
+        names, question = self._strings.names(shape)
         return Regions(names, tuple(blob[start : start + SIZE] for start in range(0, len(blob), SIZE)), question)
 
     def before(self, number: int, limit: int) -> list[tuple[int, int]]:

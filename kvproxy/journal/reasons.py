@@ -1,4 +1,4 @@
-"""Why a request ended as it did, in one token; docs/journal.md has a line for each."""
+"""Reason tokens: the cause of each result. docs/journal.md lists them."""
 
 from kvproxy.apis.json import field
 from kvproxy.errors import (
@@ -14,12 +14,11 @@ from kvproxy.errors import (
     UpstreamBroken,
     UpstreamError,
 )
-from kvproxy.index.guards import GUARDS
-from kvproxy.index.guards.hidden import hides_text
-from kvproxy.index.lookup import Candidate, Lookup
+from kvproxy.exchange import Exchange
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Verdict
-from kvproxy.journal.draft import Draft
-from kvproxy.journal.record import Record
+from kvproxy.index.search.lookup import Candidate, Lookup
 
 REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",
@@ -79,7 +78,7 @@ _VERDICTS: dict[Verdict, str] = {
     "rejected": "rejected",
     "accepted": "shadow",
 }
-# The first that fits counts.
+# The first match counts.
 _FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
     (NotCached, "not-cached"),
     (TooLarge, "refused-size"),
@@ -104,16 +103,16 @@ _STATUSES = {
     499: "gone-waiting",
 }
 _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
-"""Statuses with which an upstream refuses a request for the client's fault. A wrong key may be the operator's."""
+"""Statuses of an upstream that blame the request. A wrong key may be the operator's."""
 
 
 def reason_of_status(status: int) -> str:
-    """Why a request was turned away before anything read it."""
+    """The token of a response that was sent before the request was parsed."""
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
 
 def reason_of_failure(error: BaseException) -> str:
-    """The token of what was raised."""
+    """The token of an error."""
     found = (token for kind, token in _FAILURES if isinstance(error, kind))
     if not isinstance(error, Exception):
         return "gone-waiting"
@@ -125,79 +124,75 @@ def reason_of_failure(error: BaseException) -> str:
     )
 
 
-def reason_of(draft: Draft) -> str:
-    """The token of a request that the flow has answered, as far as it can be told without what was asked before.
-
-    `miss-new` is what nothing speaks against yet.
-    """
-    if draft.failure is not None:
-        return draft.failure
-    if draft.left:
+def reason_of(exchange: Exchange) -> str:
+    """The token of a finished exchange. The journal's history may refine `miss-new`."""
+    if exchange.failure is not None:
+        return exchange.failure
+    if exchange.client_left:
         return "gone-reading"
-    if draft.layer in ("exact", "semantic"):
-        if draft.stale is not None:
-            return draft.stale
-        return f"hit-{draft.layer}"
-    if draft.layer == "bypass":
+    if exchange.hit is not None:
+        return exchange.hit.stale or f"hit-{exchange.layer}"
+    if exchange.layer == "bypass":
         return "bypass-unread"
-    if draft.layer == "refused":
-        return reason_of_status(draft.status)
-    if draft.status >= 400:
-        return "refused-upstream" if draft.status in _INVALID else "error-upstream"
-    if draft.layer == "renewed":
+    if exchange.layer == "refused":
+        return reason_of_status(exchange.status)
+    if exchange.status >= 400:
+        return "refused-upstream" if exchange.status in _INVALID else "error-upstream"
+    if exchange.layer == "renewed":
         return "renewed"
-    if draft.layer == "shared":
+    if exchange.collapsed:
         return "hit-shared"
-    if draft.passed is not None:
-        return draft.passed
-    if draft.lost:
+    if exchange.bypass_reason is not None:
+        return exchange.bypass_reason
+    if exchange.lookup_failed:
         return "miss-failed"
-    return "miss-old" if draft.late else "miss-new"
+    return "miss-old" if exchange.too_old else "miss-new"
 
 
-def telling(lookup: Lookup | None) -> Candidate | None:
-    """The neighbour whose verdict says most: the chosen one, else the one with the highest score, else the nearest."""
+def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
+    """The chosen neighbour of a lookup, else the one with the highest score, else the nearest."""
     if lookup is None:
         return None
-    told = [each for each in lookup.candidates if each.verdict not in ("passed over", "expired")]
-    scored = max((each for each in told if each.score is not None), key=lambda each: each.score or 0.0, default=None)
-    return lookup.chosen or scored or next(iter(told), None)
+    judged = [each for each in lookup.candidates if each.verdict not in ("passed over", "expired")]
+    scored = max((each for each in judged if each.score is not None), key=lambda each: each.score or 0.0, default=None)
+    return lookup.chosen or scored or next(iter(judged), None)
 
 
 def reason_of_neighbour(near: Candidate) -> str | None:
-    """Why a neighbour's answer was not served."""
+    """The token for a neighbour whose response was not served."""
     if near.verdict == "vetoed":
         return f"veto-{near.guard}"
     return _VERDICTS.get(near.verdict)
 
 
 def meaning(token: str) -> str:
-    """The sentence of a token."""
+    """The sentence that explains a token."""
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     return REASONS.get(token, "")
 
 
-def reason_without_past(draft: Draft, record: Record, *, asked_before: bool, computed_before: bool) -> str:
-    """Why a request missed, where nothing that is known of earlier ones says it.
+def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
+    """The token of a miss that no earlier request and no removed entry explain.
 
     Args:
         asked_before: there was an equal request.
-        computed_before: the backend answered an equal request, so that its answer could have been stored.
+        computed_before: the backend responded to it, so that its response could have been stored.
     """
-    if draft.lookup is not None and draft.lookup.outcome == "skipped":
+    if exchange.lookup is not None and exchange.lookup.outcome == "skipped":
         return "skipped"
-    if draft.lookup is not None and hides_text(draft.lookup.question or ""):
+    if exchange.lookup is not None and hides_text(exchange.lookup.question or ""):
         return "miss-hidden"
     if computed_before:
         return "miss-unstored"
-    near = telling(draft.lookup)
-    told = None if near is None else reason_of_neighbour(near)
-    if told is not None:
-        return told
+    near = decisive_neighbour(exchange.lookup)
+    token = None if near is None else reason_of_neighbour(near)
+    if token is not None:
+        return token
     if asked_before:
         return "miss-unstored"
-    if record.reused_tokens and record.prompt_tokens:
-        return f"prefix-{100 * record.reused_tokens // record.prompt_tokens}%"
-    body = draft.parts and draft.parts.get("body")
+    prefix = exchange.prefix
+    if prefix is not None and prefix.cached_tokens and prefix.prompt_tokens:
+        return f"prefix-{100 * prefix.cached_tokens // prefix.prompt_tokens}%"
+    body = None if exchange.key is None else exchange.key.parts.get("body")
     return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"

@@ -1,46 +1,48 @@
-"""What the journal keeps of one request."""
+"""One row of the journal, made from a finished exchange."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from kvproxy.exchange import Exchange
+from kvproxy.journal.reasons import decisive_neighbour, reason_of
+
 Layer = Literal["exact", "semantic", "shared", "prefix", "forward", "bypass", "refused", "gone", "error", "renewed"]
-"""Who answered. `shared`: an identical request under way. `prefix`: the backend, which reused a part of the prompt.
-`forward`: the backend, which reused nothing or does not tell. `bypass`: the upstream, and nothing of it was read here.
-`refused`: this proxy turned it away. `gone`: the client left. `error`: nobody.
-`renewed`: no client asked; a stored answer past its time was computed anew."""
+"""Source of a response. It adds to `exchange.Layer`:
+
+`shared`: an identical request in flight. `prefix`: the backend, which reused a part of the prompt.
+"""
+MAX_REQUEST_ID = 128
+_CLIENT = "client:"
 
 
 @dataclass(slots=True)
 class Record:
-    """One request. What is not known, or was not done, is None.
+    """One request. A field is None if its value is unknown or its step did not happen.
 
     Attributes:
-        number: its place in the journal, from 1.
-        time: when it came, in seconds since the epoch.
-        request_id: the one that the client sees.
-        tenant: who asked: `client:NAME`, a digest of what told clients apart, or `public`.
-        client: the client's name, where it has a key of this proxy.
-        api, model: what it asked.
-        upstream: URL of the server that answered.
-        status: HTTP status.
-        layer, reason: who answered, and why; see `reasons.py`.
-        changed: the regions that differ from an earlier request with the same question, where the reason is `miss-changed`.
-        gone: when the stored answer to an equal request went, where the reason is that it has.
-        entry: id of the stored response that answered, or that was made.
-        near: id of the similar question's entry that was judged.
-        similarity, score, error: of that neighbour: cosine, the verifier's score, the expected share of wrong answers.
+        number: position in the journal, from 1.
+        time: arrival, in seconds since the epoch.
+        request_id: shown to the client, too.
+        tenant: `client:NAME`, a digest of the headers that name a user, or `public`.
+        client: name of the client with a key of this proxy.
+        upstream: URL of the server that responded.
+        layer, reason: source of the response, and its cause; see `reasons.py`.
+        changed: regions that differ from an earlier request with the same question, for `miss-changed`.
+        gone: removal time of the stored response to an equal request, for `miss-expired` and others.
+        entry: id of the stored response that was served, or that was stored.
+        near: id of the neighbour that decided a semantic lookup.
+        similarity, score, error: of this neighbour: cosine, the verifier's score, the expected share of wrong responses.
         guard: the guard that vetoed it.
-        prompt_tokens, completion_tokens: of the answer.
-        predicted_tokens: of the prompt, those that a mirror of the upstream's cache said it would reuse.
-        reused_tokens: those that were reused, as the backend reports it.
-        exact_ms, semantic_ms: time spent in each cache.
-        backend_ms: time until the backend's answer began.
-        first_ms, total_ms: time until the answer to the client began and ended.
-        tags: names that the request gave its answer.
+        predicted_tokens: reuse of the prompt that the upstream's mirror predicted.
+        reused_tokens: reuse as the backend reported it.
+        exact_ms, semantic_ms: duration of each lookup.
+        backend_ms: until the backend's response began.
+        first_ms, total_ms: until the response to the client began and ended.
+        tags: comma-separated tags of the request.
         key: the first 32 digits of the exact key.
-        prompt: number of what was asked: equal requests have the same.
-        against: number of the prompt that `changed` compares it with.
-        text: the beginning of the question, where text is kept.
+        prompt: number of the prompt; equal requests have the same.
+        against: number of the prompt that `changed` refers to.
+        text: the beginning of the question, if the settings keep it.
     """
 
     number: int
@@ -76,3 +78,75 @@ class Record:
     prompt: int | None
     against: int | None
     text: str | None
+
+
+def record_of(exchange: Exchange) -> Record:
+    """The record of a finished exchange.
+
+    The number is 0, and the reason `miss-new` may be refined by the journal's history; see `writer.py`.
+    """
+    request, hit, near = exchange.request, exchange.hit, decisive_neighbour(exchange.lookup)
+    reason = reason_of(exchange)
+    prefix = exchange.prefix if hit is None else None
+    start = exchange.started
+    return Record(
+        number=0,
+        time=exchange.arrived,
+        request_id=exchange.request_id[:MAX_REQUEST_ID],
+        tenant=exchange.tenant,
+        client=client_of(exchange.tenant),
+        api=exchange.api or "",
+        model=request.model if request is not None else "",
+        upstream=exchange.upstream,
+        status=exchange.status,
+        layer=_layer(exchange, reason),
+        reason=reason,
+        changed=None,
+        gone=None,
+        entry=exchange.entry_id if hit is None else hit.id,
+        near=None if near is None else near.id,
+        similarity=None if near is None else near.similarity,
+        score=None if near is None else near.score,
+        error=None if near is None else near.error,
+        guard=None if near is None else near.guard,
+        prompt_tokens=exchange.prompt_tokens if hit is None else hit.prompt_tokens,
+        predicted_tokens=exchange.predicted_tokens,
+        reused_tokens=None if prefix is None else prefix.cached_tokens,
+        completion_tokens=exchange.completion_tokens if hit is None else hit.completion_tokens,
+        exact_ms=_milliseconds(start, exchange.exact_done),
+        semantic_ms=_milliseconds(exchange.exact_done, exchange.semantic_done),
+        backend_ms=_milliseconds(exchange.semantic_done or exchange.exact_done or start, exchange.backend_started),
+        first_ms=_milliseconds(start, exchange.first_byte or exchange.ended),
+        total_ms=_milliseconds(start, exchange.ended or exchange.first_byte),
+        tags=",".join(request.control.tags) if request is not None else "",
+        key=None if exchange.key is None else exchange.key.exact,
+        prompt=None,
+        against=None,
+        text=None,
+    )
+
+
+def client_of(tenant: str) -> str | None:
+    """The name of the client whose key a tenant's requests have."""
+    return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
+
+
+def _layer(exchange: Exchange, reason: str) -> Layer:
+    if exchange.layer == "renewed":
+        return "renewed"
+    if reason.startswith("gone"):
+        return "gone"
+    if exchange.failure is not None:
+        return "error" if reason.startswith("error") else "refused"
+    if exchange.layer == "refused" and reason.startswith("error"):
+        return "error"
+    if exchange.layer == "forward":
+        if exchange.collapsed and exchange.status < 400:
+            return "shared"
+        if exchange.prefix is not None and exchange.prefix.cached_tokens:
+            return "prefix"
+    return exchange.layer
+
+
+def _milliseconds(start: float, end: float) -> float | None:
+    return (end - start) * 1000 if end else None

@@ -1,4 +1,4 @@
-"""The parts of a request that an answer depends on, each with a digest: what differs between two requests is told by these."""
+"""Regions: the parts of a request that its response depends on, each with a digest. They show how two requests differ."""
 
 import hashlib
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """A request's regions, in the order in which a prompt is put together.
+    """The regions of a request, in the order of a chat template.
 
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
         digests: one for each.
-        question: place of the one that asks: the last message, the prompt or the input; None where there is none.
+        question: index of the last message, the prompt, or the input; None if there is none.
     """
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Regions:
     question: int | None
 
     def differing(self, other: "Regions") -> list[str]:
-        """Names of the regions in which two requests differ, in order; those that only one has are among them."""
+        """Names of the regions in which two requests differ, in order, including those that only one has."""
         own, others = self.by_name(), other.by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 
@@ -39,13 +39,13 @@ class Regions:
         return dict(zip(self.names, self.digests, strict=True))
 
     @property
-    def asks(self) -> bytes | None:
-        """Digest of the question."""
+    def question_digest(self) -> bytes | None:
+        """Digest of the question; None without one."""
         return None if self.question is None else self.digests[self.question]
 
 
 def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
-    """The regions of what an exact key is a digest of: their names and what they hold."""
+    """Names and contents of the regions of an exact key's parts."""
     for name, value in whole.items():
         if name == "headers" and isinstance(value, dict):
             yield from ((f"header {header}", text) for header, text in sorted(value.items()))
@@ -58,7 +58,7 @@ def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
-    """The settings by their names, then tools and system prompt, then what is asked: as a template puts them together."""
+    """Settings by name, then tools, the system prompt, and the messages: the order of a chat template."""
     last = ("tools", "system", "instructions", *QUESTIONS)
     for name in sorted(body.keys() - set(last)):
         yield name[:_LONGEST_NAME], body[name]
@@ -73,7 +73,7 @@ def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def regions_of(whole: JsonObject) -> Regions:
-    """The regions of a request; `whole` is what its key is a digest of."""
+    """The regions of an exact key's parts."""
     names, digests, question = [], [], None
     for place, (name, value) in enumerate(parts_of(whole)):
         names.append(name)
@@ -92,5 +92,5 @@ def _digest(value: Json) -> bytes:
 
 
 def written(whole: JsonObject) -> bytes:
-    """The text of every region by its name, as JSON."""
+    """The contents of all regions by name, as JSON."""
     return dumps(dict(parts_of(whole)))

@@ -1,9 +1,9 @@
-"""Records as rows of the journal's tables."""
+"""Records as rows of the table `records`."""
 
 import hashlib
 
 from kvproxy.journal.record import Record
-from kvproxy.journal.words import Words
+from kvproxy.journal.string_ids import StringIds
 
 _KEY_BYTES = 16
 _ID_DIGITS = 32
@@ -15,9 +15,9 @@ _COLUMNS = (
 INSERT = f"insert into records ({_COLUMNS})"
 
 
-def row_of(record: Record, words: Words) -> tuple[object, ...]:
-    """A record's values, as `INSERT` takes them."""
-    number = words.number
+def row_of(record: Record, strings: StringIds) -> tuple[object, ...]:
+    """The values of a record for `INSERT`."""
+    number = strings.number
     return (
         record.number,
         record.time,
@@ -44,17 +44,17 @@ def row_of(record: Record, words: Words) -> tuple[object, ...]:
         record.predicted_tokens,
         record.reused_tokens,
         record.completion_tokens,
-        micro(record.exact_ms),
-        micro(record.semantic_ms),
-        micro(record.backend_ms),
-        micro(record.first_ms),
-        micro(record.total_ms),
+        _microseconds(record.exact_ms),
+        _microseconds(record.semantic_ms),
+        _microseconds(record.backend_ms),
+        _microseconds(record.first_ms),
+        _microseconds(record.total_ms),
         number(record.tags or None),
     )
 
 
 def short_key(key: str) -> bytes:
-    """The first half of a key's digits. The key of an entry that somebody imported may be any text."""
+    """The first half of a key's digits, or a digest: the key of an imported entry may be any text."""
     try:
         return bytes.fromhex(key[: 2 * _KEY_BYTES])
     except ValueError:
@@ -62,7 +62,7 @@ def short_key(key: str) -> bytes:
 
 
 def blob_of(id: str | None) -> bytes | str | None:
-    """An id in half of its bytes, where it is one of ours."""
+    """An id as bytes. The id of an imported entry may be any text, and stays one."""
     if id is None:
         return None
     try:
@@ -71,5 +71,5 @@ def blob_of(id: str | None) -> bytes | str | None:
         return id
 
 
-def micro(milliseconds: float | None) -> int | None:
+def _microseconds(milliseconds: float | None) -> int | None:
     return None if milliseconds is None else round(milliseconds * 1000)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from kvproxy.index.wilson import wilson
+from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.journal.reader import Reader
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import PriceSettings

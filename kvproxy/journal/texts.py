@@ -1,34 +1,66 @@
-"""What is kept of a request's text, where the settings or a rule ask for it."""
+"""Texts of requests: the part that the settings or a rule keep in the file, and recent questions in memory."""
 
 import zlib
+from collections import OrderedDict
 
+from kvproxy.exchange import Exchange
 from kvproxy.index.redaction import redacted_json
 from kvproxy.index.redactor import RedactionFailed, Redactor
-from kvproxy.journal.draft import Draft
+from kvproxy.journal.record import Record
 from kvproxy.journal.regions import written
 
-_BEGINNING = 200
+_MAX_BEGINNING = 200
+_MAX_QUESTIONS = 1_000
+_MAX_QUESTION = 2_000
 
 
-def kept_text(draft: Draft, usual: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
-    """The beginning of a question, and all of its request in few bytes; None where that is not kept.
+def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
+    """The beginning of a question, and the compressed request; None if the settings do not keep it.
 
     Args:
-        usual: what is kept where no rule says otherwise, see `JournalSettings.text`.
-        redact: takes out of texts what must not be kept.
+        default: the setting `journal.text`, which a rule may override.
+        redact: removes private data from texts.
     """
-    ruled = None if draft.request is None else draft.request.control.ruled.text
-    if draft.request is None or draft.parts is None or (kept := ruled or usual) == "none":
+    request, key = exchange.request, exchange.key
+    if request is None or key is None or (mode := request.control.ruled.text or default) == "none":
         return None, None
-    if kept == "hits" and draft.layer != "semantic":
+    if mode == "hits" and exchange.layer != "semantic":
         return None, None
-    shown = draft.request.api.shown(draft.request.body)
-    whole = written(draft.parts) if kept == "all" else None
+    shown = request.api.shown(request.body)
+    whole = written(key.parts) if mode == "all" else None
     if redact is not None:
         try:
             shown = redact(shown)
             whole = None if whole is None else redacted_json(whole, redact)
         except RedactionFailed:
             return None, None
-    beginning = shown[:_BEGINNING].encode("utf-8", "replace").decode()
+    beginning = shown[:_MAX_BEGINNING].encode("utf-8", "replace").decode()
     return beginning, None if whole is None else zlib.compress(whole)
+
+
+class RecentQuestions:
+    """Questions of the last requests with a semantic lookup. They stay in memory.
+
+    Args:
+        redact: removes private data from texts; None keeps them unchanged.
+    """
+
+    def __init__(self, redact: Redactor | None) -> None:
+        self._redact = redact
+        self._texts: OrderedDict[int, str] = OrderedDict()
+
+    def add(self, exchange: Exchange, record: Record) -> None:
+        """Keep the question of a request if a neighbour decided its lookup."""
+        if record.near is None or exchange.request is None:
+            return
+        text = exchange.request.api.shown(exchange.request.body)
+        try:
+            self._texts[record.number] = (text if self._redact is None else self._redact(text))[:_MAX_QUESTION]
+        except RedactionFailed:
+            return
+        if len(self._texts) > _MAX_QUESTIONS:
+            self._texts.popitem(last=False)
+
+    def get(self, number: int) -> str | None:
+        """The question of the record with a number, if it is still in memory."""
+        return self._texts.get(number)

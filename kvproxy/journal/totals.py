@@ -1,4 +1,4 @@
-"""What requests cost and saved in sum, by day, tenant, model, layer and tag. No removal of records shrinks it."""
+"""Sums of requests by day, tenant, model, layer, and tag. Pruning does not change them."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _UPSERT = (
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COLUMNS)
 )
 ALL = ""
-"""The tag under which every request is counted; one with tags is counted under each of these too."""
+"""The tag of all requests. A request with tags is counted under each of them, too."""
 Place = tuple[str, str, str, str, str]
 
 
@@ -31,11 +31,9 @@ class Total:
     """Sums over requests of one kind.
 
     Attributes:
-        requests: how many.
-        prompt_tokens, completion_tokens, reused_tokens: of their answers, whoever gave them.
-        saved_seconds: how long the backend took when it computed what hits were answered with, less what the hits took.
-        expected_wrong: the expected number of wrong answers among semantic hits, where the policy tells.
-        first_seconds, seconds: until their answers began, and ended.
+        saved_seconds: durations of the computed responses that hits replaced, less the durations of the hits.
+        expected_wrong: expected number of wrong responses among semantic hits.
+        first_seconds, seconds: until the responses began, and ended.
     """
 
     requests: int = 0
@@ -49,14 +47,14 @@ class Total:
 
 
 class Totals:
-    """Sums that are not written yet."""
+    """Sums that are not yet written."""
 
     def __init__(self) -> None:
         self._sums: dict[Place, Total] = {}
         self._day = (0.0, "")
 
     def of(self, time: float, tenant: str, model: str, layer: Layer, tag: str = ALL) -> Total:
-        """The sum that a request of a moment counts for."""
+        """The sum for a request."""
         place = (self._date(time), tenant, model, layer, tag)
         total = self._sums.get(place)
         if total is None:
@@ -70,7 +68,7 @@ class Totals:
         return self._day[1]
 
     def write(self, connection: sqlite3.Connection) -> None:
-        """Add them to those in the file."""
+        """Add the sums to the file."""
         rows = [(*place, *(getattr(total, name) for name in _COLUMNS)) for place, total in self._sums.items()]
         connection.executemany(_UPSERT, rows)
         self._sums.clear()

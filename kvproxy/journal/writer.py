@@ -1,51 +1,47 @@
-"""Writes records into the journal's file, some at a time, in the journal's own thread."""
+"""Writes events to the journal's file in batches, on the journal's thread."""
 
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvproxy.exchange import Exchange
 from kvproxy.index.many import insert_many
 from kvproxy.index.redactor import Redactor
-from kvproxy.journal.asked import Asked
-from kvproxy.journal.draft import Draft
-from kvproxy.journal.finished import finished
-from kvproxy.journal.hit_rows import HitRows
-from kvproxy.journal.hits import Hits
-from kvproxy.journal.past import Gone, Kept, Past, Prompt
-from kvproxy.journal.reasons import reason_without_past
-from kvproxy.journal.record import Record
+from kvproxy.journal.history import Gone, History, Kept, Prompt
+from kvproxy.journal.queue import Event
+from kvproxy.journal.reasons import reason_without_history
+from kvproxy.journal.record import Record, record_of
 from kvproxy.journal.regions import Regions, regions_of
 from kvproxy.journal.rows import INSERT, blob_of, row_of, short_key
-from kvproxy.journal.texts import kept_text
+from kvproxy.journal.string_ids import StringIds
+from kvproxy.journal.texts import RecentQuestions, stored_text
 from kvproxy.journal.totals import ALL, Totals
-from kvproxy.journal.waiting import What
-from kvproxy.journal.words import Words
 from kvproxy.settings.journal import JournalSettings
 
-_KNOWN = 20_000
-"""Keys whose prompts are held in memory, so that a hit costs no look into the file."""
-_UNNAMED = 4_096
-_PRUNED_AT_ONCE = 5_000
-_BEYOND = 2**62
+_MAX_CACHED_PROMPTS = 20_000
+"""Prompts in memory, so that a hit requires no read."""
+_MAX_WITHOUT_ENTRY = 4_096
+_PRUNE_BATCH = 5_000
+_MAX_NUMBER = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class _Renewed:
-    """An entry that was stored, and why there was none before it."""
+class _Storage:
+    """A stored entry, and the reason that no entry was stored before it."""
 
     kept: Kept
-    went: tuple[str, float | None] | None
+    absence: tuple[str, float | None] | None
 
 
 class Writer:
-    """Writes records. Every method may raise sqlite3.Error; nothing of its call is in the file then.
+    """Writes records. Every method may raise sqlite3.Error; its transaction is rolled back then.
 
     Args:
-        connection: to the file, used by nobody else.
-        settings: how much is kept.
+        connection: to the file, for this writer only.
+        settings: retention and texts.
         clock: seconds since the epoch.
-        redact: takes out of texts what must not be kept; None keeps them as they are.
+        redact: removes private data from texts; None keeps them unchanged.
     """
 
     def __init__(
@@ -56,115 +52,95 @@ class Writer:
         redact: Redactor | None = None,
     ) -> None:
         self._redact = redact
-        self.asked = Asked(redact)
+        self.questions = RecentQuestions(redact)
         self._connection = connection
         self._settings = settings
         self._clock = clock
-        self._words = Words(connection)
-        self._past = Past(connection, self._words)
-        self._known: dict[str, Prompt] = {}
-        self._hits = HitRows(connection, self._words, self._past, self._prompt_of)
+        self._strings = StringIds(connection)
+        self._history = History(connection, self._strings)
+        self._prompts: dict[str, Prompt] = {}
         self._totals = Totals()
-        self._renewed: dict[str, _Renewed] = {}
-        # Numbers of records by key and request, of whose answers no entry is known.
-        self._unnamed: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._storages: dict[str, _Storage] = {}
+        # Numbers of records by key and request id. Their entries may be stored later.
+        self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
-    def write(self, what: Sequence[What]) -> None:
-        """Keep what happened, in its order and in one transaction: requests that are over, and entries that came and went."""
+    def write(self, events: Sequence[Event]) -> None:
+        """Write events in their order and in one transaction."""
         try:
             with self._connection:
                 self._connection.execute("begin immediate")
                 row = self._connection.execute("select max(number) from records").fetchone()
-                self._write(what, (row[0] or 0) + 1)
+                self._write(events, (row[0] or 0) + 1)
                 self._totals.write(self._connection)
         except BaseException:
-            self._words.forget()
-            self._past.forget()
-            self._known.clear()
-            self._unnamed.clear()
+            self._strings.forget()
+            self._history.forget()
+            self._prompts.clear()
+            self._without_entry.clear()
             self._totals = Totals()
             raise
 
-    def _move(self, moved: Kept | Gone, records: Mapping[int, Record]) -> None:
-        self._known.pop(moved.key, None)
-        if isinstance(moved, Gone):
-            self._past.bury(moved)
-            return
-        self._name_entry(moved, records)
-        key = short_key(moved.key)
-        # An entry is stored before its request is over, which wants to know what was there before it.
-        went = self._past.why_gone(key, self._past.prompt(key), moved.time)
-        if len(self._renewed) >= _KNOWN:
-            self._renewed.clear()
-        self._renewed[moved.key] = _Renewed(moved, went)
-        self._past.stored(moved)
-
-    def _gone_when_asked(self, key: str, known: Prompt | None, time: float) -> tuple[str, float | None] | None:
-        """Why nothing was stored for a key when it was asked for, and since when; see `Past.why_gone`."""
-        renewed = self._renewed.get(key)
-        if renewed is not None and renewed.kept.time >= time:
-            return renewed.went
-        return self._past.why_gone(short_key(key), known, time)
-
-    def _write(self, what: Sequence[What], number: int) -> None:
-        hits: list[Hits] = []
-        numbers: list[int] = []
+    def _write(self, events: Sequence[Event], number: int) -> None:
         records: dict[int, Record] = {}
-        self._past.begin(self._keys(what))
-        read = self._read(what)
-        for place, each in enumerate(what):
-            if isinstance(each, Hits):
-                hits.append(each)
-                numbers += range(number, number + len(each))
-                number += len(each)
-            elif isinstance(each, Draft):
+        self._history.begin(self._keys(events))
+        read = self._read(events)
+        for place, event in enumerate(events):
+            if isinstance(event, Exchange):
                 record, regions = read[place]
                 record.number = number
-                self._record(each, record, regions)
+                self._complete(event, record, regions)
                 records[number] = record
                 number += 1
             else:
-                self._move(each, records)
-        self._past.asked((number, record.prompt) for number, record in records.items() if record.prompt is not None)
-        self._hits.write(numbers, hits, self._totals, alone=not records)
-        insert_many(self._connection, INSERT, [row_of(record, self._words) for record in records.values()])
-        self._past.write()
-
-    def _keys(self, what: Sequence[What]) -> set[bytes]:
-        """The keys of which something must be known. An entry that went leaves a tombstone, whatever was known of it."""
-        moved = {short_key(each.key) for each in what if isinstance(each, Kept)}
-        asked = (each for each in what if isinstance(each, Draft) and each.parts is not None)
-        new = {short_key(each.key) for each in asked if each.key is not None and self._at_hand(each) is None}
-        return moved | new
-
-    def _at_hand(self, draft: Draft) -> Prompt | None:
-        """The prompt of a hit, where it is in memory."""
-        return None if draft.hit is None or draft.key is None else self._known.get(draft.key)
-
-    def _read(self, what: Sequence[What]) -> dict[int, tuple[Record, Regions | None]]:
-        """The records of requests by their places, as far as they are told by the requests alone; and the regions of those
-        that may be new."""
-        read: dict[int, tuple[Record, Regions | None]] = {}
-        for place, each in enumerate(what):
-            if not isinstance(each, Draft):
-                continue
-            record, regions = finished(each), None
-            parts = None if each.key is None or self._at_hand(each) is not None else each.parts
-            if parts is not None and (record.reason == "miss-new" or not self._past.knows(short_key(each.key or ""))):
-                regions = regions_of(parts)
-            read[place] = record, regions
-        self._past.look_for(
-            regions for record, regions in read.values() if regions is not None and record.reason == "miss-new"
+                self._change(event, records)
+        self._history.set_last_records(
+            (number, record.prompt) for number, record in records.items() if record.prompt is not None
         )
+        insert_many(self._connection, INSERT, [row_of(record, self._strings) for record in records.values()])
+        self._history.write()
+
+    def _keys(self, events: Sequence[Event]) -> set[bytes]:
+        """The keys to read from the file. A removal needs nothing from there."""
+        keys = {short_key(event.key) for event in events if isinstance(event, Kept)}
+        for event in events:
+            key = event.key.exact if isinstance(event, Exchange) and event.key is not None else None
+            if key is not None and isinstance(event, Exchange) and (event.hit is None or key not in self._prompts):
+                keys.add(short_key(key))
+        return keys
+
+    def _read(self, events: Sequence[Event]) -> dict[int, tuple[Record, Regions | None]]:
+        """Records by their place, and the regions of misses. The prompts to compare with are read for all of them at once."""
+        read: dict[int, tuple[Record, Regions | None]] = {}
+        for place, event in enumerate(events):
+            if isinstance(event, Exchange):
+                record = record_of(event)
+                is_miss = record.reason == "miss-new" and event.key is not None
+                read[place] = (record, regions_of(event.key.parts) if is_miss and event.key is not None else None)
+        self._history.read_similar(regions for _, regions in read.values() if regions is not None)
         return read
 
-    def _name_entry(self, kept: Kept, records: Mapping[int, Record]) -> None:
-        """Tell the record of the request that made an entry of it, where that was over before the entry was stored.
+    def _change(self, change: Kept | Gone, records: Mapping[int, Record]) -> None:
+        """Write that an entry was stored or removed.
 
         Args:
             records: by number, those that are not in the file yet.
         """
-        number = self._unnamed.pop((kept.key, kept.request), None)
+        self._prompts.pop(change.key, None)
+        if isinstance(change, Gone):
+            self._history.add_removal(change)
+            return
+        self._set_entry(change, records)
+        key = short_key(change.key)
+        # An entry is stored before its request ends, and the record of the request requires the state before it.
+        absence = self._history.removal(key, self._history.prompt(key), change.time)
+        if len(self._storages) >= _MAX_CACHED_PROMPTS:
+            self._storages.clear()
+        self._storages[change.key] = _Storage(change, absence)
+        self._history.set_entry(change)
+
+    def _set_entry(self, kept: Kept, records: Mapping[int, Record]) -> None:
+        """Set the entry of the record whose request ended before its response was stored."""
+        number = self._without_entry.pop((kept.key, kept.request), None)
         record = None if number is None else records.get(number)
         if record is not None:
             record.entry = kept.id
@@ -172,81 +148,76 @@ class Writer:
             sql = "update records set entry = ? where number = ?"
             self._connection.execute(sql, [blob_of(kept.id), number])
 
-    def _record(self, draft: Draft, record: Record, regions: Regions | None) -> None:
-        """Complete a record by what was asked before, and count it."""
-        if draft.key is not None and draft.parts is not None:
-            self._asked(draft, record, draft.key, regions)
-        self._count(draft, record)
-        self.asked.add(draft, record)
+    def _complete(self, exchange: Exchange, record: Record, regions: Regions | None) -> None:
+        """Complete a record from the history, and add it to the totals."""
+        if exchange.key is not None:
+            self._add_prompt(exchange, record, exchange.key.exact, regions)
+        self._count(exchange, record)
+        self.questions.add(exchange, record)
 
-    def _prompt_of(self, key: str) -> Prompt | None:
-        """What a hit asked; None where that was forgotten while the hit waited, as after an error in writing."""
-        known = self._known.get(key) or self._past.prompt(short_key(key))
-        if known is not None:
-            self._known[key] = known
-        return known
-
-    def knows(self, key: str | None) -> bool:
-        """Whether the prompt of an exact key is at hand, so that a hit needs no more than its plain values."""
-        return key in self._known
-
-    def _asked(self, draft: Draft, record: Record, key: str, regions: Regions | None) -> None:
-        """Give a record its prompt, and a miss its reason, by what was asked before."""
-        assert draft.parts is not None
-        known = self._known.get(key)
-        if known is not None and draft.hit is not None:
-            record.prompt = known.number
+    def _add_prompt(self, exchange: Exchange, record: Record, key: str, regions: Regions | None) -> None:
+        """Set the prompt of a record, and the reason of a miss."""
+        assert exchange.key is not None
+        prompt = self._prompts.get(key)
+        if prompt is not None and exchange.hit is not None:
+            record.prompt = prompt.number
             return
         short = short_key(key)
-        known = self._past.prompt(short)
-        if regions is None and (known is None or record.reason == "miss-new"):
-            regions = regions_of(draft.parts)
+        prompt = self._history.prompt(short)
         if record.reason == "miss-new":
-            went = self._gone_when_asked(key, known, record.time)
-            change = self._past.change(short, regions) if went is None and regions is not None else None
-            if went is not None:
-                record.reason, record.gone = f"miss-{went[0]}", went[1]
-            elif change is not None:
-                record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
-            else:
-                computed = known is not None and known.seconds is not None
-                record.reason = reason_without_past(
-                    draft, record, asked_before=known is not None, computed_before=computed
-                )
-        if known is None:
-            text, whole = kept_text(draft, self._settings.text, self._redact)
-            known = Prompt(self._past.add(short, regions, text, whole), None, None, None)
-            renewed = self._renewed.get(key)
-            if renewed is not None:
-                self._past.stored(renewed.kept)
-                known = Prompt(known.number, renewed.kept.id, renewed.kept.expires, None)
+            self._explain_miss(exchange, record, regions, prompt)
+        if prompt is None:
+            text, whole = stored_text(exchange, self._settings.text, self._redact)
+            regions = regions_of(exchange.key.parts) if regions is None else regions
+            prompt = Prompt(self._history.add(short, regions, text, whole), None, None, None)
+            storage = self._storages.get(key)
+            if storage is not None:
+                self._history.set_entry(storage.kept)
+                prompt = Prompt(prompt.number, storage.kept.id, storage.kept.expires, None)
         if record.layer in ("forward", "prefix", "renewed") and record.status == 200:
             seconds = (record.total_ms or 0.0) / 1000
-            self._past.took(short, seconds)
-            known = Prompt(known.number, known.entry, known.expires, seconds)
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        self._known[key] = known
-        record.prompt = known.number
+            self._history.set_seconds(short, seconds)
+            prompt = Prompt(prompt.number, prompt.entry, prompt.expires, seconds)
+        if len(self._prompts) >= _MAX_CACHED_PROMPTS:
+            self._prompts.clear()
+        self._prompts[key] = prompt
+        record.prompt = prompt.number
         if record.entry is None:
-            self._without_entry(key, draft, record)
+            self._expect_entry(key, exchange, record)
 
-    def _without_entry(self, key: str, draft: Draft, record: Record) -> None:
-        """Name the entry that was made of an answer, or do so when it is stored."""
-        renewed = self._renewed.get(key)
-        if renewed is not None and renewed.kept.request == draft.request_id:
-            record.entry = renewed.kept.id
+    def _explain_miss(self, exchange: Exchange, record: Record, regions: Regions | None, prompt: Prompt | None) -> None:
+        key = exchange.cache_key.exact
+        storage = self._storages.get(key)
+        if storage is not None and storage.kept.time >= record.time:
+            absence = storage.absence
+        else:
+            absence = self._history.removal(short_key(key), prompt, record.time)
+        if absence is not None:
+            record.reason, record.gone = f"miss-{absence[0]}", absence[1]
             return
-        if len(self._unnamed) >= _UNNAMED:
-            self._unnamed.popitem(last=False)
-        self._unnamed[key, draft.request_id] = record.number
+        change = None if regions is None else self._history.change(short_key(key), regions)
+        if change is not None:
+            record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
+            return
+        computed = prompt is not None and prompt.seconds is not None
+        record.reason = reason_without_history(exchange, asked_before=prompt is not None, computed_before=computed)
 
-    def _count(self, draft: Draft, record: Record) -> None:
-        """Add a request to the totals, under each of its tags too; what no client asked for is none."""
+    def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
+        """Set the entry that stores the response, now or as soon as it is stored."""
+        storage = self._storages.get(key)
+        if storage is not None and storage.kept.request == exchange.request_id:
+            record.entry = storage.kept.id
+            return
+        if len(self._without_entry) >= _MAX_WITHOUT_ENTRY:
+            self._without_entry.popitem(last=False)
+        self._without_entry[key, exchange.request_id] = record.number
+
+    def _count(self, exchange: Exchange, record: Record) -> None:
+        """Add a request of a client to the totals, once for all and once for each of its tags."""
         if record.layer == "renewed":
             return
-        saved = self._saved(draft, record)
-        for tag in (ALL, *(draft.request.control.tags if draft.request is not None else ())):
+        saved = self._saved_seconds(exchange, record)
+        for tag in (ALL, *(exchange.request.control.tags if exchange.request is not None else ())):
             total = self._totals.of(record.time, record.tenant, record.model, record.layer, tag)
             total.requests += 1
             total.prompt_tokens += record.prompt_tokens or 0
@@ -257,33 +228,34 @@ class Writer:
             total.first_seconds += (record.first_ms or 0.0) / 1000
             total.seconds += (record.total_ms or 0.0) / 1000
 
-    def _saved(self, draft: Draft, record: Record) -> float:
-        """Seconds that a hit saved: those that its answer took when it was computed, less its own."""
-        if draft.hit is None:
+    def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
+        """Duration of the computed response that a hit replaces, less the duration of the hit."""
+        if exchange.hit is None:
             return 0.0
-        known = self._known.get(draft.hit.key) or self._past.prompt(short_key(draft.hit.key))
-        took = known.seconds if known is not None else None
-        return 0.0 if took is None else max(0.0, took - (record.total_ms or 0.0) / 1000)
+        key = exchange.hit.key
+        prompt = self._prompts.get(key) or self._history.prompt(short_key(key))
+        computed = prompt.seconds if prompt is not None else None
+        return 0.0 if computed is None else max(0.0, computed - (record.total_ms or 0.0) / 1000)
 
     def prune(self) -> int:
-        """Remove records beyond the bounds, some thousand at most; how many."""
+        """Delete a batch of records beyond the retention; their number."""
         oldest = self._clock() - self._settings.days * 86_400
-        # Only the oldest are looked at: a look at a million would hold up the records that come meanwhile.
+        # A scan of all records would block the records that arrive meanwhile, so only the oldest are read.
         sql = (
             "delete from records where number in (select number from (select number, time from records order by number"
-            " limit ?) where number <= (select max(number) from records) - ? or time < ?)"
-            " returning coalesce(prompt, (select prompt from equals where equals.number = equal))"
+            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"
         )
         with self._connection:
             self._connection.execute("begin immediate")
-            rows = self._connection.execute(sql, [_PRUNED_AT_ONCE, self._settings.rows, oldest]).fetchall()
+            rows = self._connection.execute(sql, [_PRUNE_BATCH, self._settings.rows, oldest]).fetchall()
             prompts = {prompt for (prompt,) in rows if prompt is not None}
-            (least,) = self._connection.execute("select coalesce(min(number), ?) from records", [_BEYOND]).fetchone()
+            (least,) = self._connection.execute(
+                "select coalesce(min(number), ?) from records", [_MAX_NUMBER]
+            ).fetchone()
             unused = "delete from prompts where number = ? and last < ?"
             self._connection.executemany(unused, [(each, least) for each in prompts])
-            self._connection.execute("delete from equals where number < ? and last < ?", [least, least])
-            self._past.prune()
+            self._history.prune()
         if rows:
-            self._known.clear()
-            self._past.forget()
+            self._prompts.clear()
+            self._history.forget()
         return len(rows)

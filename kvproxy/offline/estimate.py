@@ -8,8 +8,8 @@ from random import Random
 
 from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.outcome import Match
-from kvproxy.index.wilson import wilson
+from kvproxy.exchange import Match
+from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
 from kvproxy.offline.prefix_reuse import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
@@ -101,14 +101,14 @@ async def estimate(
         [point.blocks for point in prefix.points],
         lambda share: progress("simulating", 0.5 + share / 2),
     )
-    layers = Counter(each.outcome.layer if each.outcome is not None else "bypass" for each in replayed)
+    layers = Counter(each.exchange.layer if each.exchange is not None else "bypass" for each in replayed)
     return Estimate(
         requests=len(replayed),
         exact=layers["exact"],
         similar=layers["semantic"],
         similar_range=(_semantic_hits(replays[0]), _semantic_hits(replays[-1])),
         forwarded=len(forwarded),
-        uncacheable=sum(each.outcome is None or each.outcome.forwarded == "bypass" for each in replayed),
+        uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in replayed),
         learned=has_responses(requests),
         wrong=_wrong_share(replayed),
         prefix=prefix,
@@ -166,15 +166,16 @@ async def _tokenized(tokenizer: LocalTokenizer, each: ReplayedRequest) -> Tokeni
 
 
 def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
-    return sum(each.outcome is not None and each.outcome.layer == "semantic" for each in replayed)
+    return sum(each.exchange is not None and each.exchange.layer == "semantic" for each in replayed)
 
 
 def _is_forwarded(each: ReplayedRequest) -> bool:
-    return each.outcome is None or each.outcome.layer not in ("exact", "semantic")
+    return each.exchange is None or each.exchange.layer not in ("exact", "semantic")
 
 
 def _wrong_share(replayed: Sequence[ReplayedRequest]) -> WrongShare:
-    matches = [each.outcome.match for each in replayed if each.outcome is not None and each.outcome.match is not None]
+    hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
+    matches = [hit.match for hit in hits if hit.match is not None]
     risks = [risk for match in matches if (risk := _risk(match)) is not None]
     compared = [each.is_right for each in replayed if each.is_right is not None]
     expected = sum(risks) / len(risks) if risks else None

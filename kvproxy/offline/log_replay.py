@@ -13,10 +13,10 @@ from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Generated, Relayed, Reply
 from kvproxy.errors import KvproxyError
+from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import tenant_of
 from kvproxy.flow.learn import Cached, Judge, Observer, answer_text, make_judge
-from kvproxy.flow.outcome import Outcome
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.responses import open_response_cache
@@ -31,13 +31,13 @@ class ReplayedRequest:
     """The result of one request.
 
     Attributes:
-        outcome: None if the request is invalid.
+        exchange: None if the request is invalid.
         is_right: whether a semantic hit equals the logged response; None if unknown.
     """
 
     logged: LoggedRequest
     request: ApiRequest
-    outcome: Outcome | None
+    exchange: Exchange | None
     is_right: bool | None = None
 
 
@@ -137,8 +137,9 @@ class _Replayer:
         if logged.time is not None:
             self.clock.now = logged.time
         self.backend.response = logged.response
+        exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
         try:
-            answer = await self.answerer.answer(request)
+            answer = await self.answerer.answer(exchange)
         except KvproxyError:
             return ReplayedRequest(logged, request, None)
         content = answer.body
@@ -148,15 +149,17 @@ class _Replayer:
         if self.answerer.observer is not None:
             # In a live proxy, the pause between two requests is longer than a comparison.
             await self.answerer.observer.idle()
-        is_right = await self._is_right(request, logged, answer.outcome, body)
-        return ReplayedRequest(logged, request, answer.outcome, is_right)
+        is_right = await self._is_right(request, logged, exchange, body)
+        return ReplayedRequest(logged, request, exchange, is_right)
 
-    async def _is_right(self, request: ApiRequest, logged: LoggedRequest, outcome: Outcome, body: bytes) -> bool | None:
+    async def _is_right(
+        self, request: ApiRequest, logged: LoggedRequest, exchange: Exchange, body: bytes
+    ) -> bool | None:
         expected = response_text(logged)
-        served = answer_text(body, request.api.name) if outcome.layer == "semantic" else None
-        if self.judge is None or expected is None or served is None or outcome.entry is None:
+        served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
+        if self.judge is None or expected is None or served is None or exchange.hit is None:
             return None
-        return await self.judge.same(request, "", Cached(outcome.entry, served), expected)
+        return await self.judge.same(request, "", Cached(exchange.hit.id, served), expected)
 
 
 class LoggedBackend:

@@ -1,17 +1,17 @@
-"""The spans of a request, made from its record when it is over."""
+"""The spans of a finished exchange."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from kvproxy.apis.json import Json
-from kvproxy.journal.draft import Draft
+from kvproxy.exchange import Exchange
 from kvproxy.journal.record import Record
 from kvproxy.trace import Trace
 
 Value: TypeAlias = str | int | float | bool
 Moment: TypeAlias = Callable[[float], int]
-"""Nanoseconds since the epoch of a moment of `time.perf_counter`."""
+"""Converts a value of `time.perf_counter` to nanoseconds since the epoch."""
 _OPERATIONS = {
     "chat": "chat",
     "messages": "chat",
@@ -38,15 +38,14 @@ _BROKEN = ("error-upstream", "error-broken", "gone-reading", "gone-waiting")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span that is over.
+    """A finished span.
 
     Attributes:
         name, kind: as OpenTelemetry has them.
         start, end: nanoseconds since the epoch.
-        id: its own, where it was told to somebody; None for a new one.
-        attributes: what is known; no text of a prompt or of an answer.
-        events: moments in it, by name.
-        error: what went wrong.
+        id: None for a new one.
+        attributes: without the text of prompts and responses.
+        events: times by name.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Span:
 
 
 def general(record: Record) -> dict[str, Value]:
-    """What tells requests apart in traces and metrics, by the names of OpenTelemetry's conventions where there is one."""
+    """Attributes of spans and metrics, named by OpenTelemetry's conventions where these have a name."""
     found: dict[str, Value] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.api, record.api),
         "gen_ai.provider.name": _PROVIDERS.get(record.api, "openai"),
@@ -74,29 +73,29 @@ def general(record: Record) -> dict[str, Value]:
     return found
 
 
-def spans_of(draft: Draft, record: Record, trace: Trace) -> list[Span]:
-    """The span of a request, and after it those of its steps.
+def spans_of(exchange: Exchange, record: Record, trace: Trace) -> list[Span]:
+    """The span of an exchange, followed by the spans of its steps.
 
     Args:
-        draft: tells when its steps were taken.
-        record: made of the draft.
-        trace: its ids.
+        record: made from the exchange.
     """
 
     def moment(clock: float) -> int:
-        return int((draft.time + clock - draft.began) * 1e9)
+        return int((exchange.arrived + clock - exchange.started) * 1e9)
 
-    end = moment(draft.ended or draft.first or draft.began)
+    end = moment(exchange.ended or exchange.first_byte or exchange.started)
     attributes = general(record)
     error = str(attributes["error.type"]) if "error.type" in attributes else None
     name = " ".join(filter(None, (str(attributes["gen_ai.operation.name"]), record.model)))
-    events = {"gen_ai.first_token": moment(draft.first)} if draft.first else {}
-    whole = Span(name, "server", moment(draft.began), end, trace.span, attributes | _more(draft, record), events, error)
-    return [whole, *_steps(draft, record, trace, moment(draft.began), end, moment)]
+    events = {"gen_ai.first_token": moment(exchange.first_byte)} if exchange.first_byte else {}
+    whole = Span(
+        name, "server", moment(exchange.started), end, trace.span, attributes | _more(exchange, record), events, error
+    )
+    return [whole, *_steps(exchange, record, trace, moment(exchange.started), end, moment)]
 
 
 def _steps(
-    draft: Draft,
+    exchange: Exchange,
     record: Record,
     trace: Trace,
     begin: int,
@@ -104,29 +103,29 @@ def _steps(
     moment: Moment,
 ) -> Iterator[Span]:
     after = begin
-    if draft.looked:
-        after = moment(draft.looked)
+    if exchange.exact_done:
+        after = moment(exchange.exact_done)
         yield Span("lookup exact", "internal", begin, after, attributes={"kvproxy.hit": record.layer == "exact"})
-    if draft.judged:
-        start, after = after, moment(draft.judged)
+    if exchange.semantic_done:
+        start, after = after, moment(exchange.semantic_done)
         judged: dict[str, Value] = {"kvproxy.hit": record.layer == "semantic"}
         yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour(record))
     if record.layer not in _BACKEND and record.reason not in _BROKEN:
         return
     known = {"gen_ai.request.model": record.model} if record.model else {}
-    opened = {"answer begins": moment(draft.opened)} if draft.opened else {}
-    error = record.reason if draft.failure is not None else str(record.status) if record.status >= 400 else None
+    opened = {"answer begins": moment(exchange.backend_started)} if exchange.backend_started else {}
+    error = record.reason if exchange.failure is not None else str(record.status) if record.status >= 400 else None
     if record.layer == "shared":
         yield Span("wait for the same request", "internal", after, end, None, known, opened, error)
-    elif draft.upstream is None and record.layer != "bypass" and record.reason != "error-upstream":
+    elif exchange.upstream is None and record.layer != "bypass" and record.reason != "error-upstream":
         yield Span("engine", "internal", after, end, None, known, opened, error)
     else:
-        at = {"server.address": draft.upstream} if draft.upstream else {}
+        at = {"server.address": exchange.upstream} if exchange.upstream else {}
         yield Span("upstream", "client", after, end, trace.call, known | at, opened, error)
 
 
-def _more(draft: Draft, record: Record) -> dict[str, Value]:
-    """What is known of a request beside what tells requests apart."""
+def _more(exchange: Exchange, record: Record) -> dict[str, Value]:
+    """Further attributes of the exchange's span."""
     values: dict[str, Json] = {
         "http.response.status_code": record.status,
         "gen_ai.usage.input_tokens": record.prompt_tokens,
@@ -138,9 +137,9 @@ def _more(draft: Draft, record: Record) -> dict[str, Value]:
         "kvproxy.predicted_tokens": record.predicted_tokens,
         "kvproxy.tags": record.tags or None,
     }
-    if draft.request is not None:
-        values["gen_ai.request.stream"] = draft.request.stream
-        values |= {_ASKED[name]: value for name, value in draft.request.body.items() if name in _ASKED}
+    if exchange.request is not None:
+        values["gen_ai.request.stream"] = exchange.request.stream
+        values |= {_ASKED[name]: value for name, value in exchange.request.body.items() if name in _ASKED}
     return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 

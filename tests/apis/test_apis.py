@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS, by_name
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
-from kvproxy.flow.backend_response import Recording
+from kvproxy.flow.backend_response import UpstreamReader
 
 TEXTS = st.text(max_size=30)
 LIMITED: JsonObject = {"max_tokens": 5, "max_output_tokens": 5}
@@ -84,10 +84,10 @@ WHOLES = st.one_of(
 
 def assembled(name: ApiName, parts: list[bytes]) -> JsonObject | None:
     """What is kept of a stream."""
-    recording = Recording(APIS[name], stream=True, limit=1_000_000)
+    reader = UpstreamReader(APIS[name], stream=True, limit=1_000_000)
     for part in parts:
-        recording.push(part)
-    whole = asyncio.run(recording.whole())
+        reader.push(part)
+    whole = asyncio.run(reader.result())
     return whole if whole is not None and APIS[name].keeps(whole, LIMITED) else None
 
 
@@ -97,12 +97,12 @@ def test_replay_and_assembly_are_inverse(given_whole: tuple[ApiName, JsonObject]
     name, whole = given_whole
     api = APIS[name]
     stream = b"".join(api.replay(whole, {"stream_options": {"include_usage": True}}))
-    recording, start, cuts = Recording(api, stream=True, limit=1_000_000), 0, cycle(sizes)
+    reader, start, cuts = UpstreamReader(api, stream=True, limit=1_000_000), 0, cycle(sizes)
     while start < len(stream):
         end = start + next(cuts)
-        assert recording.push(stream[start:end]) == (end >= len(stream))
+        assert reader.push(stream[start:end]) == (end >= len(stream))
         start = end
-    assert asyncio.run(recording.whole()) == whole
+    assert asyncio.run(reader.result()) == whole
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.sse import event
-from kvproxy.flow.backend_response import Recording
+from kvproxy.flow.backend_response import UpstreamReader
 
 
 def chat(reason: str | None, content: str | None = "Hello", **fields: object) -> JsonObject:
@@ -80,10 +80,10 @@ def test_responses_that_were_cut(why: str, body: JsonObject, kept: bool) -> None
 
 
 def kept_of(name: ApiName, parts: list[bytes]) -> JsonObject | None:
-    recording = Recording(APIS[name], stream=True, limit=1_000_000)
+    reader = UpstreamReader(APIS[name], stream=True, limit=1_000_000)
     for part in parts:
-        recording.push(part)
-    return asyncio.run(recording.whole())
+        reader.push(part)
+    return asyncio.run(reader.result())
 
 
 @pytest.mark.parametrize("name", ["chat", "messages", "responses"])
@@ -114,11 +114,11 @@ def test_stored_answers_without_an_index_can_be_replayed() -> None:
 
 
 def test_an_answer_that_is_too_large_does_not_stay_in_memory() -> None:
-    recording = Recording(APIS["chat"], stream=False, limit=100_000)
+    reader = UpstreamReader(APIS["chat"], stream=False, limit=100_000)
     tracemalloc.start()
     for number in range(100):
-        recording.push(bytes([number]) * 10_000)
+        reader.push(bytes([number]) * 10_000)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 100_000
-    assert asyncio.run(recording.whole()) is None
+    assert asyncio.run(reader.result()) is None

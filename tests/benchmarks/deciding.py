@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from kvproxy.index.observations import MemoryLog
-from kvproxy.index.policies.learned import LearnedPolicy
+from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Neighbour
 
 _ROUNDS = 2000

@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kvproxy.index.embedder import Embedder, load_embedder
-from kvproxy.index.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.minilm.weights import packaged_model
-from kvproxy.index.pairs import read_pairs
-from kvproxy.index.verifier.built_in import BuiltInVerifier
+from kvproxy.index.evaluation.labelled_pairs import read_pairs
+from kvproxy.index.models.embedder import Embedder, load_embedder
+from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
+from kvproxy.index.models.minilm.weights import packaged_model
+from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 from tests.benchmarks.timing import interleave, report
 
 ONE = "How do I reset the password of my account on this website?"

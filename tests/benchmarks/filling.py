@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvproxy.index.embedder import Embedder
 from kvproxy.index.entry import Entry
+from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.store import Put, Store
 from tests.index.entries import make_entry
 

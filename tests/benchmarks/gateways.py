@@ -28,7 +28,7 @@ from tests.benchmarks.proxy_servers import kvproxy
 _MOST_REST = 30.0
 _EMBED = """
 import sys, time
-from kvproxy.index.embedder import load_embedder
+from kvproxy.index.models.embedder import load_embedder
 embedder, done = load_embedder(), 0
 texts = [f"How do I repair the printer of case {number} in winter?" for number in range(32)]
 embedder.embed(texts)

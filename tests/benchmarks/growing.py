@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.neighbours import FaissNeighbours
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import ResponseStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, Questions, prepare
 from tests.index.entries import make_entry

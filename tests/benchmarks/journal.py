@@ -17,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import orjson
+from kvproxy.flow.outcome import Outcome
+from kvproxy.journal.draft import Draft
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow import trail
 from kvproxy.flow.keys import CacheKey, cache_key
-from kvproxy.flow.outcome import Outcome
 from kvproxy.index.entry import Entry, new_id
-from kvproxy.journal.draft import Draft
+from kvproxy.journal.history import Kept
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.past import Kept
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from kvproxy.index.embedder import load_embedder
-from kvproxy.index.languages import ENGLISH, is_known
-from kvproxy.index.pairs import read_pairs
+from kvproxy.index.evaluation.labelled_pairs import read_pairs
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.models.languages import ENGLISH, is_known
 
 OTHERS = """
 Hauptstadt Frankreich

@@ -1,4 +1,4 @@
-"""Learns from a labelled stream what the policy `learned` starts from: the numbers of `index/learned/prior.py`.
+"""Learns from a labelled stream what the policy `learned` starts from: the numbers of `index/policies/learned/prior.py`.
 
 python -m tests.benchmarks.learned_prior STREAM.jsonl.gz
 """
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.embedder import load_embedder
-from kvproxy.index.learned.evidence import FEATURES, REACH, evidence
-from kvproxy.index.replay import Shelf, Stream
-from kvproxy.index.streams import make_stream, read_stream
+from kvproxy.index.evaluation.replay import Shelf, Stream
+from kvproxy.index.evaluation.streams import make_stream, read_stream
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.policies.learned.features import FEATURES, REACH, evidence
 
 _WORTH = 300  # Questions that the covariance stands for.
 _LOOSE = 0.1  # Precision of weights of which nothing is known.

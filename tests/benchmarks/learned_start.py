@@ -19,10 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvproxy.index.embedder import load_embedder
-from kvproxy.index.learned.evidence import evidence
+from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.observations import Observation
-from kvproxy.index.policies.learned import LearnedPolicy
+from kvproxy.index.policies.learned.features import evidence
+from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.store import ResponseStore
 from kvproxy.index.store.sqlite_observations import SqliteObservations
 from kvproxy.responses import open_response_cache

@@ -17,8 +17,8 @@ from typing import TypeVar
 import faiss
 import numpy as np
 
-from kvproxy.index.embedder import load_embedder
-from kvproxy.index.neighbours import FaissNeighbours
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.segments import Kind
 from kvproxy.index.store import Put, ResponseStore
 from tests.index.entries import make_entry

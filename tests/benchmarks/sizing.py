@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvproxy.index.embedder import load_embedder
+from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.store import ResponseStore
 from tests.benchmarks.filling import fill as filled
 from tests.benchmarks.start import PATIENCE, answers, memory

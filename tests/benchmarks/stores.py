@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Filter, Put, ResponseStore, Store, open_store
 from kvproxy.index.store.opening import open_observations
 from tests.benchmarks.growing import Known

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.batching import WriteBatcher
+from kvproxy.index.search.batching import WriteBatcher
 from kvproxy.index.store import Capacity, Put, ResponseStore
 from tests.index.entries import make_entry
 

@@ -13,11 +13,11 @@ from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.encryption import Cipher
 from kvproxy.engine.models import load_model
 from kvproxy.errors import KvproxyError, ModelUnsupported
-from kvproxy.index.embedder import load_embedder
 from kvproxy.index.errors import EmbedderError, VerifierError
-from kvproxy.index.minilm import embedder, shipped
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.models.minilm import embedder, shipped
+from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.verifier import load_verifier
 from kvproxy.settings import Settings, load_settings
 from kvproxy.tiers.disk import DiskStore
 from tests.commands.run import kvproxy, result
@@ -113,7 +113,7 @@ def test_a_changed_demo_model_is_refused_at_load(tmp_path: Path, monkeypatch: py
 
 
 def test_a_changed_verifier_is_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvproxy.index.verifier import built_in
+    from kvproxy.index.models.verifier import built_in
 
     monkeypatch.setattr(built_in, "ADAPTER", changed(built_in.ADAPTER, tmp_path))
     with pytest.raises(VerifierError, match="is not the one that was released"):

@@ -6,7 +6,7 @@ import pytest
 
 from kvproxy.commands.explain import _learned
 from kvproxy.commands.learned import PROMISED_FROM, answered
-from kvproxy.index.learned.allowance import FROM
+from kvproxy.index.policies.learned.error_bound import FROM
 
 
 @pytest.mark.parametrize(

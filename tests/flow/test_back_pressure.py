@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvproxy.apis.json import JsonObject
-from kvproxy.flow.backend_response import Source
-from kvproxy.flow.single_flight import WINDOW, Flight, Flights
+from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.single_flight import WINDOW, SharedRequest, SharedRequests
 
 PART = 32 * 1024
 PARTS = 64
@@ -20,10 +20,10 @@ class Endless:
         self.limit = limit
         self.given = 0
         self.reused = None
-        self.flight = Flight(self._open, self)  # type: ignore[arg-type]
+        self.shared = SharedRequest(self._open, self)  # type: ignore[arg-type]
 
-    async def _open(self) -> Source:
-        return Source(200, [], self._parts(), self, self._close)  # type: ignore[arg-type]
+    async def _open(self) -> BackendResponse:
+        return BackendResponse(200, [], self._parts(), self, self._close)  # type: ignore[arg-type]
 
     async def _parts(self) -> AsyncIterator[bytes]:
         for number in range(PARTS):
@@ -33,19 +33,19 @@ class Endless:
     async def _close(self) -> None:
         """Nothing to close."""
 
-    def push(self, source: Source, chunk: bytes) -> bool:
+    def push(self, source: BackendResponse, chunk: bytes) -> bool:
         return False
 
     async def whole(self) -> JsonObject | None:
         return None
 
-    async def finish(self, source: Source) -> str | None:
+    async def finish(self, source: BackendResponse) -> str | None:
         return None
 
     @property
     def held(self) -> int:
         """Bytes in memory."""
-        return sum(map(len, self.flight._chunks))
+        return sum(map(len, self.shared._chunks))
 
 
 async def still(source: Endless) -> int:
@@ -63,30 +63,30 @@ WHOLE = b"".join(bytes([number]) * PART for number in range(PARTS))
 
 @pytest.mark.parametrize("limit", [10 * WINDOW, WINDOW // 2], ids=["kept", "too large to keep"])
 async def test_no_more_is_read_than_a_window_ahead_of_who_has_not_begun(limit: int) -> None:
-    flights, source = Flights(), Endless(limit)
-    flight, _ = flights.board("key", lambda: source.flight)
+    requests, source = SharedRequests(), Endless(limit)
+    shared, _ = requests.join("key", lambda: source.shared)
     assert (await still(source) - 1) * PART == WINDOW
-    body = await flight.body()
+    body = await shared.body()
     assert body == WHOLE
-    flight.leave()
+    shared.release()
 
 
 async def test_an_answer_that_is_kept_is_read_as_fast_as_the_fastest_takes_it() -> None:
-    flights, source = Flights(), Endless(10 * len(WHOLE))
-    flight, _ = flights.board("key", lambda: source.flight)
-    assert flights.board("key", lambda: source.flight) == (flight, True)
-    assert await asyncio.wait_for(flight.body(), 30) == WHOLE
+    requests, source = SharedRequests(), Endless(10 * len(WHOLE))
+    shared, _ = requests.join("key", lambda: source.shared)
+    assert requests.join("key", lambda: source.shared) == (shared, True)
+    assert await asyncio.wait_for(shared.body(), 30) == WHOLE
     # The slow one has begun only now, and gets all of it.
-    assert await flight.body() == WHOLE
-    flight.leave()
-    flight.leave()
+    assert await shared.body() == WHOLE
+    shared.release()
+    shared.release()
 
 
 async def test_an_answer_too_large_to_keep_is_read_as_fast_as_the_slowest_takes_it_and_let_go() -> None:
-    flights, source = Flights(), Endless(2 * WINDOW)
-    flight, _ = flights.board("key", lambda: source.flight)
-    flights.board("key", lambda: source.flight)
-    fast, slow = flight.chunks(), flight.chunks()
+    requests, source = SharedRequests(), Endless(2 * WINDOW)
+    shared, _ = requests.join("key", lambda: source.shared)
+    requests.join("key", lambda: source.shared)
+    fast, slow = shared.chunks(), shared.chunks()
     first = [await anext(slow)]
     taken = asyncio.create_task(_all(fast))
     assert (await still(source)) * PART <= 2 * WINDOW + WINDOW + 2 * PART
@@ -97,22 +97,22 @@ async def test_an_answer_too_large_to_keep_is_read_as_fast_as_the_slowest_takes_
         assert source.held <= 2 * WINDOW + WINDOW + 2 * PART
     assert b"".join(first + slowly) == await taken == WHOLE
     assert source.held <= 2 * WINDOW
-    # Whoever comes once parts were let go gets a flight of his own.
-    assert not flight.open_to_all
-    flight.leave()
-    flight.leave()
+    # Whoever comes once parts were let go gets a shared of his own.
+    assert not shared.is_joinable
+    shared.release()
+    shared.release()
 
 
 async def test_a_slow_one_who_leaves_lets_the_others_go_on() -> None:
-    flights, source = Flights(), Endless(WINDOW // 2)
-    flight, _ = flights.board("key", lambda: source.flight)
-    flights.board("key", lambda: source.flight)
-    taken = asyncio.create_task(_all(flight.chunks()))
+    requests, source = SharedRequests(), Endless(WINDOW // 2)
+    shared, _ = requests.join("key", lambda: source.shared)
+    requests.join("key", lambda: source.shared)
+    taken = asyncio.create_task(_all(shared.chunks()))
     await still(source)
     assert not taken.done()
-    flight.leave()
+    shared.release()
     assert await asyncio.wait_for(taken, 30) == WHOLE
-    flight.leave()
+    shared.release()
 
 
 async def _all(parts: AsyncIterator[bytes]) -> bytes:

@@ -36,9 +36,9 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Filter, ResponseStore
-from kvproxy.journal.opening import open_journal
+from kvproxy.journal.journal import open_journal
 from kvproxy.journal.reader import Query
 from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings

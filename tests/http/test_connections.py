@@ -316,7 +316,7 @@ def test_slow_readers_hold_nobody_up_and_take_little_memory(upstream: tuple[str,
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={"model": "m", "messages": []})
         assert answer.status_code == 200
         # What the upstream would send is without end.
-        assert max(flight._size for flight in services.answerer.flights._flying) < 4 * 2**20
+        assert max(shared._size for shared in services.answerer.shared_requests._in_flight) < 4 * 2**20
         stack.close()
         until(lambda: server.open == 0)
 

@@ -72,7 +72,7 @@ class Bench:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             left = (
-                len(self.services.answerer.flights),
+                len(self.services.answerer.shared_requests),
                 self.wild.open,
                 len(asyncio.all_tasks(self._loop)) - self._tasks,
             )

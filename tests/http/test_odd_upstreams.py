@@ -138,7 +138,7 @@ def test_odd_streams_pass_at_once_and_are_not_stored(odd: tuple[httpx.Client, Se
     assert time.perf_counter() - began < 40
     until_stored(services)
     assert services.answerer.store.stats()["entries"] == before
-    until(lambda: len(services.answerer.flights) == 0)
+    until(lambda: len(services.answerer.shared_requests) == 0)
 
 
 def test_a_text_that_speaks_of_the_end_is_cached(odd: tuple[httpx.Client, Services, Odd]) -> None:

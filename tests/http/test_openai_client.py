@@ -267,9 +267,9 @@ async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: De
     while httpx.get(f"{url}/admin/blocks/stats").json()["used"] and time.monotonic() < end:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     assert httpx.get(f"{url}/admin/blocks/stats").json()["used"] == 0
-    while len(services.answerer.flights) and time.monotonic() < end:  # noqa: ASYNC110
+    while len(services.answerer.shared_requests) and time.monotonic() < end:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
-    assert len(services.answerer.flights) == 0
+    assert len(services.answerer.shared_requests) == 0
     until_stored(services)
     assert services.answerer.store.stats()["entries"] == entries
 

@@ -177,7 +177,7 @@ def test_streams_that_contradict_themselves_pass_and_are_never_stored(
     until_stored(services)
     before = services.answerer.store.stats()["entries"]
     assert b"[DONE]" in post(url, model, stream=True).content
-    until(lambda: len(services.answerer.flights) == 0)
+    until(lambda: len(services.answerer.shared_requests) == 0)
     until_stored(services)
     assert services.answerer.store.stats()["entries"] == before
 
@@ -198,7 +198,7 @@ def test_streams_without_their_end_are_never_stored(upstream: tuple[str, Service
     assert b"[DONE]" not in received
     until_stored(services)
     assert services.answerer.store.stats()["entries"] == before
-    until(lambda: len(services.answerer.flights) == 0)
+    until(lambda: len(services.answerer.shared_requests) == 0)
 
 
 async def test_one_client_leaving_does_not_harm_the_other(upstream: tuple[str, Services, Fake]) -> None:
@@ -208,7 +208,7 @@ async def test_one_client_leaving_does_not_harm_the_other(upstream: tuple[str, S
 
     async def until_aboard(passengers: int) -> None:
         async with asyncio.timeout(60):
-            while [flight.passengers for flight in services.answerer.flights._flying] != [passengers]:  # noqa: ASYNC110
+            while [shared.clients for shared in services.answerer.shared_requests._in_flight] != [passengers]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async with httpx.AsyncClient(base_url=url) as client:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvproxy.index.batching import MicroBatcher
-from kvproxy.index.embedder import SentenceEmbedder, load_embedder
 from kvproxy.index.errors import EmbedderError
+from kvproxy.index.models.embedder import SentenceEmbedder, load_embedder
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.policies.screen import screen
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.batching import MicroBatcher
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import ResponseStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
@@ -178,7 +178,7 @@ def model_in(folder: Path, width: int, seed: int) -> None:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel
 
-    from kvproxy.index.minilm.weights import packaged_model
+    from kvproxy.index.models.minilm.weights import packaged_model
 
     torch.manual_seed(seed)
     base = folder.with_name(folder.name + "-base")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.neighbours import FaissNeighbours
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Head, ResponseStore
 from kvproxy.index.vectors import VectorIndex
 from tests.index.conftest import MakeStore

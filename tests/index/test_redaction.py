@@ -14,7 +14,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.redaction import redacted
 from kvproxy.index.redactor import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import ResponseStore
 from kvproxy.index.transfer import export_lines, import_into, read_lines
 from tests.index.doubles import HashEmbedder

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.index.batching import WriteBatcher
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.batching import WriteBatcher
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings

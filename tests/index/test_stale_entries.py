@@ -8,9 +8,9 @@ import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import StoreDamaged
-from kvproxy.index.lookup import KEPT
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.lookup import KEPT
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Filter, PurgedBy, ResponseStore
 from kvproxy.index.store.purging import MOST_PURGES
 from kvproxy.index.transfer import read_lines

@@ -19,17 +19,17 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Relayed
+from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import texts
-from kvproxy.index.guards import GUARDS
+from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
 from kvproxy.index.store.sqlite_observations import SqliteObservations
 from kvproxy.journal.causes import Explained, explain_record
-from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.opening import open_journal
+from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.sentences import sentences
 from kvproxy.settings import CacheSettings
@@ -115,12 +115,14 @@ class World:
         request = api_request(body, api, headers, tenant=tenant, query=query)
         id = f"request-{self.asked}-"
         object.__setattr__(request, "request_id", id)
-        answer = await self.answerer.answer(request)
+        exchange = Exchange(api, id, tenant, self.now, request=request)
+        answer = await self.answerer.answer(exchange)
         if not isinstance(answer.body, bytes):
             # On a busy machine an answer is handed on before it is whole.
             async for _ in answer.body:
                 pass
             answer.close()
+        self.journal.add(exchange)
         # Nobody waits for an answer to be stored.
         await self.cache.coming.settled()
         # What is stored gets its vector behind the answer.

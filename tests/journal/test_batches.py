@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.exchange import Exchange
 from kvproxy.index.store import Why
-from kvproxy.journal.draft import Draft
-from kvproxy.journal.past import Gone, Kept
+from kvproxy.journal.history import Gone, Kept
+from kvproxy.journal.queue import Event
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.totals import Totals
-from kvproxy.journal.waiting import What
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
-from tests.journal.test_file import draft
+from tests.journal.test_file import finished
 
 NOW = 1_795_000_000.0
 WHYS: tuple[Why, ...] = ("expired", "evicted", "removed", "replaced")
@@ -39,22 +39,22 @@ TABLES = {
 }
 
 
-def what_of(steps: list[Any]) -> list[What]:
+def what_of(steps: list[Any]) -> list[Event]:
     """Requests, and entries that come and go, a second after each other."""
-    what: list[What] = []
+    what: list[Event] = []
     waiting: list[Kept] = []
     for number, (kind, question, tenant, why, _) in enumerate(steps):
         now, request_id = NOW + number, f"r{number}"
-        made = draft(question, request_id, hit=kind == "hit", tenant=tenant, time=now)
-        made.looked, made.opened = made.began + 0.25, made.began + 0.5
-        made.first = made.ended = made.began + 1.0
-        kept = Kept(f"{made.key}", f"{number:032x}", now + 3, now, request_id)
+        made = finished(question, request_id, hit=kind == "hit", tenant=tenant, arrived=now)
+        made.exact_done, made.backend_started = made.started + 0.25, made.started + 0.5
+        made.first_byte = made.ended = made.started + 1.0
+        kept = Kept(made.cache_key.exact, f"{number:032x}", now + 3, now, request_id)
         if kind == "gone":
-            what.append(Gone(f"{made.key}", why, now))
+            what.append(Gone(made.cache_key.exact, why, now))
         elif kind == "kept":
             what.append(kept)
         elif kind == "stored before":
-            made.entry = kept.id
+            made.entry_id = kept.id
             what += [kept, made]
         else:
             what += [made, *([kept] if kind == "stored after" else waiting)]
@@ -62,7 +62,7 @@ def what_of(steps: list[Any]) -> list[What]:
     return what
 
 
-def left_by(path: Path, batches: list[list[What]]) -> dict[str, list[Any]]:
+def left_by(path: Path, batches: list[list[Event]]) -> dict[str, list[Any]]:
     """All that batches leave in a file."""
     connection = open_file(path)
     writer = Writer(connection, JournalSettings(), lambda: NOW)
@@ -80,7 +80,7 @@ def left_by(path: Path, batches: list[list[What]]) -> dict[str, list[Any]]:
 @given(STEPS)
 def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     folder, what = tmp_path_factory.mktemp("journals"), what_of(steps)
-    batches, sizes = list[list[What]](), [size for *_, size in steps]
+    batches, sizes = list[list[Event]](), [size for *_, size in steps]
     for place, each in enumerate(what):
         if not batches or len(batches[-1]) >= 3 * sizes[place % len(sizes)]:
             batches.append([])
@@ -102,7 +102,7 @@ def test_a_large_batch_is_read_and_written_by_few_statements(tmp_path: Path) -> 
     writer = Writer(connection, JournalSettings(), lambda: NOW)
     steps = [(kind, f"{number}", "public", "removed", 1) for number in range(300) for kind in ("stored after", "gone")]
     said: list[str] = []
-    writer.write([draft("first", "r")])
+    writer.write([finished("first", "r")])
     connection.set_trace_callback(said.append)
     writer.write(what_of(steps))
     # There were eleven for each request, and each hands over the lock that answers need.
@@ -116,15 +116,15 @@ def test_a_prompt_is_read_again_only_where_another_connection_has_written(tmp_pa
     connection = open_file(tmp_path / "journal.db")
     other = sqlite3.connect(tmp_path / "journal.db")
     writer = Writer(connection, JournalSettings(), lambda: NOW)
-    miss = draft("q", "first")
+    miss = finished("q", "first")
     writer.write([miss])
     said: list[str] = []
     connection.set_trace_callback(said.append)
-    writer.write([Kept(f"{miss.key}", "e" * 32, NOW + 60, NOW, "first")])
+    writer.write([Kept(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
     assert not [sql for sql in said if sql.startswith("select key, number")]
     with other:
         other.execute("update prompts set seconds = 99, last = 40")
-    writer.write([Kept(f"{miss.key}", "f" * 32, NOW + 70, NOW, "second"), draft("q", "third", hit=True)])
+    writer.write([Kept(miss.cache_key.exact, "f" * 32, NOW + 70, NOW, "second"), finished("q", "third", hit=True)])
     assert [sql for sql in said if sql.startswith("select key, number")]
     columns = "entry, expires, seconds, last"
     assert connection.execute(f"select {columns} from prompts").fetchall() == [("f" * 32, NOW + 70, 99.0, 40)]
@@ -136,11 +136,11 @@ def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) 
     now = NOW
     connection = open_file(tmp_path / "journal.db")
     writer = Writer(connection, JournalSettings(days=1), lambda: now)
-    writer.write([draft("q", "first", time=NOW)])
+    writer.write([finished("q", "first", arrived=NOW)])
     now += 2 * 86_400
     assert writer.prune() == 1
     assert connection.execute("select count(*) from prompts").fetchone() == (0,)
-    writer.write([draft("q", "second", time=now)])
+    writer.write([finished("q", "second", arrived=now)])
     assert connection.execute("select number, question is null from prompts").fetchall() == [(1, False)]
     connection.close()
 
@@ -148,8 +148,8 @@ def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) 
 def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(tmp_path: Path) -> None:
     connection = open_file(tmp_path / "journal.db")
     writer = Writer(connection, JournalSettings(), lambda: NOW)
-    miss, hit = draft("q", "first"), draft("q", "second", hit=True)
-    kept = Kept(f"{miss.key}", "e" * 32, NOW + 60, NOW, "first")
+    miss, hit = finished("q", "first"), finished("q", "second", hit=True)
+    kept = Kept(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")
     for batches in ([[miss], [hit], [kept]], [[miss, hit, kept]]):
         for batch in batches:
             writer.write(batch)
@@ -161,11 +161,11 @@ def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(t
 def test_after_an_error_nothing_of_a_batch_is_held(tmp_path: Path) -> None:
     connection = open_file(tmp_path / "journal.db")
     writer = Writer(connection, JournalSettings(), lambda: NOW)
-    broken: Any = Draft("chat", "broken", "public", None, NOW)
-    broken.time = "never"
+    broken: Any = Exchange("chat", "broken")
+    broken.arrived = "never"
     with pytest.raises((TypeError, ValueError, sqlite3.Error)):
-        writer.write([draft("q", "first"), broken])
-    writer.write([draft("q", "second")])
+        writer.write([finished("q", "first"), broken])
+    writer.write([finished("q", "second")])
     assert connection.execute("select request_id, prompt from requests").fetchall() == [("second", 1)]
     assert connection.execute("select number, last from prompts").fetchall() == [(1, 1)]
     connection.close()
@@ -174,7 +174,7 @@ def test_after_an_error_nothing_of_a_batch_is_held(tmp_path: Path) -> None:
 def test_after_a_failed_commit_a_prompt_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = open_file(tmp_path / "journal.db")
     writer = Writer(connection, JournalSettings(), lambda: NOW)
-    miss = draft("q", "first")
+    miss = finished("q", "first")
     writer.write([miss])
 
     def failing(totals: Totals, connection: sqlite3.Connection) -> None:
@@ -183,7 +183,7 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Totals, "write", failing)
         with pytest.raises(sqlite3.OperationalError):
-            writer.write([Kept(f"{miss.key}", "e" * 32, NOW + 60, NOW, "first")])
-    writer.write([draft("q", "second", hit=True)])
+            writer.write([Kept(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
+    writer.write([finished("q", "second", hit=True)])
     assert connection.execute("select entry, expires from prompts").fetchall() == [(None, None)]
     connection.close()

@@ -1,21 +1,21 @@
 """The journal's file: what kill -9 leaves of it, its bounds, and requests that no one foresaw."""
 
-import contextlib
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvproxy.errors import InvalidRequest
+from kvproxy.exchange import CacheHit, Exchange, PrefixUse
 from kvproxy.flow.keys import cache_key
-from kvproxy.journal.draft import Draft
+from kvproxy.journal.history import Gone
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.past import Gone
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.savings import savings
 from kvproxy.settings.journal import JournalSettings, PriceSettings
@@ -27,38 +27,38 @@ import sys, time
 from pathlib import Path
 from kvproxy.journal.journal import FileJournal
 from kvproxy.settings.journal import JournalSettings
-from tests.journal.test_file import draft
+from tests.journal.test_file import finished
 
 journal = FileJournal(Path(sys.argv[1]), JournalSettings())
 print("ready", flush=True)
 number = 0
 while True:
     number += 1
-    journal.add(draft(f"question {number % 50}", f"r{number}", hit=number > 50))
+    journal.add(finished(f"question {number % 50}", f"r{number}", hit=number > 50))
     print(number, time.time(), flush=True)
     time.sleep(0.0005)
 """
 
 
-def draft(
+def finished(
     question: str, request_id: str, *, hit: bool = False, tenant: str = "public", tags: str = "", **fields: Any
-) -> Draft:
-    """A request that was computed, or answered from the cache."""
+) -> Exchange:
+    """The exchange of a computed response, or of an exact hit."""
     headers = {"x-kvproxy-tags": tags} if tags else {}
     request = api_request({"model": "m", "messages": [{"role": "user", "content": question}]}, headers=headers)
-    key = cache_key(request, "b")
-    made = Draft("chat", request_id, tenant, request, time.time())
-    made.key, made.parts, made.status, made.layer = key.exact, key.parts, 200, "forward"
-    made.prompt_tokens, made.completion_tokens, made.reused_tokens = 100, 10, 40
-    made.opened = made.first = made.ended = made.began + 2.0
+    exchange = Exchange("chat", request_id, tenant, request=request, key=cache_key(request, "b"), status=200)
+    start, key = exchange.started, exchange.cache_key.exact
     if hit:
-        made.layer = "exact"
-        tokens = {"prompt_tokens": 100, "completion_tokens": 10}
-        made.hit = make_entry(question, id=key.exact[:32], model="m", key=key.exact, **tokens)
-        made.looked, made.first, made.ended = made.began + 0.001, made.began + 0.001, 0.0
+        exchange.layer = "exact"
+        exchange.hit = CacheHit(key[:32], key, age=1.0, ttl=60.0, prompt_tokens=100, completion_tokens=10)
+        exchange.exact_done = exchange.first_byte = start + 0.001
+    else:
+        exchange.layer, exchange.prefix = "forward", PrefixUse(100, 40)
+        exchange.prompt_tokens, exchange.completion_tokens = 100, 10
+        exchange.backend_started = exchange.first_byte = exchange.ended = start + 2.0
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(exchange, name, value)
+    return exchange
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_kill_loses_at_most_the_last_second(tmp_path: Path) -> None:
 def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "journal.db", JournalSettings(rows=10))
     for number in range(25):
-        journal.add(draft(f"question {number}", f"r{number}"))
+        journal.add(finished(f"question {number}", f"r{number}"))
     journal.flush()
     while journal._writer.prune():
         pass
@@ -111,24 +111,11 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_hit_whose_prompt_was_forgotten_while_it_waited_leaves_a_record(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "journal.db", JournalSettings())
-    journal.add(draft("question", "first"))
-    journal.flush()
-    with journal._writing:
-        journal.add(draft("question", "hit", hit=True))
-        with contextlib.closing(sqlite3.connect(journal.path)) as other, other:
-            other.execute("delete from prompts")
-        journal._writer._known.clear()
-    assert [(each.request_id, each.reason, each.prompt) for each in journal.latest(1)] == [("hit", "hit-exact", None)]
-    journal.close()
-
-
 def test_old_records_go(tmp_path: Path) -> None:
     now = time.time()
     journal = FileJournal(tmp_path / "journal.db", JournalSettings(days=1), lambda: now)
-    journal.add(draft("old", "old", time=now - 90_000))
-    journal.add(draft("new", "new", time=now))
+    journal.add(finished("old", "old", arrived=now - 90_000))
+    journal.add(finished("new", "new", arrived=now))
     journal.flush()
     assert journal._writer.prune() == 1
     assert [record.request_id for record in journal.latest(10)] == ["new"]
@@ -136,10 +123,10 @@ def test_old_records_go(tmp_path: Path) -> None:
 
 
 def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) -> None:
-    journal.add(draft("a", "1", tags="x, y"))
+    journal.add(finished("a", "1", tags="x, y"))
     for number in range(3):
-        journal.add(draft("a", f"hit{number}", hit=True, tags="x"))
-    journal.add(draft("b", "2", tenant="client:ann"))
+        journal.add(finished("a", f"hit{number}", hit=True, tags="x"))
+    journal.add(finished("b", "2", tenant="client:ann"))
     journal.flush()
     prices = {"m*": PriceSettings(input=1000, cached=250, output=10_000)}
     reader = Reader(journal.path)
@@ -161,9 +148,9 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) ->
 
 
 def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journal: FileJournal) -> None:
-    failed, made = draft("a", "failed"), draft("a", "made")
+    failed, made = finished("a", "failed"), finished("a", "made")
     failed.status = 500
-    key = made.key or ""
+    key = made.cache_key.exact
     journal.add(failed)
     journal.add(made)
     journal.kept(make_entry("a", id="ab" * 16, key=key, request_id="made"))
@@ -174,7 +161,7 @@ def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journa
 
 
 def test_a_condition_can_look_and_nothing_else(journal: FileJournal) -> None:
-    journal.add(draft("a", "1"))
+    journal.add(finished("a", "1"))
     journal.flush()
     reader = Reader(journal.path)
     assert len(reader.records(Query(where="total_ms > 1000 and reason like 'prefix%'"))) == 1
@@ -185,11 +172,11 @@ def test_a_condition_can_look_and_nothing_else(journal: FileJournal) -> None:
 
 
 def test_one_odd_request_does_not_harm_the_others(journal: FileJournal) -> None:
-    odd = draft("odd", "odd")
-    odd.parts = {"body": {"messages": object()}}  # type: ignore[dict-item]
-    imported = draft("imported", "imported", hit=True)
-    imported.hit = make_entry("imported", id="an id of somebody's own", key="a key of somebody's own")
-    for each in (draft("a", "1"), odd, imported, draft("b", "2")):
+    odd = finished("odd", "odd")
+    odd.key = replace(odd.cache_key, parts={"body": {"messages": object()}})  # type: ignore[dict-item]
+    imported = finished("imported", "imported", hit=True)
+    imported.hit = CacheHit("an id of somebody's own", "a key of somebody's own", 1.0, 60.0, 1, 1)
+    for each in (finished("a", "1"), odd, imported, finished("b", "2")):
         journal.add(each)
     journal.gone([Gone("a key of somebody's own", "removed", time.time())])
     assert [record.request_id for record in journal.latest(10)] == ["2", "imported", "1"]
@@ -208,7 +195,7 @@ def test_a_file_that_is_no_journal_is_set_aside(tmp_path: Path) -> None:
 def test_two_proxies_may_share_a_file(tmp_path: Path) -> None:
     one, other = (FileJournal(tmp_path / "journal.db", JournalSettings()) for _ in range(2))
     for number in range(40):
-        (one if number % 2 else other).add(draft(f"question {number % 7}", f"r{number}"))
+        (one if number % 2 else other).add(finished(f"question {number % 7}", f"r{number}"))
     one.flush()
     other.flush()
     found = one.latest(100)
@@ -228,9 +215,9 @@ def test_what_comes_while_others_are_written_waits_for_the_next_time(
         batches += 1
         write(what)
         if batches < 50:
-            journal.add(draft("again", f"{batches}"))
+            journal.add(finished("again", f"{batches}"))
 
-    journal.add(draft("first", "0"))
+    journal.add(finished("first", "0"))
     with journal._writing:
         monkeypatch.setattr(journal._writer, "write", busy)
     journal.flush()
@@ -239,9 +226,9 @@ def test_what_comes_while_others_are_written_waits_for_the_next_time(
 
 
 def test_of_hits_that_wait_together_only_those_that_cannot_be_written_are_lost(journal: FileJournal) -> None:
-    journal.add(draft("a", "miss"))
+    journal.add(finished("a", "miss"))
     journal.flush()
     for id in ("one", "\ud800", "two"):
-        journal.add(draft("a", id, hit=True))
+        journal.add(finished("a", id, hit=True))
     assert {record.request_id for record in journal.latest(10)} == {"miss", "one", "two"}
     assert journal.lost == 1

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.journal import prompt_rows
-from kvproxy.journal.prompt_rows import PromptRows, Said
+from kvproxy.journal.prompt_rows import NewPrompt, PromptRows
 from kvproxy.journal.schema import open_file
 
 KEYS = [bytes([65 + place]) * 8 for place in range(6)]
@@ -81,7 +81,7 @@ def _do(rows: PromptRows, model: Model, what: str, key: bytes, place: int, recor
         assert told == (None if there is None else (there["number"], there["entry"], there["last"]))
     elif what == "add" and there is None:
         assert rows.get(key) is None
-        said = Said(question, None if question is None else b"regions", None if question is None else 1)
+        said = NewPrompt(question, None if question is None else b"regions", None if question is None else 1)
         assert rows.add(key, said).number == model.add(key, question)["number"]
     elif what == "entry" and there is not None:
         row = rows.get(key)
@@ -90,12 +90,12 @@ def _do(rows: PromptRows, model: Model, what: str, key: bytes, place: int, recor
         there["entry"] = f"entry {record}"
     elif what == "alike" and question is not None:
         # As many of the added ones as there are come before those of the file.
-        told = [(each.number, each.key) for each in rows.alike(question, key)]
+        told = [(each.number, each.key) for each in rows.same_question(question, key)]
         assert told == model.alike(question, key)
     elif what == "look for":
-        rows.look_for([question for question in QUESTIONS if question is not None])
+        rows.read_similar([question for question in QUESTIONS if question is not None])
     elif what == "asked" and there is not None:
-        rows.asked(record, there["number"])
+        rows.set_last_record(record, there["number"])
         model.asked(record, there["number"])
 
 
@@ -112,7 +112,7 @@ def test_transactions_see_and_leave_what_is_there(
     transactions: list[tuple[list[bytes], list[Op], Any]], kept: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, journal() as (path, connection):
-        patch.setattr(prompt_rows, "_KEPT", kept)
+        patch.setattr(prompt_rows, "_MAX_CACHED", kept)
         rows, model, record = PromptRows(connection, MOST), Model(), 0
         for keys, ops, theirs in transactions:
             with connection:
@@ -122,7 +122,7 @@ def test_transactions_see_and_leave_what_is_there(
                     record += 1
                     _do(rows, model, what, key, place, record)
                 rows.write()
-            assert len(rows._kept) <= max(kept, len(KEYS))
+            assert len(rows._cache) <= max(kept, len(KEYS))
             assert _in_file(path) == model.rows
             if theirs in model.rows:
                 # Another process changes what this one holds in memory.
@@ -133,7 +133,7 @@ def test_transactions_see_and_leave_what_is_there(
 
 
 def test_few_prompts_of_earlier_transactions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_rows, "_KEPT", 3)
+    monkeypatch.setattr(prompt_rows, "_MAX_CACHED", 3)
     with journal() as (_, connection):
         rows = PromptRows(connection, MOST)
         most = 0
@@ -141,7 +141,7 @@ def test_few_prompts_of_earlier_transactions_are_kept(monkeypatch: pytest.Monkey
             with connection:
                 connection.execute("begin immediate")
                 rows.begin([key])
-                rows.add(key, Said(b"question", b"regions", place))
+                rows.add(key, NewPrompt(b"question", b"regions", place))
                 rows.write()
-            most = max(most, len(rows._kept))
+            most = max(most, len(rows._cache))
         assert most == 3

@@ -5,7 +5,7 @@ fails. A change is `killed` by a failing test, out of `time` when a run takes fa
 where no test calls the function, and `survived` otherwise.
 
     python -m tests.mutants kvproxy/blocks --each 8 --tests tests/blocks
-    python -m tests.mutants index/guards/asking.py --seed 2 --reached reached.json --out survivors.txt
+    python -m tests.mutants index/policies/guards/question_kinds.py --seed 2 --reached reached.json --out survivors.txt
 """
 
 import argparse

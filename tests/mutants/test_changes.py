@@ -55,7 +55,7 @@ def test_every_module_can_be_changed_and_stays_a_program() -> None:
 
 
 def test_the_same_seed_gives_the_same_sample() -> None:
-    paths = ["kvproxy/blocks/pins.py", "index/guards"]
+    paths = ["kvproxy/blocks/pins.py", "index/policies/guards"]
     assert sample(paths, 3, 1) == sample(paths, 3, 1) != sample(paths, 3, 2)
 
 

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("apis", "settings", "trace"))},
     "kvproxy.trace": set(),
     "kvproxy.ruled": {"kvproxy.index"},
     "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.ruled", "kvproxy.settings"},
@@ -45,14 +46,16 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.routing": set(),
-    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "ruled", "trace"))},
+    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "ruled"))},
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
     "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
     "kvproxy.backends.prefix": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
-    "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis"))},
-    "kvproxy.telemetry": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis", "journal", "trace"))},
+    "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange"))},
+    "kvproxy.telemetry": {"kvproxy.index", *(
+        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange", "journal", "trace")
+    )},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(
-        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "responses", "journal", "ruled")
+        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange", "responses", "journal", "ruled")
     )},
     "kvproxy.backends": {"kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
         "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "routing", "apis",
@@ -62,10 +65,11 @@ ALLOWED: dict[str, set[str]] = {
     # Request logs through the proxy's own flow, with the tokenizer of mirrored upstreams.
     "kvproxy.offline": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.offline.simulate", *(
         f"kvproxy.{room}" for room in (
-            "backends", "generation", "errors", "settings", "blocks", "mirror", "apis", "flow", "responses",
+            "backends", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
     ))},
     "kvproxy.http": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix", *(f"kvproxy.{room}" for room in (
-        "errors", "generation", "settings", "blocks", "apis", "flow", "backends", "tiers", "responses", "clients", "journal",
+        "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "backends", "tiers", "responses", "clients",
+        "journal",
         "redaction", "rules", "telemetry", "trace",
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", "kvproxy.offline.simulate", *(f"kvproxy.{room}" for room in (
@@ -93,9 +97,8 @@ MOST_LINES = 400
 # The command line has one file per command.
 MOST_FILES = {
     "commands": 60,
-    "index": 35,
+    "index": 30,
     "index/store": 26,
-    "kvproxy/journal": 26,
 }
 HTTP_SIDE = ("apis", "flow", "backends", "http")
 MOST_ANY = 40

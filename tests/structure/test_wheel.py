@@ -25,9 +25,9 @@ NEEDED = {
     "kvproxy/demo/model/tokenizer.json",
     "kvproxy/http/ui/static/app.js",
     "kvproxy/http/ui/static/index.html",
-    "kvproxy/index/antonyms.txt",
-    "kvproxy/index/minilm/ranges.safetensors",
-    "kvproxy/index/verifier/adapter.safetensors",
+    "kvproxy/index/policies/guards/antonyms.txt",
+    "kvproxy/index/models/minilm/ranges.safetensors",
+    "kvproxy/index/models/verifier/adapter.safetensors",
 }
 
 

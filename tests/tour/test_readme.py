@@ -31,7 +31,7 @@ MARK = "----- end of command -----"
 WIDTH = 100
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 # What differs from run to run: ids, times, and how often the caches were asked; and a similarity's last digits, from
-# processor to processor (see index/minilm).
+# processor to processor (see index/models/minilm).
 VARIABLE = [
     (re.compile(r"\b[0-9a-f]{12,64}\b"), "<hex>"),
     (re.compile(r"\b[0-9a-f]{8}\b"), "<hex>"),

@@ -9,8 +9,8 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from kvproxy.index.opposites import OPPOSITES
-from kvproxy.index.pairs import Pair
+from kvproxy.index.evaluation.labelled_pairs import Pair
+from kvproxy.index.policies.guards.antonyms import OPPOSITES
 from training.verifier.rewording import reword
 from training.verifier.templates import TEMPLATES
 from training.verifier.words import GROUPS

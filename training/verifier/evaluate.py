@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.embedder import Embedder, load_embedder
-from kvproxy.index.guards import GUARDS
-from kvproxy.index.pairs import Pair, read_pairs
-from kvproxy.index.verifier import BUILT_IN, load_verifier
+from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
+from kvproxy.index.models.embedder import Embedder, load_embedder
+from kvproxy.index.models.verifier import BUILT_IN, load_verifier
+from kvproxy.index.policies.guards import GUARDS
 from training.verifier.quality import brier, most_served, reliability
 from training.verifier.splits import cluster_sizes, hold_out
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
-from kvproxy.index.pairs import Pair
+from kvproxy.index.evaluation.labelled_pairs import Pair
 from training.verifier.splits import components
 
 LARGEST = 8

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvproxy.index.minilm.weights import EPSILON, HEADS, LAYERS, MATRICES, Weights
+from kvproxy.index.models.minilm.weights import EPSILON, HEADS, LAYERS, MATRICES, Weights
 
 HEAD_WIDTH = 128
 DROPOUT = 0.1

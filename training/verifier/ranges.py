@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.minilm.weights import LAYERS, MATRICES, RANGES, Weights
+from kvproxy.index.models.minilm.weights import LAYERS, MATRICES, RANGES, Weights
 
 
 def measure_ranges(network: Any, inputs: Sequence[Sequence[Any]]) -> Weights:
@@ -49,8 +49,8 @@ def main() -> None:
 
     import torch
 
-    from kvproxy.index.minilm.tokens import load_tokenizer
-    from kvproxy.index.minilm.weights import base_weights, packaged_model
+    from kvproxy.index.models.minilm.tokens import load_tokenizer
+    from kvproxy.index.models.minilm.weights import base_weights, packaged_model
     from training.verifier.network import CrossEncoder
     from training.verifier.tensors import pad, write_tensors
 

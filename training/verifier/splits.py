@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.index.pairs import Pair
+from kvproxy.index.evaluation.labelled_pairs import Pair
 
 
 def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0) -> list[list[Pair]]:

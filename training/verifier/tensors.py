@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.minilm.weights import Weights
+from kvproxy.index.models.minilm.weights import Weights
 
 
 def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

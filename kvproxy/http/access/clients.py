@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvproxy.clients import all_clients, clients_file, digest, is_closed
 from kvproxy.errors import SettingsError, TooMany, Unauthorized
 from kvproxy.http.access.quotas import Quotas
+from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
 from kvproxy.http.metrics import Metrics
 from kvproxy.settings import Settings
@@ -86,9 +87,7 @@ def _key(value: str) -> str:
 
 
 class ClientGuard:
-    """ASGI middleware: puts the client at `scope["state"]["client"]` and what its request costs at `"account"`, and takes its
-    key out of the request.
-    """
+    """ASGI middleware: identifies the client by its key, removes the key from the request, and enforces the client's quota."""
 
     def __init__(self, app: ASGIApp, clients: Clients, quotas: Quotas, metrics: Metrics) -> None:
         self._app = app
@@ -124,7 +123,8 @@ class ClientGuard:
             await send(message)
 
         try:
-            with quota.request() as scope["state"]["account"]:
+            with quota.request() as account:
+                exchange_of(scope).account = account
                 await self._app(scope, receive, told)
         except TooMany as error:
             # It comes from the quota: what the app raises has become an answer before it gets here.
@@ -134,7 +134,7 @@ class ClientGuard:
 
 def _take_key(scope: Scope, client: ClientSettings) -> None:
     """Note whose request it is, without the key: an upstream has no use for it, and must not learn it."""
-    scope.setdefault("state", {})["client"] = client
+    exchange_of(scope).client = client
     own = [name.encode() for name in KEY_HEADERS]
     scope["headers"] = [
         (name, value)

@@ -81,7 +81,7 @@ def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
     # The records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
         prompts = {id: head.prompt for id, head in app.answerer.store.heads(ids).items()} if ids else {}
-    return with_questions(records, prompts, app.answerer.journal.asked)
+    return with_questions(records, prompts, app.answerer.journal.question)
 
 
 def _flat(row: QuestionedRecord) -> dict[str, object]:

@@ -25,8 +25,6 @@ from kvproxy.http.connections.relay import BODILESS
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
 
-WHOLE = "whole"
-"""In a request's state: all of its body has come, so that nobody waits for it."""
 MOST_PIPELINED = 32
 """Requests that may wait for the response in progress on one connection."""
 _SPARE = 256
@@ -141,7 +139,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._offered_upgrade:
             return
-        self.scope["state"][WHOLE] = True
         self.cycle.waiting_for_100_continue = False
         super().on_message_complete()
 

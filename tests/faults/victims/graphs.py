@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvproxy.index import vectors
-from kvproxy.index.neighbours import FaissNeighbours
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.semantic import SemanticCache
+from kvproxy.index.search.neighbours import FaissNeighbours
+from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
 from tests.faults.victims.victim import READY, Tell
 from tests.index.doubles import HashEmbedder

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvproxy.journal.draft import Draft
+from kvproxy.exchange import Exchange
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.settings.journal import JournalSettings
@@ -29,7 +29,7 @@ class Journalled:
             names = [f"{seed}-{batch}-{number}" for number in range(7)]
             for name in names:
                 asked = api_request({"messages": [{"role": "user", "content": name}]})
-                journal.add(Draft("chat", name, "public", asked, 1000.0))
+                journal.add(Exchange("chat", name, request=asked))
             journal.flush()
             assert journal.lost == 0
             for name in names:

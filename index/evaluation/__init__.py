@@ -1,0 +1,1 @@
+"""Measure policies on labelled pairs and recorded streams."""

@@ -1,0 +1,208 @@
+"""A stream of questions and answers from a file, and what each policy makes of it."""
+
+import gzip
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.evaluation.replay import Outcome, Same, Stream, replay
+from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.policies.learned.answer_classes import digest
+from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.threshold import ThresholdPolicy
+
+Progress = Callable[[float], None]
+_BATCH = 256
+_POINTS = 100  # Requests between two points of a curve.
+_THRESHOLDS = tuple(round(float(level), 2) for level in np.arange(0.99, 0.595, -0.01))
+_HOPELESS = 4  # Wrong answers, as a multiple of what is allowed, from which on no lower threshold is tried.
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A question, and what answers it."""
+
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What each policy made of a stream.
+
+    Attributes:
+        outcomes: by policy; `threshold` is the best of all fixed ones in hindsight.
+        level: of that threshold; None where none keeps the bound.
+        bound: the share of wrong answers that `learned` vouches for at the end.
+        orders: of `learned`, in other orders.
+    """
+
+    requests: int
+    max_error: float
+    outcomes: dict[str, Outcome]
+    level: float | None
+    bound: float
+    orders: Sequence[Outcome] = field(default_factory=tuple)
+
+    def document(self) -> dict[str, Any]:
+        """JSON-able."""
+        policies: dict[str, dict[str, Any]] = {name: _figures(found) for name, found in self.outcomes.items()}
+        policies["learned"]["bound"] = self.bound
+        policies["threshold"]["level"] = self.level
+        told: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
+        if self.orders:
+            told["orders"] = {
+                "count": len(self.orders),
+                "within": sum(found.worst <= self.max_error for found in self.orders),
+                "hit_rate": statistics.median(found.hit_rate for found in self.orders),
+                "wrong_share": statistics.median(found.wrong_share for found in self.orders),
+                "worst": max(found.worst for found in self.orders),
+            }
+        return told
+
+
+def _figures(found: Outcome) -> dict[str, Any]:
+    return {
+        "hit_rate": found.hit_rate,
+        "wrong_share": found.wrong_share,
+        "worst": found.worst,
+        "curve": [{"requests": requests, "served": served, "wrong": wrong} for requests, served, wrong in curve(found)],
+    }
+
+
+def curve(found: Outcome) -> list[tuple[int, int, int]]:
+    """(requests, served, wrong) so far, every hundred requests and at the end."""
+    served, wrong = np.cumsum(found.served), np.cumsum(found.wrong)
+    ends = [*range(_POINTS, len(served), _POINTS), len(served)]
+    return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
+
+
+def read_stream(path: Path) -> list[Line]:
+    """Lines `{"text", "answer"}` of a file, gzipped where its name ends in `.gz`.
+
+    Raises:
+        ImportFailed: a line is something else, or there is none; the message names it.
+    """
+    lines: list[Line] = []
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as rows:
+            for row in rows:
+                number += 1
+                if row.strip():
+                    record = json.loads(row)
+                    text, answer = record["text"], record["answer"]
+                    if not (isinstance(text, str) and isinstance(answer, str)):
+                        raise ValueError
+                    lines.append(Line(text, answer))
+    except (ValueError, KeyError, TypeError, OSError, EOFError):
+        raise ImportFailed(
+            f'{path}, line {number}: expected JSON such as {{"text": "How do I ..", "answer": ".."}}'
+        ) from None
+    if not lines:
+        raise ImportFailed(f'{path} holds no lines {{"text", "answer"}}')
+    return lines
+
+
+def make_stream(lines: Sequence[Line], embedder: Embedder, alike: float | None, progress: Progress) -> Stream:
+    """The stream of some lines, with vectors.
+
+    Args:
+        alike: least cosine of two answers that are the same; None where only equal words are.
+    """
+    texts, answers = [line.text for line in lines], [line.answer for line in lines]
+    vectors = embed(texts, embedder, progress)
+    said = [digest(answer) for answer in answers]
+    if alike is None:
+        return Stream(texts, answers, vectors, lambda one, other: said[one] == said[other])
+    least, of_answers = alike, embed(answers, embedder, progress)
+    return Stream(
+        texts,
+        answers,
+        vectors,
+        lambda one, other: said[one] == said[other] or float(of_answers[one] @ of_answers[other]) >= least,
+    )
+
+
+def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
+    """`[n, dim]` vectors; of equal texts once."""
+    once = sorted(set(texts), key=len)
+    parts = []
+    for start in range(0, len(once), _BATCH):
+        parts.append(embedder.embed(once[start : start + _BATCH]))
+        progress(min(1.0, (start + _BATCH) / len(once)))
+    places = {text: place for place, text in enumerate(once)}
+    return np.concatenate(parts)[[places[text] for text in texts]]
+
+
+def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
+    """The fixed cosine that serves the most with at most so many wrong, known only afterwards; without guards."""
+    level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
+    for place, threshold in enumerate(_THRESHOLDS):
+        found = replay(stream, _Nearest(threshold))
+        if found.wrong_share <= max_error and found.hit_rate > best.hit_rate:
+            level, best = threshold, found
+        if found.wrong_share > _HOPELESS * max_error and found.wrong.sum() > 50:
+            break
+        progress(place / len(_THRESHOLDS))
+    return level, best
+
+
+class _Nearest(ThresholdPolicy):
+    """The cosine alone, which the nearest neighbour decides."""
+
+    reach = 1
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__(threshold, guards=())
+
+
+def erring(judge: Same, share: float, seed: int) -> Same:
+    """A judge that gets a share of its comparisons wrong."""
+    chance = random.Random(seed).random
+    return lambda one, other: judge(one, other) != (chance() < share)
+
+
+def measure(
+    stream: Stream,
+    learned: Callable[[], LearnedPolicy],
+    checked: Policy | None,
+    max_error: float,
+    *,
+    orders: int = 0,
+    judge_error: float = 0.0,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> Report:
+    """What `learned`, `checked` and the best fixed threshold make of a stream.
+
+    Args:
+        learned: makes the policy, with nothing learned.
+        checked: None leaves it out.
+        orders: replay `learned` in so many random orders as well.
+        judge_error: the share of comparisons that its judge gets wrong.
+    """
+
+    def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:
+        judge = erring(order.same, judge_error, seed) if judge_error else None
+        return replay(order, policy, judge=judge, seed=seed, progress=lambda share: progress(what, share))
+
+    policy = learned()
+    outcomes = {"learned": ask(stream, policy, 0, "learned")}
+    bound = policy.status("").bound
+    if checked is not None:
+        outcomes["checked"] = replay(stream, checked, progress=lambda share: progress("checked", share))
+    level, outcomes["threshold"] = best_threshold(stream, max_error, lambda share: progress("threshold", share))
+    others = []
+    for seed in range(1, orders + 1):
+        order = list(range(len(stream.texts)))
+        random.Random(seed).shuffle(order)
+        others.append(ask(stream.reordered(order), learned(), seed, f"order {seed}"))
+    return Report(len(stream.texts), max_error, outcomes, level, bound, others)

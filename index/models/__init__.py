@@ -1,0 +1,1 @@
+"""Embedder, verifier, and language detection."""

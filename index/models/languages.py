@@ -1,0 +1,159 @@
+"""Which language a question is in, as far as the cache must know: whether it is one that the models in use were made for.
+
+By the script of its letters, and by the small words that hold its sentences together. Both are lists that anybody can read:
+the same question always gets the same answer, in some microseconds.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Container, Sequence
+from functools import lru_cache
+
+from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.policies.guards.hidden_text import hides_text
+from kvproxy.index.policies.guards.lexicon import FUNCTION_WORDS
+from kvproxy.index.policies.guards.words import words
+
+ENGLISH = "en"
+EVERY = "*"
+"""In a list of languages: every one."""
+OTHER = "other"
+"""A language that is none of those known here."""
+
+# Words that English does not have, or hardly ever. A question with more of one list than of English ones is in that language.
+_WORDS = {
+    "de": "der das ist sind ein eine einen einem einer eines und ich nicht wie wo wann warum wer welche welcher welches"
+    " kann können könnte mein meine meinen meinem meiner mir mich dir dich sie wir ihr ihre auf für mit von zu zum zur"
+    " den dem des es wird werden wurde haben habe hat gibt bei nach oder aber auch über aus im vom sich dass muss soll"
+    " möchte mache macht bedeutet heißt heisst bitte wieviel viele unterschied zwischen",
+    "fr": "le les des une est et je ne pas comment où quoi quel quelle quels quelles pourquoi quand qui que peut peux puis"
+    " dans sur avec mon mes ton votre notre nous vous il elle ils elles du au aux ce cette cet ces sont fait faire"
+    " c'est qu'est qu'est-ce j'ai puis-je combien différence entre plutôt très",
+    "es": "el los las una es qué cómo dónde cuándo cuál cuáles quién cuánto cuántos para con mi mis sus del y lo puedo"
+    " puede hay está están hacer por como donde cuando porque cual diferencia entre significa",
+    "it": "gli una è che cosa come dove quando perché quale quali posso può mia mio miei quanto quanta quanti della dello"
+    " dei delle degli del nel nella sono per non di cos'è qual differenza tra questo questa",
+    "pt": "um uma é que como onde quando qual quais por para com meu minha da dos das na não são posso pode fazer está você"
+    " significa diferença entre",
+    "nl": "het een wat hoe waar ik en niet kan van voor met mijn dat zijn hebben wordt moet waarom wanneer welke ook"
+    " verschil tussen jij naar deze",
+    "pl": "jak gdzie kiedy dlaczego jest są nie na się czy mogę moje mój moja moją dla jaki jaka jakie który która oraz ile",
+    "cs": "jak kde kdy proč je není jsem můj moje mohu se na jaký jaká jaké který mezi kolik",
+    "sv": "hur vad är och inte jag mitt kan när varför ett för med på som till av den vilken mellan jag",
+    "da": "hvordan hvad hvor hvornår hvorfor er og ikke jeg mit kan et på til af hvilken mellem",
+    "no": "hvordan hva hvor hvorfor er og ikke jeg mitt kan et på til av hvilken mellom",
+    "fi": "miten mikä mitä missä milloin miksi ja ei voin minun voinko kuinka onko ovat",
+    "hu": "hogyan hol mikor miért az egy nem és hogy mennyi melyik lehet tudom",
+    "ro": "unde când este și nu care pentru din pot cât între sunt",
+    "tr": "nasıl nedir nerede neden bir ve bu için mi ile var yok hangi mı nasil icin",
+    "id": "bagaimana apa yang dan tidak itu saya untuk dengan adalah cara apakah mengapa dimana berapa",
+    "vi": "là gì của và không có như thế nào tôi làm cho",
+    "hi": "kya hai kaise ka ki ke mein nahi kyu kyon hain mujhe karna kare kaun",
+}
+
+
+def _by_word() -> dict[str, tuple[str, ...]]:
+    """The languages that have a word."""
+    found: dict[str, tuple[str, ...]] = {}
+    for language, text in _WORDS.items():
+        for word in dict.fromkeys(text.split()):
+            found[word] = (*found.get(word, ()), language)
+    return found
+
+
+_BY_WORD = _by_word()
+_ENGLISH = FUNCTION_WORDS | frozenset(
+    "no not into out up over after before between without while because any some more most much many"
+    " only does did get got become use used using good best better make makes made".split()
+)
+_SHARED = frozenset("a an in on me do to no so as or he her will for at is has are was be by of us i".split())
+# Letters of these scripts are of one language, or of a few.
+_SCRIPTS = {
+    "CJK": "zh",
+    "HIRAGANA": "ja",
+    "KATAKANA": "ja",
+    "HANGUL": "ko",
+    "CYRILLIC": "ru",
+    "GREEK": "el",
+    "HEBREW": "he",
+    "ARABIC": "ar",
+    "DEVANAGARI": "hi",
+    "BENGALI": "bn",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "THAI": "th",
+    "ARMENIAN": "hy",
+    "GEORGIAN": "ka",
+}
+_LATIN_END = 0x24F
+_LEAST_KNOWN = 0.3
+
+
+@lru_cache(maxsize=4096)
+def language_of(text: str) -> str:
+    """The language of a text by its ISO 639-1 code, `other` for one that is not known here.
+
+    English is what nothing speaks against: names, code, numbers, single words. A text that cites another script is in the
+    language of that script, since what it cites is what its answer depends on.
+    """
+    script = _script(text)
+    if script is not None:
+        return script
+    said = words(text)
+    counts = Counter(language for word in said for language in _BY_WORD.get(word, ()))
+    language = max(_WORDS, key=lambda each: counts[each])
+    most = counts[language]
+    english = sum(word in _ENGLISH for word in said)
+    # Where as much speaks for both, English words that other languages have too speak for neither.
+    if most > english or (most and most == english and not any(word in _ENGLISH - _SHARED for word in said)):
+        return language
+    # Words with accents and no English word to hold them together: one of the languages here that lacks a small word, or another.
+    accented = sum(not word.isascii() for word in said)
+    return OTHER if accented and not english else ENGLISH
+
+
+def _script(text: str) -> str | None:
+    """The language of the letters that are not Latin, where there are any; a Greek letter alone is a sign of mathematics."""
+    found: dict[str, int] = {}
+    for word in words(text):
+        foreign = [
+            unicodedata.name(letter, "").split(" ")[0].split("-")[0] for letter in word if ord(letter) > _LATIN_END
+        ]
+        for name in foreign if foreign != ["GREEK"] else ():
+            if name not in ("LATIN", "MODIFIER", "COMBINING"):
+                found[name] = found.get(name, 0) + 1
+    if not found:
+        return None
+    # Japanese is written in Chinese letters too, and told from Chinese by its own.
+    for own in ("HIRAGANA", "KATAKANA"):
+        if own in found:
+            return _SCRIPTS[own]
+    return _SCRIPTS.get(max(found, key=lambda name: found[name]), OTHER)
+
+
+def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
+    """Whether semantic matching is valid for a text: the embedder reads all of it, and its language is one of those given."""
+    return not hides_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.reads(text)
+
+
+def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
+    """Whether a text is in one of some languages.
+
+    Args:
+        languages: their codes, or `*` for all.
+        vocabulary: of a tokenizer that was made from English text, if there is one: it cuts up most words of other languages.
+    """
+    if EVERY in languages:
+        return True
+    language = language_of(text)
+    if language == ENGLISH and vocabulary is not None and not _may_be_english(words(text), vocabulary):
+        language = OTHER
+    return language in languages
+
+
+def _may_be_english(said: Sequence[str], vocabulary: Container[str]) -> bool:
+    """Whether words that nothing holds together could be English ones: commands and names are, as long as some word is."""
+    if len(said) < 2 or any(word in _ENGLISH for word in said):
+        return True
+    known = sum(all(part in vocabulary for part in word.split("'") if part) for word in said)
+    return known / len(said) > _LEAST_KNOWN

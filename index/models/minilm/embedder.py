@@ -1,0 +1,93 @@
+"""The packaged all-MiniLM-L6-v2 as an embedder in ONNX Runtime."""
+
+import os
+from collections.abc import Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import numpy as np
+
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files
+from kvproxy.index.models.minilm.graph import builder, embedder_graph
+from kvproxy.index.models.minilm.integers import keeps_integers
+from kvproxy.index.models.minilm.shipped import check_shipped
+from kvproxy.index.models.minilm.tokens import load_tokenizer, look_up
+from kvproxy.index.models.minilm.weights import (
+    PACKAGED,
+    RANGES,
+    WIDTH,
+    Weights,
+    base_weights,
+    lookup_tables,
+    packaged_model,
+    read_tensors,
+)
+
+FLOATS = "all-MiniLM-L6-v2"
+INTEGERS = "all-MiniLM-L6-v2-int8.2"
+"""Names 8-bit vectors. The number counts the ways of rounding: vectors of another one are near, and not comparable."""
+MAX_TOKENS = 256
+# The verifier reads as many of two questions together.
+_MAX_READ = MAX_TOKENS // 2
+# Texts whose tokens are kept: first it is asked whether a text is read, and then for its vector.
+_READ_LATELY = 64
+
+
+class MiniLMEmbedder:
+    """Turns texts into unit vectors. One text is computed on the calling thread, several on as many threads as there are cores.
+
+    Its 8-bit vectors differ a little from the model's own (docs/verifier.md gives the measured difference), so they are
+    stored under another name.
+
+    Args:
+        integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
+        files: where the finished graph is kept; by default in the user's cache folder.
+
+    Raises:
+        EmbedderError: the package is missing, or holds other weights.
+    """
+
+    dim = WIDTH
+
+    def __init__(self, integers: bool | None = None, files: GraphFiles | None = None) -> None:
+        files = files or graph_files()
+        integers = keeps_integers(files) if integers is None else integers
+        folder = packaged_model()
+        ranges = _ranges() if integers else None
+        self.name = INTEGERS if integers else FLOATS
+        made_from = digest_of(ranges or {}, PACKAGED, builder())
+        self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
+        self._tables = lookup_tables(folder)
+        self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
+        self._pool = ThreadPoolExecutor(os.cpu_count(), "kvproxy-embed")
+        self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
+        self._ids = lru_cache(maxsize=_READ_LATELY)(self._ids_of)
+        self._unknown = self._tokenizer.token_to_id("[UNK]")
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """`[len(texts), 384]` float32 of unit length; a text's vector does not depend on the others'."""
+        if len(texts) < 2:
+            return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
+        return np.stack(list(self._pool.map(self._one, texts)))
+
+    def reads(self, text: str) -> bool:
+        ids = self._ids(text)
+        return len(ids) <= _MAX_READ and self._unknown not in ids
+
+    def _ids_of(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text).ids)
+
+    def _one(self, text: str) -> np.ndarray:
+        ids = self._ids(text)
+        tokens = look_up(self._tables, ids, [0] * len(ids))
+        vector: np.ndarray = self._session.run(None, {"tokens": tokens})[0][0]
+        return vector
+
+
+def _ranges() -> Weights:
+    try:
+        check_shipped(RANGES)
+    except (OSError, ValueError) as error:
+        raise EmbedderError(str(error)) from None
+    return read_tensors(RANGES)[0]

@@ -1,0 +1,148 @@
+"""Builds MiniLM as an ONNX graph. A run computes one text or pair, so its result does not depend on other texts.
+
+The graph starts after the tokens were looked up, which NumPy does: word vectors are two thirds of the weights, and stay
+out of the graph. With `ranges`, every matrix multiplies 8-bit integers: weights have one scale for each output,
+activations one scale for each run. A few channels of MiniLM's activations are far larger than the others. Both sides
+are rescaled by channel first, so that the large channels do not use up the 8 bits (SmoothQuant, arXiv 2211.10438).
+Who changes how anything is rounded gives the embedder another name, see `embedder.INTEGERS`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvproxy.index.models.minilm.weights import EPSILON, HEADS, LAYERS, WIDTH, Weights, file_digest
+
+# Share of a channel's range that the weights take over; `down` reads gelu's output, whose ranges differ most.
+_SHARES = {"qkv": 0.65, "out": 0.65, "up": 0.65, "down": 0.6}
+_RUNTIME = "com.microsoft"
+
+
+def builder() -> str:
+    """Names this code by its digest: a graph that other code built is not taken for this one's."""
+    return file_digest(Path(__file__))
+
+
+class Graph:
+    """Collects nodes and constants; every method gives the name of a value."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: np.ndarray) -> str:
+        from onnx import numpy_helper
+
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
+        return name
+
+    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        return self.split(operator, *inputs, parts=1, domain=domain, **attributes)[0]
+
+    def split(self, operator: str, *inputs: str, parts: int, domain: str = "", **attributes: Any) -> list[str]:
+        from onnx import helper
+
+        outputs = [f"v{len(self.nodes)}_{part}" for part in range(parts)]
+        self.nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **attributes))
+        return outputs
+
+    def serialise(self, inputs: dict[str, list[Any]], output: str, shape: list[Any]) -> bytes:
+        """The model; `inputs` gives names and shapes, all float32."""
+        from onnx import TensorProto, helper
+
+        infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in inputs.items()]
+        outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)]
+        graph = helper.make_graph(self.nodes, "minilm", infos, outputs, self.constants)
+        opsets = [helper.make_opsetid("", 23), helper.make_opsetid(_RUNTIME, 1)]
+        model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=11).SerializeToString()
+        return model
+
+
+def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
+    """The embedder: from `tokens` `[1, length, 384]` (word, position and segment vectors, summed) to a vector `[1, 384]`."""
+    graph = Graph()
+    last = _encoder(graph, weights, ranges)
+    mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
+    unit = graph.node("Div", mean, graph.node("ReduceL2", mean, graph.constant(np.array([1]))))
+    return graph.serialise({"tokens": [1, "length", WIDTH]}, unit, [1, WIDTH])
+
+
+def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
+    """The verifier: from `tokens` as above and `sides` `[1, 2, length]` to a logit `[1, 1]`.
+
+    The two rows of `sides` average the tokens of each question. It computes the same
+    as `training.verifier.network.CrossEncoder`.
+    """
+    graph = Graph()
+    last = _encoder(graph, weights, ranges)
+    first = graph.node("Gather", last, graph.constant(np.array(0)), axis=1)
+    means = graph.node("MatMul", "sides", last)
+    one, other = (graph.node("Gather", means, graph.constant(np.array(side)), axis=1) for side in (0, 1))
+    distance = graph.node("Abs", graph.node("Sub", one, other))
+    features = graph.node("Concat", first, distance, graph.node("Mul", one, other), axis=1)
+    hidden = graph.node("Gelu", _dense(graph, features, weights, "head.hidden"))
+    logit = _dense(graph, hidden, weights, "head.score")
+    return graph.serialise({"tokens": [1, "length", WIDTH], "sides": [1, 2, "length"]}, logit, [1, 1])
+
+
+def _dense(graph: Graph, x: str, weights: Weights, name: str) -> str:
+    matrix, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    return graph.node("Gemm", x, graph.constant(matrix), graph.constant(bias), transB=1)
+
+
+def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
+    """The last hidden state `[1, length, 384]`."""
+
+    def constant(name: str) -> str:
+        return graph.constant(weights[name])
+
+    def norm(x: str, name: str) -> str:
+        return graph.node(
+            "LayerNormalization", x, constant(f"{name}.weight"), constant(f"{name}.bias"), axis=-1, epsilon=EPSILON
+        )
+
+    x = norm("tokens", "embeddings.norm")
+    for number in range(LAYERS):
+        layer = f"layer.{number}"
+        joined = _multiply(graph, x, weights, f"{layer}.qkv", ranges)
+        heads = graph.split("Split", joined, parts=3, axis=2, num_outputs=3)
+        seen = graph.node("Attention", *heads, q_num_heads=HEADS, kv_num_heads=HEADS)
+        x = norm(graph.node("Add", x, _multiply(graph, seen, weights, f"{layer}.out", ranges)), f"{layer}.norm1")
+        up = graph.node("Gelu", _multiply(graph, x, weights, f"{layer}.up", ranges))
+        x = norm(graph.node("Add", x, _multiply(graph, up, weights, f"{layer}.down", ranges)), f"{layer}.norm2")
+    return x
+
+
+def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights | None) -> str:
+    """`x` times a matrix, plus its bias."""
+    matrix, bias = weights[f"{name}.weight"], graph.constant(weights[f"{name}.bias"])
+    if ranges is None:
+        return graph.node("Add", graph.node("MatMul", x, graph.constant(matrix.T)), bias)
+    share = _SHARES[name.rsplit(".", 1)[-1]]
+    wanted = np.maximum(ranges[name].astype(np.float32), 1e-3) ** share
+    channel = wanted / np.maximum(np.abs(matrix).max(axis=0), 1e-4) ** (1 - share)
+    integers, scales = _integers(matrix * channel)
+    constants = graph.constant(integers), graph.constant(scales)
+    x = graph.node("Mul", x, graph.constant(1 / channel))
+    if not name.endswith(".down"):
+        return graph.node("DynamicQuantizeMatMul", x, *constants, "", bias, domain=_RUNTIME)
+    # What gelu leaves differs most from token to token too; each is scaled by its own largest value.
+    most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
+    product = graph.node("DynamicQuantizeMatMul", graph.node("Div", x, most), *constants, domain=_RUNTIME)
+    return graph.node("Add", graph.node("Mul", product, most), bias)
+
+
+def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int8 `[in, out]` and a scale for each output of a matrix `[out, in]`."""
+    scales = np.abs(matrix).max(axis=1) / 127
+    return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
+
+
+def probe_graph() -> bytes:
+    """`tokens` `[1, 1, 2]` times a matrix of the largest 8-bit weights, for `integers.keeps_integers`."""
+    graph = Graph()
+    weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
+    product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)
+    return graph.serialise({"tokens": [1, 1, 2]}, product, [1, 1, 1])

@@ -1,0 +1,56 @@
+"""A user's own pairwise model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvproxy.index.errors import VerifierError, first_line
+from kvproxy.index.models.minilm.shipped import refuse_pickles
+
+
+class CrossEncoderVerifier:
+    """A sentence-transformers CrossEncoder with one output. The sigmoid of the output is the probability."""
+
+    def __init__(self, name: str, model: Any) -> None:
+        self.name = name
+        self._model = model
+
+    @classmethod
+    def load(cls, name: str) -> "CrossEncoderVerifier":
+        """Load a model by its folder or by its cached id.
+
+        Raises:
+            VerifierError: there is no such model, or it has more than one output.
+        """
+        from sentence_transformers import CrossEncoder
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        try:
+            refuse_pickles(Path(name))
+            model = CrossEncoder(name, model_kwargs={"use_safetensors": True})
+        except (OSError, ValueError) as error:
+            raise VerifierError(
+                f"cannot load verifier {name!r} ({first_line(error)}): give a folder, a cached CrossEncoder id, or 'built-in'"
+            ) from None
+        if model.config.num_labels != 1:
+            raise VerifierError(
+                f"verifier {name!r} has {model.config.num_labels} outputs: give a CrossEncoder with one"
+            )
+        return cls(name, model)
+
+    def reads(self, text: str) -> bool:
+        """A user's model is taken to know the languages of its user."""
+        return True
+
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
+        import torch
+
+        if not pairs:
+            return np.zeros(0, dtype=np.float32)
+        scores = self._model.predict(
+            [list(pair) for pair in pairs], activation_fn=torch.nn.Sigmoid(), show_progress_bar=False
+        )
+        return np.asarray(scores, dtype=np.float32)

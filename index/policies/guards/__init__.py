@@ -1,0 +1,45 @@
+"""Cheap vetoes on a neighbour: small pure functions that notice when two close questions need different answers.
+
+Embeddings put `enable 2FA` beside `disable 2FA` and `version 2` beside `version 3`. A guard looks at the words instead.
+It can only refuse; that it stays silent says nothing about the answer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvproxy.index.policies.guards.answer_format import form_differs
+from kvproxy.index.policies.guards.case import case_differs
+from kvproxy.index.policies.guards.names import names_differ, order_differs, possession_differs
+from kvproxy.index.policies.guards.polarity import negation_differs, opposites
+from kvproxy.index.policies.guards.quantities import numbers_differ, units_differ
+from kvproxy.index.policies.guards.question_kinds import language_differs, question_differs, time_differs
+from kvproxy.index.policies.guards.roles import roles_differ
+from kvproxy.index.policies.guards.verbatim import code_differs, quotes_differ, signs_differ
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A named veto: `vetoes(question, cached)` is True where one answer must not serve both."""
+
+    name: str
+    vetoes: Callable[[str, str], bool]
+
+
+GUARDS = (
+    Guard("numbers", numbers_differ),
+    Guard("units", units_differ),
+    Guard("negation", negation_differs),
+    Guard("opposites", opposites),
+    Guard("quotes", quotes_differ),
+    Guard("code", code_differs),
+    Guard("names", names_differ),
+    Guard("order", order_differs),
+    Guard("possession", possession_differs),
+    Guard("roles", roles_differ),
+    Guard("time", time_differs),
+    Guard("question", question_differs),
+    Guard("language", language_differs),
+    Guard("form", form_differs),
+    Guard("signs", signs_differ),
+    Guard("case", case_differs),
+)

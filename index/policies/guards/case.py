@@ -1,0 +1,74 @@
+"""Upper and lower case where it carries the meaning: units, codes, short names. Most embedders ignore case."""
+
+import re
+from collections import defaultdict
+
+from kvproxy.index.policies.guards.words import of_text
+
+_TOKEN = re.compile(r"[^\s,;:!?\"“”()\[\]]+")
+_CODE = re.compile(r"[\\%+=_<>{}$@#^~|*/]|^-")
+_UNIT = re.compile(r"[numcdkgtp]?i?(?:b|w|v|a|j|hz|ev|g|m|s|l|pa|n|bps|wh|ah)", re.IGNORECASE)
+_ENDS = ".…"
+_TITLE_SHARE = 0.7
+_LONGEST_CODE = 4
+# Words that mean something else with a capital.
+_CAPITONYMS = frozenset(
+    "polish turkey china march may august us it who job nice reading mobile bath cologne lima aids ram swift rust java".split()
+)
+# Names of products and companies that are words, too. People who type in lower case write the names so, as well.
+_NAMES = frozenset(
+    "apple amazon windows word excel access outlook teams edge chrome safari shell target gap orange oracle visa chase discover"
+    " square stripe zoom slack discord signal meta python ruby go dart julia pandas bash".split()
+)
+
+
+def case_differs(question: str, cached: str) -> bool:
+    """`5 mW` against `5 MW`, `\\d` against `\\D`, `Polish` against `polish`; not a question that is typed in lower case.
+
+    The first word of a sentence says nothing by its capital.
+    """
+    ours, theirs = _forms(question), _forms(cached)
+    typed = _is_uniform(question) or _is_uniform(cached)
+    shouted = question.isupper() or cached.isupper()
+    for word in ours.keys() & theirs.keys():
+        if ours[word] == theirs[word]:
+            continue
+        forms = ours[word] | theirs[word]
+        if any(_CODE.search(form) or form.is_unit for form in forms):
+            return True
+        mixed = len(word) <= _LONGEST_CODE and sum(form != word for form in forms) > 1
+        if not shouted and (mixed or word in _CAPITONYMS or (word in _NAMES and not typed)):
+            return True
+    return False
+
+
+class _Form(str):
+    """A token as it is written."""
+
+    is_unit = False
+
+
+@of_text
+def _forms(text: str) -> dict[str, frozenset[_Form]]:
+    """The forms of each token by its lower case; the first word of a sentence only if it says more than a capital does."""
+    found: defaultdict[str, set[_Form]] = defaultdict(set)
+    starts, before = True, ""
+    for token in _TOKEN.findall(text):
+        written = token.rstrip(_ENDS)
+        number = re.match(r"\d+(?:[.,]\d+)*(?=[^\W\d])", written)
+        form = _Form(written[number.end() :] if number else written)
+        form.is_unit = (bool(number) or before[-1:].isdigit()) and _UNIT.fullmatch(form) is not None
+        plain = starts and (form[1:] == form[1:].lower() and not _CODE.search(form))
+        if any(letter.isalpha() for letter in form) and not plain:
+            found[form.lower()].add(form)
+        starts, before = token != written or token.endswith(("!", "?")), written
+    return {word: frozenset(forms) for word, forms in found.items()}
+
+
+@of_text
+def _is_uniform(text: str) -> bool:
+    """Whether a text is written in one case throughout, but for the first letters of sentences: lower, upper, or title case."""
+    words = [token for token in _TOKEN.findall(text)[1:] if any(letter.isalpha() for letter in token)]
+    if all(word == word.lower() for word in words) or text == text.upper():
+        return True
+    return bool(sum(word[:1].isupper() for word in words) >= _TITLE_SHARE * len(words))

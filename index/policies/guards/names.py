@@ -1,0 +1,108 @@
+"""Names, and words that change places."""
+
+import re
+from collections import Counter
+
+from kvproxy.index.policies.guards import lexicon
+from kvproxy.index.policies.guards.words import NUMBER, WORD, of_text, words
+
+_CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
+_TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
+
+
+def names_differ(question: str, cached: str) -> bool:
+    """`weather in Paris` against `weather in Rome`: as many names on either side that the other text does not mention."""
+    ours = {name for name in _names(question) if not _mentions(cached, name)}
+    theirs = {name for name in _names(cached) if not _mentions(question, name)}
+    return 0 < len(ours) == len(theirs) or _renamed(question, cached)
+
+
+def _renamed(question: str, cached: str) -> bool:
+    """`Python or something else` against `Java or something else`: one sentence, with other names in the same places."""
+    ours, theirs = (WORD.findall(text.replace("’", "'")) for text in (question, cached))
+    changed = [pair for pair in zip(ours, theirs, strict=False) if _form(pair[0]) != _form(pair[1])]
+    if len(ours) != len(theirs) or not changed or len(changed) == len(ours):
+        return False
+    if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
+        return False  # `French and German` beside `German and French`; `order` tells where places matter
+    return all(word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair)
+
+
+def _mentions(text: str, name: str) -> bool:
+    """Whether a word of the text is the name, or a form of it: `India`, `Indian`, `India's`; `Rs`, `INR`, `rupees`."""
+    return any(
+        _form(word) == _form(name) or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text)
+    )
+
+
+def _form(word: str) -> str:
+    """In lower case, and the one form of a unit: `inr` for `Rs`."""
+    return lexicon.UNITS.get(word.lower(), word.lower())
+
+
+@of_text
+def _plain_words(text: str) -> set[str]:
+    return {word.removesuffix("'s") for word in words(text)}
+
+
+@of_text
+def _names(text: str) -> set[str]:
+    names: set[str] = set()
+    for match in WORD.finditer(text):
+        word = match.group()
+        begins = not text[: match.start()].strip() or text[: match.start()].rstrip()[-1] in ".?!:"
+        if word[0].isupper() and word != "I" and not (begins and not word.isupper()):
+            names.add(word.lower().replace("’", "'").removesuffix("'s"))
+    return names - lexicon.FUNCTION_WORDS
+
+
+def order_differs(question: str, cached: str) -> bool:
+    """`convert miles to kilometres` against `convert kilometres to miles`: the same sentence with words that changed places.
+
+    Words around `and` and `or` may, and so may a sentence as a whole, as in `which is the best X` and `which X is best`.
+    """
+    ours, theirs = _content(question), _content(cached)
+    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached):
+        return False
+    one, other = words(question), words(cached)
+    moved = [place for place, (ours_, theirs_) in enumerate(zip(one, other, strict=False)) if ours_ != theirs_]
+    around = len(moved) == 2 and moved[1] - moved[0] == 2 and one[moved[0] + 1] in ("and", "or", "vs", "versus")
+    return not around and "between" not in one
+
+
+@of_text
+def _frame(text: str) -> list[str]:
+    """The function words in their places among the others, articles aside."""
+    tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
+    return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
+
+
+@of_text
+def _content(text: str) -> list[str]:
+    tokens = _TOKEN.findall(text)
+    # A capital A inside a sentence is a name, as in `from A to B`, and no article.
+    named = {place for place, token in enumerate(tokens) if place and token == "A"}
+    words = [token.lower().replace("’", "'") for token in tokens]
+    return [word for place, word in enumerate(words) if place in named or word not in lexicon.FUNCTION_WORDS]
+
+
+def possession_differs(question: str, cached: str) -> bool:
+    """`my boss's car` against `my boss's boss's car`, `my brother's friend` against `my friend's brother`."""
+    if {"of"} & {*words(question), *words(cached)}:
+        return False
+    (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached)
+    return ours == theirs and our_owners != their_owners
+
+
+@of_text
+def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
+    """The content words of a text, and the owners among them."""
+    owners = Counter[str]()
+    content = set()
+    for word in words(text):
+        owner = word.removesuffix("'s")
+        if owner != word and owner not in _CONTRACTED:
+            owners[owner] += 1
+        if owner not in lexicon.FUNCTION_WORDS:
+            content.add(owner)
+    return frozenset(content), owners

@@ -1,0 +1,55 @@
+"""Numbers and their units."""
+
+import re
+from collections import Counter
+
+from kvproxy.index.policies.guards import lexicon
+from kvproxy.index.policies.guards.words import NUMBER, WORD, of_text, words
+
+_MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
+
+_PERCENT = re.compile(r"(\d[\d.,]*)\s*(?:%|per ?cent\b)")
+
+
+def numbers_differ(question: str, cached: str) -> bool:
+    """`port 80` against `port 8080`, `two` against `three`: each has a number that the other lacks."""
+    ours, theirs = _numbers(question), _numbers(cached)
+    ours, theirs = ours - theirs, theirs - ours
+    return bool((ours or _one(question, cached)) and (theirs or _one(cached, question)) and (ours or theirs))
+
+
+def _one(text: str, other: str) -> bool:
+    """Whether only this text says `one`, which is a number only where the other text has another."""
+    return "one" in words(text) and "one" not in words(other)
+
+
+@of_text
+def _numbers(text: str) -> Counter[str]:
+    found = Counter(map(_plain, NUMBER.findall(text)))
+    found += Counter(lexicon.ROMAN[word] for word in WORD.findall(text) if word in lexicon.ROMAN)
+    return found + Counter(lexicon.NUMBER_WORDS[word] for word in words(text) if word in lexicon.NUMBER_WORDS)
+
+
+def _plain(number: str) -> str:
+    """`30k` and `30,000` as `30000`."""
+    digits = re.sub(r",(?=\d{3}\b)", "", number.lower())
+    return digits[:-1] + "000" if digits.endswith("k") else digits
+
+
+def units_differ(question: str, cached: str) -> bool:
+    """`10 miles` against `10 kilometres`: both have units right after a number, and not the same ones; `15%` against `15`."""
+    ours, theirs = _units(question), _units(cached)
+    if _percents(question) != _percents(cached) and _numbers(question) == _numbers(cached):
+        return True
+    return bool(ours and theirs) and ours != theirs
+
+
+@of_text
+def _percents(text: str) -> set[str]:
+    return set(_PERCENT.findall(text.lower()))
+
+
+@of_text
+def _units(text: str) -> set[str]:
+    found = (after or before for after, before in _MEASURE.findall(text.lower()))
+    return {lexicon.UNITS[unit] for unit in found if unit in lexicon.UNITS}

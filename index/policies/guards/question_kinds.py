@@ -1,0 +1,67 @@
+"""What is asked for: the kind of question, the time, the language."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+
+from kvproxy.index.policies.guards import lexicon
+from kvproxy.index.policies.guards.words import of_text, words
+
+_QUESTION = re.compile(
+    r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
+)
+_QUESTION_KINDS = {
+    "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
+    "what": "what", "which": "which", "how": "how", "how frequently": "how often",
+}  # fmt: skip
+
+
+def question_differs(question: str, cached: str) -> bool:
+    """`when was it invented` against `where was it invented`; `what` may ask for the same as any but `who`, `which` as any."""
+    ours, theirs = _kinds(question), _kinds(cached)
+    if not ours or not theirs or ours & theirs or "which" in ours | theirs:
+        return False
+    return "what" not in ours | theirs or bool({"who"} & (ours | theirs))
+
+
+@of_text
+def _kinds(text: str) -> set[str]:
+    """The kinds of the first question words: one, or two of them in `when and where`."""
+    found = list(_QUESTION.findall(text.lower()))
+    kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
+    first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
+    if first is None:
+        return set()
+    second = kinds[first + 2] if found[first + 1 : first + 2] == ["and"] and len(kinds) > first + 2 else kinds[first]
+    return {kind for kind in (kinds[first], second) if kind is not None}
+
+
+def time_differs(question: str, cached: str) -> bool:
+    """`open on monday` against `open on sunday`, `last week` against `this week`, `today` against a text without a time."""
+    ours, theirs = _times(question), _times(cached)
+    return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
+
+
+@of_text
+def _times(text: str) -> set[str]:
+    said = words(text)
+    shifts = {
+        f"{shift} {word}" for shift, word in pairwise(said) if word in lexicon.TIMES and shift in lexicon.TIME_SHIFTS
+    }
+    return shifts | (lexicon.TIMES & set(said))
+
+
+def language_differs(question: str, cached: str) -> bool:
+    """`answer in French` against `answer in German`, or one text written in German and the other in English."""
+    ours, theirs = set(words(question)), set(words(cached))
+    if lexicon.LANGUAGES & ours != lexicon.LANGUAGES & theirs:
+        return True
+    one, other = _written_in(ours), _written_in(theirs)
+    return one != other and None not in (one, other)
+
+
+def _written_in(said: set[str]) -> str | None:
+    """The language with the most frequent words of its own, None where there is no clear one."""
+    counts = Counter({name: len(frequent & said) for name, frequent in lexicon.FREQUENT.items()})
+    (best, most), (_, second) = counts.most_common(2)
+    return best if most >= 2 and most > second else None

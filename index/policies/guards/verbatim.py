@@ -1,0 +1,69 @@
+"""What has to be there letter by letter: quotations, code, signs."""
+
+import re
+import unicodedata
+
+from kvproxy.index.policies.guards.words import of_text, words
+
+_QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
+_PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
+_CODE = re.compile(
+    r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|(?<!\w)--?\w[\w-]*|(?<!\w)(?:/[\w.-]+)+|\b[^\W\d]\w+(?:\.[a-z_]\w+)+\b"
+    r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
+)
+_OPERATOR = re.compile(r"[=!<>+*&|^%~]+")
+_SIGNS = ("Sm", "So")
+
+
+def quotes_differ(question: str, cached: str) -> bool:
+    """`what does "stop" mean` against `what does "seed" mean`: each quotes words that the other text does not have in a row."""
+    return _quotes_more(question, cached) and _quotes_more(cached, question)
+
+
+def _quotes_more(text: str, other: str) -> bool:
+    said = _spaced(other)
+    return any(_spaced(next(filter(None, groups))) not in said for groups in _QUOTED.findall(text))
+
+
+@of_text
+def _spaced(text: str) -> str:
+    """The tokens in lower case, a space around each, so that a phrase is found as a part."""
+    return f" {' '.join(_PIECE.findall(text.lower()))} "
+
+
+def code_differs(question: str, cached: str) -> bool:
+    """`max_tokens` against `max_model_len`, `--port` against `--host`, `/v1/models` against `/metrics`."""
+    ours, theirs = _code(question), _code(cached)
+    # A brand such as iPhone is written in any case; an identifier is not.
+    return any(code.lower() not in words(cached) for code in ours - theirs) or any(
+        code.lower() not in words(question) for code in theirs - ours
+    )
+
+
+@of_text
+def _code(text: str) -> set[str]:
+    return {code.strip("`") for code in _CODE.findall(text)}
+
+
+def signs_differ(question: str, cached: str) -> bool:
+    """`👍` against `👎`, `a*b` against `a**b`, `schön` against `schon`: signs and accents, which many models do not read."""
+    ours, theirs = _signs(question), _signs(cached)
+    if ours - theirs and theirs - ours:
+        return True
+    one_runs, other_runs = set(_OPERATOR.findall(question)), set(_OPERATOR.findall(cached))
+    if {run[0] for run in one_runs - other_runs} & {run[0] for run in other_runs - one_runs}:
+        return True
+    one, other = (set(words(unicodedata.normalize("NFC", text))) for text in (question, cached))
+    return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})
+
+
+@of_text
+def _signs(text: str) -> set[str]:
+    return {
+        sign for sign in unicodedata.normalize("NFC", text) if sign in "&*|^~" or unicodedata.category(sign) in _SIGNS
+    }
+
+
+def _bare(word: str) -> str:
+    """A word without its accents."""
+    return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))

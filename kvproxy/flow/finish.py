@@ -1,0 +1,47 @@
+"""The end of an exchange: it is reported once to the metrics, the journal, and telemetry."""
+
+import logging
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from kvproxy.errors import KvproxyError
+from kvproxy.exchange import Exchange
+from kvproxy.journal.reasons import reason_of_failure
+
+CLIENT_CLOSED_REQUEST = 499
+"""Customary status in logs for a client that disconnected before the response."""
+_log = logging.getLogger("kvproxy")
+
+
+def record_failure(exchange: Exchange, error: BaseException) -> None:
+    """Record the error that a client receives instead of a response, or its disconnection."""
+    exchange.failure = reason_of_failure(error)
+    if exchange.failure.startswith("gone"):
+        exchange.layer, exchange.status = "gone", CLIENT_CLOSED_REQUEST
+    else:
+        exchange.layer = "error" if exchange.failure.startswith("error") else "refused"
+        exchange.status = error.status if isinstance(error, KvproxyError) else 500
+    exchange.hit = None
+    exchange.ended = perf_counter()
+
+
+class Finisher:
+    """Reports finished exchanges.
+
+    Args:
+        reports: called in their order with each exchange. An error in one of them does not affect the rest.
+    """
+
+    def __init__(self, reports: Sequence[Callable[[Exchange], None]]) -> None:
+        self._reports = reports
+
+    def __call__(self, exchange: Exchange) -> None:
+        # A stored response can be large, and the journal keeps the exchange for up to a second.
+        exchange.stale_entry = None
+        if not exchange.ended and exchange.layer not in ("exact", "semantic"):
+            exchange.ended = perf_counter()
+        for report in self._reports:
+            try:
+                report(exchange)
+            except Exception:
+                _log.exception("a finished request could not be reported")

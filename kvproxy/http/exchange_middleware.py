@@ -1,0 +1,97 @@
+"""The outermost middleware: it creates the exchange of a request, labels the response, and reports the exchange at the end."""
+
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from functools import lru_cache
+from time import time
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvproxy.apis import APIS
+from kvproxy.exchange import Exchange
+from kvproxy.flow.keys import tenant_of
+from kvproxy.ids import Ids
+from kvproxy.trace import HEADER
+
+_EXCHANGE = "exchange"
+_APIS = {api.path: name for name, api in APIS.items()}
+_TRACEPARENT = HEADER.encode()
+_OWN_ID = b"x-kvproxy-request-id"
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of an ASGI scope."""
+    exchange: Exchange = scope["state"][_EXCHANGE]
+    return exchange
+
+
+class ExchangeMiddleware:
+    """ASGI middleware that adds `Cache-Status`, `X-Request-Id`, and `Date` to responses without them.
+
+    The request id is the client's, or a new one. If an upstream's response has an id, ours is sent as `x-kvproxy-request-id`.
+
+    Args:
+        finish: receives each exchange once, after its response.
+        tenants: headers that name users.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        finish: Callable[[Exchange], None],
+        tenants: Sequence[str],
+        clock: Callable[[], float] = time,
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._finish = finish
+        self._tenants = tenants
+        self._ids = Ids()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given or self._ids.new().encode()
+        traceparent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), None)
+        exchange = Exchange(
+            _APIS.get(scope["path"]) if scope["method"] == "POST" else None,
+            request_id.decode("latin-1"),
+            arrived=self._clock(),
+            traceparent=None if traceparent is None else traceparent.decode("latin-1"),
+        )
+        scope.setdefault("state", {})[_EXCHANGE] = exchange
+
+        async def labelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = exchange.status or message["status"]
+                names = dict(message["headers"])
+                missing = {
+                    b"cache-status": b"kvproxy; fwd=bypass",
+                    b"x-request-id": request_id,
+                    b"date": _date(int(time())),
+                }
+                if names.get(b"x-request-id", request_id) != request_id:
+                    missing[_OWN_ID] = request_id
+                added = [header for header in missing.items() if header[0] not in names]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, labelled)
+        finally:
+            if exchange.request is None:
+                client = exchange.client
+                exchange.tenant = tenant_of(
+                    Request(scope).headers, self._tenants, None if client is None else client.tenant
+                )
+            self._finish(exchange)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    """A time as HTTP formats it."""
+    return formatdate(second, usegmt=True).encode()

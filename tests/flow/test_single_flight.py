@@ -1,0 +1,257 @@
+"""SharedRequests share one generation, and end it when nobody waits for it any more."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from kvproxy.apis.json import JsonObject
+from kvproxy.errors import UpstreamUnreachable
+from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.single_flight import STEP, SharedRequest, SharedRequests
+from kvproxy.index.coming import Coming
+from kvproxy.index.entry import Entry
+from tests.index.entries import make_entry
+
+PARTS = [b"a", b"b", b"c"]
+
+
+class Recorder:
+    """Keeps what passes of a source."""
+
+    limit = 1_000_000
+
+    def __init__(self, source: "Source") -> None:
+        self._source = source
+
+    def push(self, source: BackendResponse, chunk: bytes) -> bool:
+        return source.reader.push(chunk)
+
+    async def finish(self, source: BackendResponse) -> Coming | None:
+        assert self._source.kept == PARTS
+        self._source.finished += 1
+        known: asyncio.Future[Entry | None] = asyncio.get_running_loop().create_future()
+        known.set_result(make_entry(id="an entry"))
+        return Coming("key", None, known, asyncio.create_task(self._source.stored.wait()))
+
+
+class Source:
+    """Work that waits at a gate before each part, and counts how often it was begun, finished and closed."""
+
+    def __init__(self, error_at: int | None = None) -> None:
+        self.begun = self.finished = self.closed = 0
+        self.error_at = error_at
+        self.kept: list[bytes] = []
+        self.gate = asyncio.Semaphore(0)
+        self.stored = asyncio.Event()
+
+    def shared(self) -> SharedRequest:
+        return SharedRequest(self._open, Recorder(self))
+
+    def release(self, parts: int) -> None:
+        for _ in range(parts):
+            self.gate.release()
+
+    async def _open(self) -> BackendResponse:
+        self.begun += 1
+        return BackendResponse(200, [], self._parts(), self, self._close)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        for number, part in enumerate(PARTS):
+            await self.gate.acquire()
+            if number == self.error_at:
+                raise UpstreamUnreachable("cut")
+            yield part
+
+    def push(self, chunk: bytes) -> bool:
+        self.kept.append(chunk)
+        return chunk == PARTS[-1]
+
+    async def whole(self) -> JsonObject | None:
+        return {}
+
+    async def _close(self) -> None:
+        self.closed += 1
+
+
+async def until_ended(requests: SharedRequests) -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(requests) == 0
+
+
+async def test_a_late_client_gets_everything_from_the_start() -> None:
+    source, requests = Source(), SharedRequests()
+    first, joined = requests.join("k", source.shared)
+    assert not joined
+    source.release(2)
+    seen = first.chunks()
+    assert [await anext(seen), await anext(seen)] == PARTS[:2]
+    second, joined = requests.join("k", source.shared)
+    assert joined
+    assert second is first
+    source.release(1)
+    assert await second.body() == b"abc"
+    assert [part async for part in seen] == PARTS[2:]
+    assert (source.begun, source.finished) == (1, 1)
+    await until_ended(requests)
+    assert source.closed == 1
+
+
+@pytest.fixture
+def no_look_for_circles() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+async def test_a_flight_that_its_client_has_left_is_in_no_circle(no_look_for_circles: None, parts: int) -> None:
+    requests = SharedRequests()
+
+    async def leave() -> "weakref.ref[SharedRequest]":
+        source = Source()
+        shared, _ = requests.join("k", source.shared)
+        source.release(parts)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        shared.release()
+        return weakref.ref(shared)
+
+    shared = await leave()
+    await until_ended(requests)
+    assert shared() is None
+
+
+async def test_only_who_asks_to_know_waits_until_the_answer_is_stored() -> None:
+    source, requests = Source(), SharedRequests()
+    shared, _ = requests.join("k", source.shared)
+    source.release(3)
+    assert await shared.body() == b"abc"
+    assert shared.entry_id == "an entry"
+    second, _ = requests.join("k", lambda: shared)
+    sure = asyncio.create_task(anext(second.chunks(confirm=True)))
+    told = asyncio.create_task(second.stored())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not sure.done()
+    assert not told.done()
+    source.stored.set()
+    assert await sure == b"a"
+    assert await told
+    await until_ended(requests)
+
+
+async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:
+    source, requests = Source(), SharedRequests()
+    first, _ = requests.join("k", source.shared)
+    second, _ = requests.join("k", source.shared)
+    source.release(1)
+    assert await anext(second.chunks()) == b"a"
+    first.release()
+    await asyncio.sleep(0)
+    assert not second.task.done()
+    second.release()
+    await until_ended(requests)
+    assert second.task.cancelled()
+    assert (source.finished, source.closed) == (0, 1)
+
+
+async def test_nobody_boards_a_flight_that_is_being_cancelled() -> None:
+    source, requests = Source(), SharedRequests()
+    first, _ = requests.join("k", source.shared)
+    await first.head()
+    first.release()
+    second, joined = requests.join("k", source.shared)
+    assert not joined
+    source.release(3)
+    assert await second.body() == b"abc"
+    second.release()
+    await until_ended(requests)
+    assert source.begun == source.closed == 2
+
+
+async def test_a_flight_that_lands_makes_way_for_its_own_place_only() -> None:
+    source, requests = Source(), SharedRequests()
+    first, _ = requests.join("k", source.shared)
+    await first.head()
+    first.release()
+    second, _ = requests.join("k", source.shared)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert first.task.done()
+    # The first one landed, and the second is found in its place.
+    assert requests.join("k", source.shared) == (second, True)
+    source.release(3)
+    assert await second.body() == b"abc"
+    await until_ended(requests)
+    assert requests._joinable == {}
+
+
+async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
+    source, requests = Source(error_at=1), SharedRequests()
+    boarded = [requests.join("k", source.shared)[0] for _ in range(3)]
+    source.release(2)
+    results = await asyncio.gather(*(shared.body() for shared in boarded), return_exceptions=True)
+    assert [type(result) for result in results] == [UpstreamUnreachable] * 3
+    await until_ended(requests)
+    assert (source.finished, source.closed) == (0, 1)
+
+
+async def test_an_error_before_the_head_is_raised_there() -> None:
+    async def refuse() -> BackendResponse:
+        raise UpstreamUnreachable("refused")
+
+    source, requests = Source(), SharedRequests()
+    shared, _ = requests.join("k", lambda: SharedRequest(refuse, Recorder(source)))
+    with pytest.raises(UpstreamUnreachable, match="refused"):
+        await shared.head()
+    await until_ended(requests)
+    assert source.finished == 0
+
+
+async def test_close_ends_everything() -> None:
+    source, requests = Source(), SharedRequests()
+    for key in "ab":
+        await requests.join(key, source.shared)[0].head()
+    await requests.close()
+    await until_ended(requests)
+    assert source.closed == 2
+
+
+async def test_a_large_part_is_read_in_steps() -> None:
+    """100 streams of large parts kept everybody else waiting for seconds."""
+    large, turns = b"x" * 50 * STEP, [0]
+    read: list[tuple[int, int]] = []
+
+    class Reading(Recorder):
+        def push(self, source: BackendResponse, chunk: bytes) -> bool:
+            read.append((turns[0], len(chunk)))
+            return False
+
+        async def finish(self, source: BackendResponse) -> str | None:
+            return None
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield large
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    source = Source()
+
+    async def opened() -> BackendResponse:
+        return BackendResponse(200, [], parts(), source, source._close, streams=True, is_parsed=True)
+
+    beside = asyncio.create_task(others())
+    shared, _ = SharedRequests().join("k", lambda: SharedRequest(opened, Reading(source)))
+    assert await shared.body() == large
+    beside.cancel()
+    assert sum(size for _, size in read) == len(large)
+    assert max(size for _, size in read) <= STEP
+    assert len({turn for turn, _ in read}) == len(read)

@@ -1,0 +1,149 @@
+"""Finished graphs in files: taken when they are sound, made again when they are not, by any number of processes."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
+from kvproxy.index.models.minilm.files import KEPT, GraphFiles, digest_of
+from kvproxy.index.models.minilm.graph import probe_graph
+
+PROBE = probe_graph()
+LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
+
+
+def never() -> bytes:
+    raise AssertionError("it was built though a file holds it")
+
+
+def works(session: object) -> bool:
+    return session.run(None, LARGEST)[0].item() > 0  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_graph_is_built_once(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "graphs"
+    files = GraphFiles([folder])
+    assert works(files.open("probe", "one", lambda: PROBE))
+    assert works(files.open("probe", "one", never))
+    assert works(GraphFiles([tmp_path / "empty", folder]).open("probe", "one", never))
+    with pytest.raises(AssertionError, match="it was built"):
+        files.open("probe", "other", never)
+    assert [file.suffix for file in folder.iterdir()] == [".onnx"]
+
+
+@given(st.data())
+def test_a_damaged_file_is_made_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("graphs")
+    files = GraphFiles([folder])
+    files.open("probe", "one", lambda: PROBE)
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    damaged = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
+    for place in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=3)):
+        if place < len(damaged):
+            damaged[place] ^= 1
+    file.write_bytes(damaged)
+    built = []
+
+    def build() -> bytes:
+        built.append(1)
+        return PROBE
+
+    assert works(files.open("probe", "one", build))
+    assert bool(built) == (bytes(damaged) != whole)
+    assert works(files.open("probe", "one", never))
+    assert [each.read_bytes() for each in folder.iterdir()] == [whole]
+
+
+def test_a_folder_that_cannot_be_written_to_only_costs_time(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("a file, in which no folder can be made")
+    for _ in range(2):
+        assert works(GraphFiles([blocked / "graphs"]).open("probe", "one", lambda: PROBE))
+    assert works(GraphFiles([blocked / "graphs", tmp_path / "second"]).open("probe", "one", lambda: PROBE))
+    assert works(GraphFiles([blocked / "graphs", tmp_path / "second"]).open("probe", "one", never))
+    assert works(GraphFiles([]).open("probe", "one", lambda: PROBE))
+
+
+def test_old_files_go_and_those_of_other_kinds_stay(tmp_path: Path) -> None:
+    files = GraphFiles([tmp_path])
+    files.open("other", "x", lambda: PROBE)
+    abandoned, written = tmp_path / "probe-abandoned.part", tmp_path / "probe-written.part"
+    abandoned.touch()
+    written.touch()
+    os.utime(abandoned, (time.time() - 7200,) * 2)
+    for number in range(KEPT + 3):
+        files.open("probe", f"{number}", lambda: PROBE)
+        for file in tmp_path.glob(f"probe-{number}-*.onnx"):
+            os.utime(file, (number, number))
+    left = {file.name.split("-")[1] for file in tmp_path.glob("probe-*.onnx")}
+    assert left == {str(number) for number in range(3, KEPT + 3)}
+    assert list(tmp_path.glob("other-*.onnx"))
+    assert not abandoned.exists()
+    assert written.exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from kvproxy.index.models.minilm.files import GraphFiles
+from kvproxy.index.models.minilm.graph import probe_graph
+graph = probe_graph()
+print("ready", flush=True)
+number = 0
+while True:
+    GraphFiles([Path(sys.argv[1])]).open("probe", f"made{number % 3}", lambda: graph)
+    for file in Path(sys.argv[1]).glob(f"probe-made{number % 3}-*.onnx"):
+        file.unlink(missing_ok=True)
+    number += 1
+"""
+
+
+def test_processes_that_write_at_once_and_are_killed_leave_sound_files(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+        for number in range(100):
+            assert works(GraphFiles([tmp_path]).open("probe", f"made{number % 3}", lambda: PROBE))
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            assert writer.stdout is not None
+            writer.stdout.close()
+    for file in tmp_path.glob("*.onnx"):
+        assert file.read_bytes() == PROBE
+
+
+def test_a_digest_tells_names_shapes_and_values_apart() -> None:
+    one = np.arange(6, dtype=np.float32)
+    same = digest_of({"a": one, "b": one}, "x")
+    assert same == digest_of({"b": one.copy(), "a": one}, "x")
+    others = [
+        digest_of({"a": one}, "x"),
+        digest_of({"a": one, "c": one}, "x"),
+        digest_of({"a": one, "b": one.reshape(2, 3)}, "x"),
+        digest_of({"a": one, "b": one + 1}, "x"),
+        digest_of({"a": one, "b": one}, "x", ""),
+    ]
+    assert len({same, *others}) == len(others) + 1
+
+
+def test_vectors_are_the_same_with_and_without_files(tmp_path: Path) -> None:
+    texts = ["What is a block?", "word " * 40]
+    without, first, second = (
+        MiniLMEmbedder(files=GraphFiles(folders)).embed(texts) for folders in ([], [tmp_path], [tmp_path])
+    )
+    assert (without == first).all()
+    assert (without == second).all()

@@ -1,0 +1,126 @@
+"""The packaged embedder in ONNX Runtime against the packaged model in torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
+from kvproxy.index.models.minilm.files import GraphFiles, graph_files
+from kvproxy.index.models.minilm.integers import keeps_integers
+from kvproxy.index.models.minilm.tokens import load_tokenizer
+from kvproxy.index.models.minilm.weights import base_weights, packaged_model
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.store import ResponseStore
+from tests.index.entries import make_entry
+from training.verifier.network import CrossEncoder
+from training.verifier.tensors import pad
+
+TEXTS = [
+    "What is a block?",
+    "How do I reset the password of my account?",
+    "How can I reset my password?",
+    "",
+    "Übersetze 猫 ins Deutsche, bitte — danke! 🙂",
+    "Why does `max_tokens` stop my answer after 16 tokens? " * 4,
+    "word " * 300,
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> np.ndarray:
+    return load_embedder(str(packaged_model())).embed(TEXTS)
+
+
+def test_float_vectors_are_those_of_sentence_transformers(reference: np.ndarray) -> None:
+    embedder = MiniLMEmbedder(integers=False, files=GraphFiles([]))
+    vectors = embedder.embed(TEXTS)
+    assert vectors.shape == (len(TEXTS), embedder.dim)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, reference, atol=2e-6)
+    assert embedder.name == "all-MiniLM-L6-v2"
+
+
+def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> None:
+    if not keeps_integers(graph_files()):
+        pytest.skip("this processor's 8-bit products are not exact, so that float32 is used")
+    embedder = load_embedder()
+    vectors = embedder.embed(TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    cosines = (vectors * reference).sum(axis=1)
+    assert [text for text, cosine in zip(TEXTS, cosines, strict=True) if text and cosine < 0.995] == []
+    assert np.abs(vectors @ vectors.T - reference @ reference.T).max() < 0.05
+    assert embedder.name == "all-MiniLM-L6-v2-int8.2"
+
+
+async def test_a_store_of_a_former_graph_s_vectors_is_embedded_again_at_the_start(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    elsewhere = np.eye(1, MiniLMEmbedder.dim, dtype=np.float32)[0]
+    store.put(make_entry("What is a block?"), elsewhere, "all-MiniLM-L6-v2-int8")
+    semantic = SemanticCache(store, MiniLMEmbedder(integers=True), ThresholdPolicy(0.8, guards=()))
+    assert semantic.rebuild() == 1
+    assert semantic.rebuild() == 0
+    assert (await semantic.lookup("n", "What is a block?")).similarity == pytest.approx(1, abs=1e-3)
+    store.close()
+
+
+def test_a_vector_does_not_depend_on_what_else_is_embedded() -> None:
+    embedder = load_embedder()
+    together = embedder.embed(TEXTS)
+    for text, vector in zip(TEXTS, together, strict=True):
+        assert (embedder.embed([text])[0] == vector).all()
+    assert embedder.embed([]).shape == (0, embedder.dim)
+
+
+def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) -> None:
+    folder = packaged_model()
+    network = CrossEncoder(base_weights(folder)).eval()
+    encoded = load_tokenizer(folder, 256).encode_batch(TEXTS)
+    with torch.no_grad():
+        ids, segments, mask = map(torch.from_numpy, pad(encoded))
+        hidden = network.encode(ids, segments, mask)
+        mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+        vectors = torch.nn.functional.normalize(mean, dim=1).numpy()
+    np.testing.assert_allclose(vectors, reference, atol=2e-6)
+
+
+def test_neither_embedder_nor_verifier_needs_torch() -> None:
+    code = (
+        "import sys; import numpy as np;"
+        " from kvproxy.index.models.embedder import load_embedder; from kvproxy.index.models.verifier import load_verifier;"
+        " load_embedder().embed(['one']); load_verifier().score([('one', 'other')], np.ones(1));"
+        " print(sorted({'torch', 'transformers', 'sentence_transformers', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("most", [16, 128])
+def test_what_is_too_long_is_cut_and_of_a_pair_the_longer_text_first(most: int) -> None:
+    tokenizer = load_tokenizer(packaged_model(), most)
+    assert len(tokenizer.encode("cache " * 1000).ids) == most
+    pair = tokenizer.encode("what is a block", "cache " * 1000)
+    assert len(pair.ids) == most
+    # Two marks around the first text.
+    assert pair.type_ids.count(0) == 4 + 2
+
+
+@pytest.mark.parametrize(("product", "exact"), [(2 * 255 * 127, True), (2**15 - 1, False), (0, False)])
+def test_a_processor_that_cuts_products_off_gets_no_integers(product: float, exact: bool) -> None:
+    class Cutting:
+        """Graph files whose graphs compute one and the same."""
+
+        def open(self, name: str, made_from: str, build: Any) -> Any:
+            return self
+
+        def run(self, outputs: Any, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+            assert given["tokens"].tolist() == [[[255, 255]]]
+            return [np.array([[[product]]], np.float32)]
+
+    assert keeps_integers(Cutting()) is exact  # type: ignore[arg-type]

@@ -1,0 +1,115 @@
+"""The verifier in the box."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvproxy.index.errors import VerifierError
+from kvproxy.index.models.minilm.files import GraphFiles
+from kvproxy.index.models.minilm.tokens import load_tokenizer
+from kvproxy.index.models.minilm.weights import base_weights, merge, packaged_model, read_tensors
+from kvproxy.index.models.verifier import load_verifier
+from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
+from kvproxy.index.models.verifier.scaling import PlattScaling
+from training.verifier.network import CrossEncoder
+from training.verifier.tensors import pad
+
+SAME = [
+    ("How do I reset my password?", "How can I reset my password?"),
+    ("What is the capital of France?", "Can you tell me what the capital of France is?"),
+    ("How can I lose weight fast?", "What is the fastest way to lose weight?"),
+    ("What is a block?", "Can you tell me what a block is?"),
+]
+OTHER = [
+    ("How do I enable two-factor authentication?", "How do I disable two-factor authentication?"),
+    ("What is the capital of France?", "What is the capital of Spain?"),
+    ("How do I convert miles to kilometres?", "How do I convert kilometres to miles?"),
+    ("What is new in Python 3.11?", "What is new in Python 3.12?"),
+    ("How do I cook rice?", "Who won the world cup in 1998?"),
+]
+
+
+@pytest.fixture(scope="module")
+def verifier() -> BuiltInVerifier:
+    return BuiltInVerifier.load()
+
+
+def test_it_tells_rewordings_from_near_misses(verifier: BuiltInVerifier) -> None:
+    assert verifier.score(SAME).min() > 0.8
+    assert verifier.score(OTHER).max() < 0.2
+
+
+def test_scores_are_symmetric_and_do_not_depend_on_the_batch_or_the_threads(verifier: BuiltInVerifier) -> None:
+    pairs = SAME + OTHER
+    scores = verifier.score(pairs)
+    assert scores.dtype == np.float32
+    assert scores.shape == (len(pairs),)
+    assert (scores == verifier.score([(other, one) for one, other in pairs])).all()
+    assert (scores == np.concatenate([verifier.score([pair]) for pair in pairs])).all()
+    for cores in (1, 2):
+        loaded = BuiltInVerifier.load(cores=cores)
+        assert (scores == loaded.score(pairs)).all()
+        assert (scores == np.concatenate([loaded.score([pair]) for pair in pairs])).all()
+    assert verifier.score([]).shape == (0,)
+
+
+def test_empty_and_very_long_texts_score(verifier: BuiltInVerifier) -> None:
+    scores = verifier.score([("", ""), ("word " * 1000, "word"), ("", "What is a block?")])
+    assert ((scores >= 0) & (scores <= 1)).all()
+
+
+def test_both_graphs_give_the_logits_of_the_network(verifier: BuiltInVerifier) -> None:
+    adapter, _ = read_tensors(ADAPTER)
+    folder = packaged_model()
+    trained = {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
+    network = CrossEncoder(merge(base_weights(folder), trained)).eval()
+    pairs = [tuple(sorted(pair)) for pair in SAME + OTHER]
+    with torch.no_grad():
+        encoded = load_tokenizer(folder, MAX_TOKENS).encode_batch(pairs)
+        wanted = network(*map(torch.from_numpy, pad(encoded))).numpy()
+    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), integers=False, files=GraphFiles([]))
+    np.testing.assert_allclose(exact.logits(pairs), wanted, atol=1e-3)
+    assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
+
+
+def test_the_adapter_is_small_and_says_how_it_is_calibrated() -> None:
+    assert ADAPTER.stat().st_size <= 4_000_000
+    _, notes = read_tensors(ADAPTER)
+    assert set(json.loads(notes["calibration"])) == {"alone", "all-MiniLM-L6-v2"}
+
+
+def test_a_known_embedder_s_cosine_counts_and_another_s_does_not() -> None:
+    near, far = np.full(len(SAME), 0.95), np.full(len(SAME), 0.65)
+    for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8", "all-MiniLM-L6-v2-int8.2"):
+        knows = load_verifier(embedder=name)
+        assert (knows.score(SAME, near) > knows.score(SAME, far)).all()
+    other = load_verifier(embedder="intfloat/e5-small")
+    assert (other.score(SAME, near) == other.score(SAME, far)).all()
+    assert other.name != knows.name
+
+
+def test_a_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VerifierError, match="cannot load verifier 'no/such-model'"):
+        load_verifier("no/such-model")
+    monkeypatch.setattr("kvproxy.index.models.verifier.built_in.ADAPTER", tmp_path / "none")
+    with pytest.raises(VerifierError, match="install kvproxy again"):
+        load_verifier()
+
+
+def test_a_users_cross_encoder_takes_its_place(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1)
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "own")
+    load_tokenizer(packaged_model(), 64).save(str(tmp_path / "own" / "tokenizer.json"))
+    (tmp_path / "own" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    own = load_verifier(str(tmp_path / "own"))
+    scores = own.score(SAME, np.ones(len(SAME)))
+    assert own.name == str(tmp_path / "own")
+    assert scores.dtype == np.float32
+    assert scores.shape == (len(SAME),)
+    assert ((scores > 0) & (scores < 1)).all()
+    assert own.score([], np.ones(0)).shape == (0,)

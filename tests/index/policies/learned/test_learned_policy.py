@@ -1,0 +1,262 @@
+"""What a namespace learns is a fold over its observations: two proxies agree, and so does one that starts again."""
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.index.observations import Observation
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.learned import policy as learned
+from kvproxy.index.policies.learned import state
+from kvproxy.index.policies.learned.features import evidence
+from kvproxy.index.policies.learned.learner import Learner, Near
+from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.prior import Prior
+from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.store.sqlite_observations import SqliteObservations
+from tests.reference.memory_observations import MemoryObservations
+
+
+def observation(generator: random.Random, namespace: str = "n") -> Observation:
+    """One whose answer is right the more often the nearer it is."""
+    near = sorted((generator.uniform(0.3, 1.0) for _ in range(8)), reverse=True)
+    classes = [generator.choice("aab") for _ in near]
+    right = generator.random() < near[0]
+    error = generator.uniform(0.0, 0.2)
+    vetoes = ("names",) if generator.random() < 0.2 else ()
+    return Observation(
+        "e",
+        right,
+        "answer",
+        True,
+        0.0,
+        namespace,
+        classes[0],
+        tuple(evidence(near, classes).tolist()),
+        error,
+        generator.uniform(0.1, 1.0),
+        vetoes,
+        generator.choice("ab"),
+        generator.random() < 0.2,
+        repeat=generator.random() < 0.3,
+    )
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(0, 10**6), st.integers(0, 40), st.integers(0, 40))
+def test_a_snapshot_and_what_came_after_it_give_the_same_as_the_whole_log(seed: int, before: int, after: int) -> None:
+    generator = random.Random(seed)
+    log = [observation(generator) for _ in range(before + after)]
+    whole = Learner.new(Prior(), 0.02)
+    half = Learner.new(Prior(), 0.02)
+    for seen in log:
+        whole.learn(seen)
+    for seen in log[:before]:
+        half.learn(seen)
+    again = state.load(state.dump(half), 0.02)
+    assert again is not None
+    for seen in log[before:]:
+        again.learn(seen)
+    assert state.dump(again) == state.dump(whole)
+    assert again.level.level == whole.level.level
+    assert again.level.factor == whole.level.factor
+
+
+def test_a_state_of_another_version_is_learned_anew() -> None:
+    kept = state.dump(Learner.new(Prior(), 0.02))
+    assert state.load(kept.replace('"version": 1', '"version": 0'), 0.02) is None
+
+
+def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_later(tmp_path: Path) -> None:
+    generator = random.Random(3)
+    path = tmp_path / "o.db"
+    first, second = (LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5) for _ in range(2))
+    second.learner("n")
+    for number in range(450):
+        (first if number % 2 else second).learn([observation(generator)])
+        if number % 7 == 0:
+            first.served("n", 0.01)
+    first.flush()
+    second.flush()
+    third = LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5)
+    states = {state.dump(policy.learner("n")) for policy in (first, second, third)}
+    assert len(states) == 1
+    assert first.status("n") == third.status("n")
+    assert first.status("n").observations == 450
+    assert first.status("n").served == 65
+
+
+def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp_path: Path) -> None:
+    whole = LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+    generator, pruned = random.Random(4), 0
+    for _ in range(12):
+        # A new process each time, as after kill -9: nothing is closed.
+        log = SqliteObservations(tmp_path / "o.db")
+        policy = LearnedPolicy(log, None, 0.05, 0.5)
+        for _ in range(60):
+            seen = observation(generator)
+            policy.learn([seen])
+            whole.learn([seen])
+        assert state.dump(policy.learner("n")) == state.dump(whole.learner("n"))
+        pruned += log.prune(0)
+        assert len(log.since("n", 0, 10_000)) <= 240
+    assert pruned >= 400
+    assert log.summary()["observed"] == 720
+
+
+def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_path: Path) -> None:
+    path, generator = tmp_path / "o.db", random.Random(5)
+    log = SqliteObservations(path)
+    behind, ahead = (LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5) for _ in range(2))
+    behind.learn([observation(generator) for _ in range(10)])
+    for _ in range(25):
+        ahead.learn([observation(generator) for _ in range(10)])
+    assert log.prune(0) > 0
+    behind.learn([observation(generator)])
+    ahead.flush()
+    assert state.dump(behind.learner("n")) == state.dump(ahead.learner("n"))
+    assert behind.status("n").observations == 261
+
+
+def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(tmp_path: Path) -> None:
+    log, generator = SqliteObservations(tmp_path / "o.db"), random.Random(6)
+    log.add([observation(generator) for _ in range(30)])
+    log.save("n", 20, state.dump(Learner.new(Prior(), 0.02)).replace('"version": 1', '"version": 0'))
+    log.prune(0)
+    assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").observed == 10
+
+
+def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, whole = random.Random(8), LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+    log = MemoryObservations()
+    bounded = LearnedPolicy(log, None, 0.05, 0.5)
+    names = [f"n{number}" for number in range(9)]
+    for _ in range(300):
+        seen = observation(generator, generator.choice(names))
+        whole.learn([seen])
+        whole.learner("n0")
+        with monkeypatch.context() as patch:
+            patch.setattr(learned, "_MOST", 3)
+            bounded.learn([seen])
+            # Asked in again and again, so it stays whatever comes.
+            kept = bounded.learner("n0")
+            assert bounded.learner("n0") is kept
+            assert len(bounded.statuses()) <= 3
+        log.prune(0)
+    for name in names:
+        assert state.dump(bounded.learner(name)) == state.dump(whole.learner(name))
+
+
+WRITER = """
+import random, sys
+from pathlib import Path
+from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.policies.learned.policy import LearnedPolicy
+from tests.index.policies.learned.test_learned_policy import observation
+
+log = SqliteObservations(Path(sys.argv[1]))
+policy = LearnedPolicy(log, None, 0.05, 0.5)
+generator = random.Random(7)
+known = policy.learner("n").observed
+for _ in range(known):
+    observation(generator)
+print(known, flush=True)
+while True:
+    policy.learn([observation(generator)])
+    known += 1
+    print(known, flush=True)
+    log.prune(0)
+"""
+
+
+def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_decisions(tmp_path: Path) -> None:
+    path, acknowledged = tmp_path / "o.db", 0
+    for round_ in range(3):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            # Around a snapshot, which is saved after every 200.
+            for line in writer.stdout:
+                if int(line) >= 197 * (round_ + 1):
+                    break
+            writer.send_signal(signal.SIGKILL)
+            rest = [line for line in writer.stdout if line.endswith("\n")]
+        acknowledged = int([line, *rest][-1])
+    log = SqliteObservations(path)
+    learner = LearnedPolicy(log, None, 0.05, 0.5).learner("n")
+    # The last one may be there before it was told.
+    assert acknowledged <= learner.observed <= acknowledged + 1
+    generator, whole = random.Random(7), LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+    for _ in range(learner.observed):
+        whole.learn([observation(generator)])
+    assert state.dump(learner) == state.dump(whole.learner("n"))
+    log.prune(0)
+    assert len(log.since("n", 0, 10_000)) <= 200
+
+
+class Sure:
+    """A verifier that gives every pair the same probability."""
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def reads(self, text: str) -> bool:
+        return True
+
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
+        return np.full(len(pairs), self.probability, dtype=np.float32)
+
+
+@pytest.mark.parametrize(("probability", "proved"), [(0.85, False), (0.85, True), (0.95, False)])
+def test_an_entry_alone_needs_more_than_the_level_of_checked_until_that_has_proved_right(
+    probability: float, proved: bool
+) -> None:
+    policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Sure(probability), 0.8, 0.5, ()), 0.05, 0.5)
+    learner = policy.learner("n")
+    learner.level.level, learner.level.expected, learner.checked_seen = 0.25, 100.0, 100 * proved
+    assert learner.ready
+    alone = [Neighbour("how are you", 0.99, "a"), Neighbour("what is a pear", 0.4, "b")]
+    ruling = policy.decide("how are you", alone, namespace="n")
+    assert (ruling.decisions[0].verdict == "accepted") is (probability > 0.9 or proved)
+    assert (ruling.chosen == 0) is (probability > 0.9 or proved)
+
+
+@pytest.mark.parametrize("other", [0.88, 0.5])
+def test_where_a_guard_was_lifted_only_small_errors_are_served(other: float) -> None:
+    policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
+    learner = policy.learner("n")
+    learner.level.level, learner.level.factor = 0.25, 1.0
+    near = [
+        Neighbour("port 80", 0.95, "a"),
+        Neighbour("port 81", 0.94, "a"),
+        *[Neighbour("port", other, "b" if other > 0.6 else "a")] * 3,
+        Neighbour("x", 0.5, "b"),
+    ]
+    found = learner.find([Near(each.similarity, each.answer) for each in near])
+    assert found is not None
+    assert found.error <= 0.25
+    small = found.error <= 0.04
+    assert small == (other < 0.6)
+    assert policy.decide("port 8080", near, namespace="n").decisions[0].guard == "numbers"
+    learner.doubts.across("a", policy.vetoes("port 8080", "port 80"), right=True)
+    assert (policy.decide("port 8080", near, namespace="n").decisions[0].verdict == "accepted") is small
+    assert policy.decide("port 80", near, namespace="n").decisions[0].verdict == "accepted"
+
+
+def test_namespaces_learn_apart_and_share_what_a_new_one_starts_from() -> None:
+    policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
+    generator = random.Random(1)
+    policy.learn([observation(generator, "n") for _ in range(300)])
+    fresh = policy.learner("m")
+    assert (fresh.observed, fresh.level.level) == (0, 0.0)
+    shipped = Prior().score().weights
+    assert not np.allclose(fresh.score.weights, shipped)
+    assert not np.allclose(fresh.score.weights, policy.learner("n").score.weights)
+    assert set(policy.statuses()) == {"n", "m"}

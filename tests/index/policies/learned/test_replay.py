@@ -1,0 +1,167 @@
+"""Streams replayed: the bound is kept, much is served, a judge may err, and a change is noticed."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.evaluation.replay import Outcome, Stream, replay
+from kvproxy.index.evaluation.streams import (
+    _THRESHOLDS,
+    Line,
+    _Nearest,
+    best_threshold,
+    curve,
+    erring,
+    make_stream,
+    measure,
+    read_stream,
+)
+from kvproxy.index.observations import MemoryLog
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.learned.policy import LearnedPolicy
+from tests.index.doubles import HashEmbedder, OverlapVerifier
+
+
+def cluster_stream(count: int, seed: int = 0, intents: int = 20, changed: int = 0) -> Stream:
+    """Questions around some intents, a few of them between two; from the middle on some intents have another answer."""
+    generator = np.random.default_rng(seed)
+    # All texts are a little alike, as those of one bank's customers are.
+    centres = generator.normal(size=(intents, 24)) + 1.5 * generator.normal(size=24)
+    of = generator.integers(0, intents, count)
+    stray = generator.integers(0, intents, count)
+    share = np.minimum(generator.beta(0.6, 4.0, count), 0.5)[:, None]
+    vectors = (1 - share) * centres[of] + share * centres[stray] + generator.normal(size=(count, 24)) * 0.45
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    later = np.arange(count) >= count // 2
+    answers = [f"answer {intent + 100 * (intent < changed and late)}" for intent, late in zip(of, later, strict=True)]
+    texts = [f"question {number}" for number in range(count)]
+    return Stream(texts, answers, vectors, lambda one, other: answers[one] == answers[other])
+
+
+def learned(max_error: float) -> LearnedPolicy:
+    return LearnedPolicy(MemoryLog(), CheckedPolicy(OverlapVerifier(), 0.99, 0.0, ()), max_error, 0.0, guards=())
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return cluster_stream(2500)
+
+
+def test_the_bound_is_kept_and_more_is_served_than_by_the_best_fixed_threshold(stream: Stream) -> None:
+    policy = learned(0.05)
+    found = replay(stream, policy)
+    assert found.worst <= 0.05
+    assert found.wrong_share <= policy.status("").bound <= 0.05
+    _, fixed = best_threshold(stream, found.wrong_share, lambda share: None)
+    assert found.hit_rate > 1.3 * fixed.hit_rate
+    assert found.hit_rate > 0.5
+    # It learns: the second half serves more than the first.
+    assert found.served[1250:].sum() > 1.2 * found.served[:1250].sum()
+    tighter = replay(stream, learned(0.01))
+    assert tighter.hit_rate < found.hit_rate
+    assert tighter.wrong.sum() <= 0.01 * max(500, tighter.served.sum())
+
+
+def test_a_replay_comes_out_the_same_again() -> None:
+    short = cluster_stream(600)
+    found, again = (replay(short, learned(0.05), seed=3) for _ in range(2))
+    assert found.served.any()
+    assert (found.served == again.served).all()
+
+
+def test_what_a_replay_serves_counts_against_the_bound() -> None:
+    policy = learned(0.05)
+    found = replay(cluster_stream(600), policy, seed=3)
+    policy.flush()
+    assert policy.status("").served == found.served.sum() > 0
+    assert policy.status("").expected_wrong > 0
+
+
+def test_a_judge_that_errs_leaves_the_truth_within_the_bound(stream: Stream) -> None:
+    found = replay(stream, learned(0.05), judge=erring(stream.same, 0.01, 0))
+    assert found.worst <= 0.05
+    assert found.hit_rate > 0.2
+
+
+def test_a_change_of_some_answers_is_noticed() -> None:
+    changing = cluster_stream(3000, changed=1)
+    found = replay(changing, learned(0.05))
+    windows = [slice(start, start + 250) for start in range(2000, 3000, 250)]
+    wrong, served = (sum(int(kept[window].sum()) for window in windows) for kept in (found.wrong, found.served))
+    assert wrong <= 0.05 * served
+    # What has changed is served again, with its new answer.
+    late = [place for place in range(2000, 3000) if changing.answers[place] == "answer 100"]
+    assert (found.served & ~found.wrong)[late].any()
+
+
+def test_shares_of_what_was_served_and_of_what_was_asked() -> None:
+    served, wrong = np.array([True, False, True, False]), np.array([True, False, False, False])
+    assert (Outcome(served, wrong).hit_rate, Outcome(served, wrong).wrong_share) == (0.5, 0.5)
+    assert Outcome(np.array([True]), np.array([True])).wrong_share == 1.0
+    nothing = Outcome(np.zeros(3, bool), np.zeros(3, bool))
+    assert (nothing.hit_rate, nothing.wrong_share, nothing.worst) == (0.0, 0.0, 0.0)
+
+
+def test_worst_counts_from_the_five_hundredth_answer_served() -> None:
+    served = np.ones(600, bool)
+    wrong = np.zeros(600, bool)
+    wrong[:10] = True
+    assert Outcome(served, wrong).worst == pytest.approx(10 / 500)
+    wrong[599] = True
+    assert Outcome(served, wrong).worst == pytest.approx(10 / 500)
+    assert Outcome(served[:100], wrong[:100]).worst == pytest.approx(0.1)
+    assert curve(Outcome(served, wrong))[-1] == (600, 600, 11)
+
+
+def test_the_best_threshold_serves_most_of_those_that_keep_the_bound() -> None:
+    small = cluster_stream(250)
+    each = {threshold: replay(small, _Nearest(threshold)) for threshold in _THRESHOLDS}
+    for bound in (0.02, 0.1):
+        level, found = best_threshold(small, bound, lambda share: None)
+        fits = {threshold: one.hit_rate for threshold, one in each.items() if one.wrong_share <= bound}
+        assert 0 < found.hit_rate == max(fits.values())
+        assert level is not None
+        assert fits[level] == found.hit_rate
+    level, found = best_threshold(small, -1.0, lambda share: None)
+    assert (level, found.served.sum()) == (None, 0)
+
+
+def test_a_report_names_each_policy_with_its_figures(stream: Stream) -> None:
+    small = Stream(stream.texts[:400], stream.answers[:400], stream.vectors[:400], stream.same)
+    told = measure(small, lambda: learned(0.02), learned(0.02), 0.02, orders=2, judge_error=0.01).document()
+    assert told["requests"] == 400
+    assert set(told["policies"]) == {"learned", "checked", "threshold"}
+    for figures in told["policies"].values():
+        assert {"hit_rate", "wrong_share", "worst", "curve"} <= set(figures)
+        assert [point["requests"] for point in figures["curve"]] == [100, 200, 300, 400]
+    assert "level" in told["policies"]["threshold"]
+    assert told["orders"]["count"] == 2
+
+
+def test_reads_streams_and_names_a_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write('{"text": "a", "answer": "b"}\n\n{"text": "c", "answer": "d"}\n')
+    assert read_stream(path) == [Line("a", "b"), Line("c", "d")]
+    for bad in ('{"text": "a"}', '{"text": 1, "answer": "b"}', "x", "[]"):
+        plain = tmp_path / "bad.jsonl"
+        plain.write_text(json.dumps({"text": "a", "answer": "b"}) + "\n" + bad + "\n")
+        with pytest.raises(ImportFailed, match="line 2"):
+            read_stream(plain)
+    (tmp_path / "none.jsonl").write_text("\n")
+    with pytest.raises(ImportFailed, match="no lines"):
+        read_stream(tmp_path / "none.jsonl")
+
+
+def test_answers_may_be_judged_as_texts() -> None:
+    lines = [Line("one", "the pool has blocks"), Line("two", "The pool has blocks!"), Line("one", "no idea at all")]
+    strict = make_stream(lines, HashEmbedder(), None, lambda share: None)
+    loose = make_stream(lines, HashEmbedder(), -1.0, lambda share: None)
+    assert (strict.same(0, 1), strict.same(0, 2), loose.same(0, 2)) == (True, False, True)
+    assert (strict.vectors[0] == strict.vectors[2]).all()
+    turned = strict.reordered([2, 0, 1])
+    assert (turned.texts, turned.same(1, 2), turned.same(0, 1)) == (["one", "one", "two"], True, False)

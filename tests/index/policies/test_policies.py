@@ -1,0 +1,153 @@
+"""Policies accept what they say they accept, and requests only ever make them stricter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Overall, Policy, Status, best
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from tests.index.doubles import OverlapVerifier
+from tests.reference.memory_observations import MemoryObservations
+
+
+class Fixed:
+    """A verifier that says what it was given, and remembers what it was asked."""
+
+    name = "fixed"
+
+    def __init__(self, *scores: float) -> None:
+        self.scores = scores
+        self.asked: list[list[tuple[str, str]]] = []
+
+    def reads(self, text: str) -> bool:
+        return True
+
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
+        self.asked.append(list(pairs))
+        return np.array(self.scores[: len(pairs)], dtype=np.float32)
+
+
+def taught(level: float, checked: CheckedPolicy | None = None) -> LearnedPolicy:
+    """A policy whose only namespace has learned enough to serve what is wrong with at most such a probability."""
+    policy = LearnedPolicy(MemoryObservations(), checked, 0.1, floor=0.5)
+    policy.learner("").level.level = level
+    policy.learner("").level.expected = 100.0
+    policy.learner("").level.factor = 1.0
+    return policy
+
+
+def test_threshold_is_the_cosine_alone_without_guards() -> None:
+    near = [Neighbour("How do I enable 2FA?", 0.97), Neighbour("How do I disable 2FA?", 0.96), Neighbour("x", 0.5)]
+    verdicts = [
+        each.verdict for each in ThresholdPolicy(0.95, guards=()).decide("How do I disable 2FA?", near).decisions
+    ]
+    assert verdicts == ["accepted", "accepted", "below threshold"]
+    guarded = ThresholdPolicy(0.95).decide("How do I disable 2FA?", near)
+    assert (guarded.decisions[0].verdict, guarded.decisions[0].guard) == ("vetoed", "opposites")
+    assert guarded.chosen == 1
+
+
+def test_the_verifier_is_asked_once_and_only_about_what_is_left() -> None:
+    verifier = Fixed(0.6, 0.95)
+    near = [
+        Neighbour("What is b?", 0.9),
+        Neighbour("What is not a?", 0.9),
+        Neighbour("far", 0.3),
+        Neighbour("What is c?", 0.8),
+    ]
+    decisions = CheckedPolicy(verifier, 0.9, 0.7).decide("What is a?", near).decisions
+    assert verifier.asked == [[("What is a?", "What is b?"), ("What is a?", "What is c?")]]
+    assert [each.verdict for each in decisions] == ["below level", "vetoed", "below threshold", "accepted"]
+    assert decisions[3].score == pytest.approx(0.95)
+    assert best(decisions) == 3
+    verifier.asked.clear()
+    assert CheckedPolicy(verifier, 0.9, 0.7).decide("What is a?", near[2:3]).decisions[0].score is None
+    assert verifier.asked == []
+    assert CheckedPolicy(verifier, 0.9, 0.7).decide("What is a?", []).decisions == []
+
+
+def test_the_best_is_the_surest_then_the_nearest() -> None:
+    accepted = [Decision("accepted", score=score) for score in (0.8, 0.9, 0.9)]
+    assert best([Decision("vetoed", score=1.0), *accepted]) == 2
+    assert best([Decision("accepted", score=0.9)] * 2) == 0
+    assert best([Decision("uncertain", score=1.0, error=0.0)]) is None
+
+
+POLICIES = st.sampled_from(
+    [
+        ThresholdPolicy(0.8),
+        ThresholdPolicy(0.8, guards=()),
+        CheckedPolicy(OverlapVerifier(), 0.5, 0.6),
+        taught(0.0, CheckedPolicy(OverlapVerifier(), 0.5, 0.6)),
+        taught(0.5, CheckedPolicy(OverlapVerifier(), 0.5, 0.6)),
+        taught(0.9),
+    ]
+)
+NUMBER = st.one_of(st.none(), st.floats(-2, 2), st.just(float("inf")))
+TEXT = st.lists(st.sampled_from("open close block cache 2 3".split()), min_size=1, max_size=4).map(" ".join)
+NEAR = st.lists(st.builds(Neighbour, TEXT, st.floats(0, 1), st.sampled_from("abc")), max_size=5)
+
+
+@settings(deadline=None, max_examples=150)
+@given(POLICIES, TEXT, NEAR, st.builds(Limits, NUMBER, NUMBER, NUMBER))
+def test_a_request_makes_matching_stricter_never_looser(
+    policy: Policy, question: str, near: list[Neighbour], limits: Limits
+) -> None:
+    near = sorted(near, key=lambda each: -each.similarity)
+    plain, limited = (policy.decide(question, near, asked).decisions for asked in (Limits(), limits))
+    for before, after in zip(plain, limited, strict=True):
+        assert after.verdict != "accepted" or before.verdict == "accepted"
+
+
+def near_class(*classes: str) -> list[Neighbour]:
+    return [
+        Neighbour(f"how do I open the account {place}", 0.98 - place / 100, name) for place, name in enumerate(classes)
+    ]
+
+
+def test_an_answer_that_stands_alone_needs_the_verifier() -> None:
+    alone, together = near_class("a", "b", "b"), near_class("a", "a", "b")
+    for score, verdict in ((0.1, "below level"), (0.92, "below level"), (0.97, "accepted")):
+        policy = taught(1.0, CheckedPolicy(Fixed(score), 0.9, 0.5, guards=()))
+        assert policy.decide("how do I open the account", alone).decisions[0].verdict == verdict
+        assert policy.decide("how do I open the account", together).chosen == 0
+    assert taught(1.0).decide("how do I open the account", alone).chosen is None
+
+
+def test_a_veto_stands_until_the_class_has_shown_that_it_does_not_matter() -> None:
+    policy, question, near = taught(1.0), "how do I close the account", near_class("a", "a")
+    assert policy.decide(question, near).decisions[0].guard == "opposites"
+    policy.learner("").doubts.across("a", ["opposites"], right=True)
+    assert policy.decide(question, near).chosen == 0
+    policy.learner("").doubts.across("a", ["opposites"], right=False)
+    assert policy.decide(question, near).decisions[0].guard == "opposites"
+
+
+def test_while_little_is_known_checked_decides() -> None:
+    policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
+    ruling = policy.decide("how do I open the account", near_class("a"))
+    assert (ruling.chosen, ruling.chance) == (0, 0.0)
+    assert ruling.noted is not None
+    assert ruling.noted.checked
+    policy.learner("").checked_seen, policy.learner("").checked_wrong = 20, 4
+    assert policy.decide("how do I open the account", near_class("a")).chosen is None
+
+
+def test_every_guard_is_named_once() -> None:
+    assert len({guard.name for guard in GUARDS}) == len(GUARDS)
+
+
+def test_together_no_namespaces_have_learned_nothing_and_several_add_up() -> None:
+    assert Overall.of([]) == Overall(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    one = Status(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
+    other = Status(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
+    both = Overall.of([one, other])
+    assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 4)
+    assert (both.expected_wrong, both.bound, both.max_error) == (0.2, 0.03, 0.02)
+    assert both.would_serve == pytest.approx((10 * 0.3 + 30 * 0.1) / 40)

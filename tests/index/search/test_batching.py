@@ -1,0 +1,117 @@
+"""Work done together: writes share a transaction, each caller is told its own result, and nobody waits for ever."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.search.batching import Batcher, MicroBatcher, WriteBatcher
+from kvproxy.index.store import Capacity, Put, ResponseStore, Written
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+
+async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    sizes = []
+
+    def write(puts: Sequence[Put]) -> Written:
+        sizes.append(len(puts))
+        return store.put_many(puts)
+
+    batcher = WriteBatcher(write)
+
+    async def insert(number: int) -> None:
+        entry = make_entry(f"question {number}")
+        assert await batcher.put(Put(entry))
+        # Another connection sees it: it is committed.
+        other = ResponseStore(tmp_path / "r.db")
+        assert other.find(entry.key) is not None
+        other.close()
+
+    await asyncio.gather(*(insert(number) for number in range(100)))
+    assert sum(sizes) == 100
+    assert len(sizes) < 20
+    store.close()
+
+
+async def test_what_fails_fails_alone(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
+    batcher = WriteBatcher(store.put_many)
+    puts = [Put(make_entry(f"question {number}")) for number in range(5)]
+    broken = Put(make_entry("broken", tenant=object()))
+    large = Put(make_entry("large", response=b'"' + b"x" * 3000 + b'"'))
+    results = await asyncio.gather(*map(batcher.put, [*puts, broken, large]), return_exceptions=True)
+    assert results[:5] == [True] * 5
+    assert isinstance(results[5], CacheStoreError)
+    assert results[6] is False
+    assert store.count() == 5
+    store.close()
+
+
+async def test_a_caller_that_leaves_takes_nobody_along() -> None:
+    written: list[str] = []
+
+    def write(puts: Sequence[Put]) -> Written:
+        time.sleep(0.05)
+        written.extend(put.entry.prompt for put in puts)
+        return Written(tuple(None for _ in puts), ())
+
+    batcher = WriteBatcher(write)
+    tasks = [asyncio.create_task(batcher.put(Put(make_entry(f"q {number}")))) for number in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    assert await tasks[0]
+    assert await tasks[2]
+    assert sorted(written) == ["q 0", "q 1", "q 2"]
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[1]
+
+
+async def test_a_cancelled_batch_leaves_nobody_waiting() -> None:
+    """As at a shutdown, when the loop's tasks are cancelled."""
+    began, end = threading.Event(), threading.Event()
+
+    def work(items: Sequence[int]) -> list[int]:
+        began.set()
+        end.wait(60)
+        return list(items)
+
+    before = asyncio.all_tasks()
+    batcher = Batcher(work, 2)
+    futures = [batcher.submit(number) for number in range(5)]
+    await asyncio.to_thread(began.wait, 60)
+    for task in asyncio.all_tasks() - before:
+        task.cancel()
+    done, waiting = await asyncio.wait(futures, timeout=60)
+    end.set()
+    assert not waiting
+    assert all(isinstance(future.exception(), RuntimeError) for future in done)
+    # What comes later is worked on as ever.
+    assert await asyncio.wait_for(batcher.submit(7), 60) == 7
+
+
+@pytest.mark.parametrize("results", [[], [1, 2, 3]])
+async def test_a_wrong_number_of_results_fails_the_callers(results: list[int]) -> None:
+    batcher: Batcher[int, int] = Batcher(lambda items: results, 8)
+    found = await asyncio.wait_for(
+        asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True), timeout=60
+    )
+    assert all(isinstance(error, RuntimeError) for error in found)
+
+
+async def test_an_embedder_that_cannot_even_be_asked_fails_its_callers() -> None:
+    """An executor that is shut down refuses work with a RuntimeError, which is no EmbedderError."""
+    batcher = MicroBatcher(HashEmbedder())
+    asyncio.get_running_loop().run_in_executor = _refuse  # type: ignore[method-assign, assignment]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await asyncio.wait_for(batcher.embed("a question"), timeout=60)
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("cannot schedule new futures after shutdown")

@@ -1,0 +1,333 @@
+"""Near questions by namespace, over either store: what is stored is found, what went is not, and every proxy sees the same."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
+from kvproxy.index.segments import Kind
+from kvproxy.index.store import Answer, Gone, Put, ResponseStore, Store
+from tests.index.conftest import MakeStore
+from tests.index.entries import make_entry
+from tests.index.test_vectors import DIM, unit
+
+
+def neighbours_of(store: Store) -> Neighbours:
+    if isinstance(store, ResponseStore):
+        found: Neighbours = FaissNeighbours(store, "e", DIM, small=20, flat_limit=100)
+    else:
+        found = open_neighbours(store, "e", DIM, "float32")
+    found.load()
+    return found
+
+
+def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, first: int = 0) -> list[str]:
+    ids = [f"{namespace}{number:031x}" for number in range(first, first + len(vectors))]
+    puts = [
+        Put(make_entry(id, id=id, key=id, namespace=namespace), vector, "e")
+        for id, vector in zip(ids, vectors, strict=True)
+    ]
+    near.apply(puts, store.put_many(puts))
+    return ids
+
+
+@pytest.mark.parametrize("count", [5, 60, 400])
+def test_search_stays_in_its_namespace_and_finds_the_nearest(make_store: MakeStore, count: int) -> None:
+    store = make_store()
+    near = neighbours_of(store)
+    assert not near.holds("a")
+    vectors = unit(count)
+    for namespace in ("a", "b"):
+        for start in range(0, count, 50):
+            keep(store, near, vectors[start : start + 50], namespace, start)
+    assert near.holds("a")
+    query = unit(1, 9)[0]
+    best = np.argsort(-(vectors @ query))[:3]
+    found = near.search("b", query, 3)
+    assert [head.id for head, _ in found] == [f"b{number:031x}" for number in best]
+    assert [score for _, score in found] == pytest.approx((vectors @ query)[best].tolist(), abs=1e-5)
+    assert near.search("c", query, 3) == []
+    near.remove(store.delete([f"b{number:031x}" for number in best]))
+    assert not {f"b{number:031x}" for number in best} & {head.id for head, _ in near.search("b", query, 10)}
+    near.close()
+
+
+def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: str) -> None:
+    from kvproxy.index.store.postgres import PostgresStore
+
+    one, other = PostgresStore(empty_postgres), PostgresStore(empty_postgres)
+    mine, theirs = neighbours_of(one), neighbours_of(other)
+    vectors = unit(3)
+    ids = keep(one, mine, vectors, "a")
+    assert theirs.holds("a")
+    assert theirs.search("a", vectors[1], 1)[0][0].id == ids[1]
+    assert other.find(ids[0]) == one.find(ids[0])
+    other.delete([ids[1]])
+    assert mine.search("a", vectors[1], 1)[0][0].id != ids[1]
+    one.close()
+    other.close()
+
+
+def graphs_in(store: Any) -> int:
+    sql = "select count(*) as there from pg_indexes where indexname like 'near_%' and indexdef like '%hnsw%'"
+    with store.server.connection() as connection:
+        return int(connection.execute(sql).fetchone()["there"])
+
+
+def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: str) -> None:
+    from kvproxy.index.store.postgres import PostgresStore
+    from kvproxy.index.store.postgres_vectors import PostgresNeighbours
+
+    store = PostgresStore(empty_postgres)
+    near = PostgresNeighbours(store, "e", DIM, large=100)
+    vectors = unit(500)
+    keep(store, near, vectors, "a")
+    keep(store, near, unit(50, 1), "b")
+    near.maintain()
+    near.maintain()
+    assert graphs_in(store) == 1
+    found = [near.search("a", vectors[number], 1)[0][0].id for number in range(0, 500, 20)]
+    assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
+    near.remove([Gone("x", "a")])
+    # Another embedder's proxy leaves it alone; its own takes it away when the namespace is small.
+    PostgresNeighbours(store, "another", DIM, large=100).maintain()
+    store.delete([f"a{number:031x}" for number in range(400)])
+    near.maintain()
+    assert graphs_in(store) == 1
+    store.delete([f"a{number:031x}" for number in range(400, 480)])
+    near.maintain()
+    assert graphs_in(store) == 0
+    assert near.search("a", vectors[490], 1)[0][0].id == f"a{490:031x}"
+    store.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 60),
+    small=st.sampled_from([5, 1000]),
+    flat_limit=st.sampled_from([10, 1000]),
+    seed=st.integers(0, 2**16),
+    limit=st.integers(1, 30),
+    data=st.data(),
+)
+def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
+    count: int, small: int, flat_limit: int, seed: int, limit: int, data: st.DataObject
+) -> None:
+    """To the last bit, whether a namespace is read from the store, compared one by one, or searched by a graph."""
+    with tempfile.TemporaryDirectory() as folder:
+        now = 1000.0
+        store = ResponseStore(Path(folder) / "r.db", clock=lambda: now)
+        near = FaissNeighbours(store, "e", DIM, small=small, flat_limit=flat_limit)
+        near.load()
+        vectors = unit(count, seed)
+        for number, vector in enumerate(vectors):
+            expires = data.draw(st.sampled_from([900.0, 2000.0]))
+            entry = make_entry(f"q {number}", id=f"{number}", key=f"{number}", namespace="a", expires=expires)
+            if data.draw(st.booleans()):
+                store.put(make_entry("other", id=f"o{number}", key=f"o{number}", namespace="b"), vector, "e")
+            puts = [Put(entry, vector, "e")]
+            near.apply(puts, store.put_many(puts))
+            if data.draw(st.booleans()):
+                store.classify(Answer(entry.id, "a", data.draw(st.sampled_from("xy")), "t"))
+        near.settle()
+        # One that this index does not hear of, as where another process removes it.
+        gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))
+        store.delete([f"{number}" for number in gone if number % 2])
+        store.unindex([f"{number}" for number in gone])
+        query = unit(1, seed + 1)[0]
+        numbers, kept = store.vectors("a", "e")
+        ids = dict(zip(*(each.tolist() for each in store.vector_ids("a", "e")), strict=True))
+        cosines = {ids[number].decode(): float(row @ query) for number, row in zip(numbers.tolist(), kept, strict=True)}
+        best = sorted(cosines, key=lambda id: -cosines[id])
+        found = near.search("a", query, limit)
+        heads = store.heads(best)
+        assert found == [(heads[head.id], cosines[head.id]) for head, _ in found]
+        if not gone:
+            assert [head.id for head, _ in found] == best[:limit]
+        near.close()
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8"])
+def test_cosines_are_those_of_the_stored_vectors_where_the_index_rounds(tmp_path: Path, kind: Kind) -> None:
+    store = ResponseStore(tmp_path / "r.db")
+    near = FaissNeighbours(store, "e", DIM, kind, small=5)
+    vectors, query = unit(50), unit(1, 9)[0]
+    keep(store, near, vectors, "a")
+    found = near.search("a", query, 10)
+    assert {head.id: cosine for head, cosine in found} == {
+        head.id: float(vectors[int(head.id[1:], 16)] @ query) for head, _ in found
+    }
+    assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
+    near.close()
+    store.close()
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    made: list[tuple[ResponseStore, FaissNeighbours]] = []
+
+    def open_(path: Path = tmp_path / "r.db", **options: Any) -> tuple[ResponseStore, FaissNeighbours]:
+        store = ResponseStore(path)
+        near = FaissNeighbours(store, "e", DIM, **{"small": 20, "flat_limit": 100} | options)
+        near.load()
+        made.append((store, near))
+        return store, near
+
+    yield open_
+    for store, near in made:
+        near.close()
+        store.close()
+
+
+Open = Callable[..., tuple[ResponseStore, FaissNeighbours]]
+
+
+def agree(store: ResponseStore, near: FaissNeighbours, namespace: str = "a") -> bool:
+    return near.indexes[namespace].numbers() == set(store.vector_ids(namespace, "e")[0].tolist())
+
+
+def folder(store: ResponseStore) -> Path:
+    return store.path.with_name(store.path.name + "-index")
+
+
+def test_small_namespaces_cost_no_memory(opened: Open) -> None:
+    store, near = opened()
+    keep(store, near, unit(19), "a")
+    assert near.indexes == {}
+    keep(store, near, unit(1, 1), "a", 19)
+    assert agree(store, near)
+    near.remove(store.delete(store.ids()[:15]))
+    assert near.indexes == {}
+    assert len(near.search("a", unit(1)[0], 9)) == 5
+
+
+def test_a_graph_is_kept_and_what_changed_without_it_is_seen(opened: Open) -> None:
+    store, near = opened()
+    ids = keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    assert near.indexes["a"].graph is not None
+    store.delete(ids[:10])
+    store.put(make_entry("new", namespace="a"), unit(1, 5)[0], "e")
+    store, again = opened()
+    # The graph was read, not built.
+    assert again.indexes["a"].graph is not None
+    assert len(again.indexes["a"].graph) == 300
+    assert agree(store, again)
+    assert again.search("a", unit(1, 5)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
+    assert ids[3] not in [head.id for head, _ in again.search("a", unit(300)[3], 5)]
+
+
+def test_graphs_of_an_earlier_embedder_go_once_nobody_uses_them(opened: Open) -> None:
+    store, near = opened()
+    keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    (old,) = folder(store).glob("*.json")
+
+    def start(age: float, embedder: str) -> None:
+        for file in folder(store).iterdir():
+            os.utime(file, (time.time() - age,) * 2)
+        again = FaissNeighbours(store, embedder, DIM, small=20, flat_limit=100)
+        again.load()
+        again.close()
+
+    # A start with its own embedder is a use, however old the files are.
+    start(30 * 86_400, "e")
+    assert old.exists()
+    assert old.stat().st_mtime > time.time() - 60
+    start(86_400, "another")
+    assert len(list(folder(store).iterdir())) == 3
+    start(30 * 86_400, "another")
+    assert list(folder(store).iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["index", "members", "header", "no index", "no members", "empty header"])
+def test_a_damaged_graph_is_built_again(opened: Open, damage: str) -> None:
+    store, near = opened()
+    keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    (index,), (members,), (header,) = (list(folder(store).glob(f"*.{kind}")) for kind in ("faiss", "npz", "json"))
+    if damage.startswith("no "):
+        {"index": index, "members": members}[damage[3:]].unlink()
+    elif damage == "empty header":
+        header.write_text("")
+    else:
+        file = {"index": index, "members": members, "header": header}[damage]
+        content = bytearray(file.read_bytes())
+        for place in (len(content) // 2, len(content) - 3):
+            content[place] ^= 0xFF
+        file.write_bytes(content)
+    _, again = opened()
+    assert agree(store, again)
+    again.settle()
+    assert again.indexes["a"].graph is not None
+    assert agree(store, again)
+    assert len(list(folder(store).glob("*.json"))) == 1
+
+
+def test_a_graph_of_another_database_is_passed_over(opened: Open, tmp_path: Path) -> None:
+    store, near = opened()
+    keep(store, near, unit(300), "a")
+    near.settle()
+    near.close()
+    other, mine = opened(tmp_path / "other.db")
+    keep(other, mine, unit(300, 7), "a")
+    mine.settle()
+    mine.close()
+    for file in folder(other).iterdir():
+        file.unlink()
+    for file in folder(store).iterdir():
+        file.rename(folder(other) / file.name)
+    _, again = opened(tmp_path / "other.db")
+    again.settle()
+    assert again.search("a", unit(300, 7)[5], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
+    assert agree(other, again)
+
+
+def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_path: Path) -> None:
+    store, near = opened()
+    keep(store, near, unit(150), "a")
+    store.flush()
+    backup = tmp_path / "backup.db"
+    store._writer.execute("vacuum into ?", [str(backup)])
+    keep(store, near, unit(150, 3), "a", 150)
+    near.settle()
+    near.close()
+    store.close()
+    for part in store.path.parent.glob("r.db*"):
+        if part.is_file():
+            part.unlink()
+    backup.rename(store.path)
+    # The numbers after the backup are given out again, to other vectors.
+    again = ResponseStore(store.path)
+    again.put_many(
+        [Put(make_entry(f"o {number}", namespace="a"), unit(1, 50 + number)[0], "e") for number in range(150)]
+    )
+    again.close()
+    fresh, mine = opened()
+    mine.settle()
+    assert agree(fresh, mine)
+    assert mine.search("a", unit(1, 60)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_deleted_vectors_leave_the_graph_in_the_background(opened: Open) -> None:
+    store, near = opened()
+    ids = keep(store, near, unit(600), "a")
+    near.settle()
+    near.remove(store.delete(ids[:300]))
+    near.settle()
+    graph = near.indexes["a"].graph
+    assert graph is not None
+    assert len(graph) == 300
+    assert agree(store, near)

@@ -1,0 +1,95 @@
+"""A journal that cannot be written: it is said once, and once more when it works again."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvproxy.journal import journal as journal_module
+from kvproxy.journal.journal import FailureLog, FileJournal
+from kvproxy.settings.journal import JournalSettings
+from tests.faults.test_disks import on_small_disk
+from tests.journal.test_file import finished
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines about the journal."""
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("the journal")]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[FileJournal]:
+    opened = FileJournal(tmp_path / "journal.db", JournalSettings())
+    yield opened
+    opened.close()
+
+
+def test_a_full_disk_is_told_once_and_that_there_is_room_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with on_small_disk(tmp_path, 1_000_000) as disk:
+        journal = FileJournal(tmp_path / "journal.db", JournalSettings())
+        number = 0
+        while journal.lost < 40:
+            assert number < 5_000
+            for _ in range(20):
+                number += 1
+                journal.add(finished(f"question {number} {'x' * 500}", f"r{number}"))
+            journal.flush()
+        lost = journal.lost
+        (line,) = told(caplog)
+        assert "failed" in line
+        disk.resize(None)
+        journal.add(finished("with room", "again"))
+        journal.flush()
+        assert told(caplog)[1:] == [f"the journal {journal.path} can be written again; {lost} records were lost"]
+        assert journal.latest(1)[0].request_id == "again"
+        assert len(journal.latest(10_000)) == number - lost + 1
+        journal.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_taken_away_is_told_once(
+    journal: FileJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture, replaced: bool
+) -> None:
+    journal.add(finished("one", "r1"))
+    journal.flush()
+    moved = tmp_path / "moved.db"
+    journal.path.rename(moved)
+    if replaced:
+        FileJournal(tmp_path / "other.db", JournalSettings()).close()
+        (tmp_path / "other.db").rename(journal.path)
+    for number in range(3):
+        journal.add(finished("two", f"lost {number}"))
+        journal.flush()
+    assert journal.lost == 3
+    (line,) = told(caplog)
+    assert "was deleted or replaced: restart to use what is there now" in line
+    again = FileJournal(moved, JournalSettings())
+    assert [record.request_id for record in again.latest(10)] == ["r1"]
+    again.close()
+    if replaced:
+        # The log of the old file still stood there, and SQLite would have written it over the new one.
+        there = FileJournal(journal.path, JournalSettings())
+        assert there.latest(10) == []
+        there.close()
+
+
+def test_failure_and_success_that_take_turns_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(journal_module, "time", SimpleNamespace(monotonic=lambda: now))
+    failures = FailureLog(Path("j.db"))
+    caplog.set_level(logging.WARNING)
+    for _ in range(100):
+        failures.failed(OSError("full"), 1)
+        failures.succeeded()
+    assert len(told(caplog)) == 2
+    now = 100.0
+    failures.failed(OSError("full"), 1)
+    assert len(told(caplog)) == 3
+    failures.succeeded()
+    assert told(caplog)[-1].endswith("again; 100 records were lost")

@@ -146,8 +146,8 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:
-        told = f"{counts['accepted_wrong']:,} of {counts['accepted']:,} that were compared with fresh answers were"
-        return Wrong(*wilson(counts["accepted_wrong"], counts["accepted"]), told)
+        wrong, compared = counts["accepted_wrong"], counts["accepted"]
+        return Wrong(*wilson(wrong, compared), f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong")
     if settings.policy == "learned":
         return Wrong(0.0, settings.max_error, "the policy's bound, cache.max_error")
     return None

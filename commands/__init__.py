@@ -10,11 +10,24 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands import (
-    blocks, cache, config, doctor, explain, init, keys, log, reload, savings, serve, top, upstreams, warm,
+    blocks,
+    cache,
+    config,
+    doctor,
+    explain,
+    init,
+    keys,
+    log,
+    reload,
+    savings,
+    serve,
+    top,
+    upstreams,
+    warm,
 )  # fmt: skip
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
 from kvproxy.errors import KvproxyError
-from kvproxy.index.reporting import disable_usage_reports
+from kvproxy.index.usage_reports import disable_usage_reports
 
 app = typer.Typer(
     name="kvproxy",

@@ -5,7 +5,16 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.options import (
-    DEFAULT_URL, Data, Json, Store, TierDisk, TierDiskSize, TierHost, TierRedis, Token, Url,
+    DEFAULT_URL,
+    Data,
+    Json,
+    Store,
+    TierDisk,
+    TierDiskSize,
+    TierHost,
+    TierRedis,
+    Token,
+    Url,
 )  # fmt: skip
 from kvproxy.commands.output import print_json
 

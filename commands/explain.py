@@ -173,7 +173,9 @@ def _print_prefix(prefix: dict[str, Any]) -> None:
     # llama.cpp restores a slot from a whole file, so its tokens count as cached.
     from_file = prefix["tiers"].get("disk", 0) if prefix["slots"] else 0
     cached = prefix["matched_tokens"] + from_file
-    typer.echo(f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_block_names(prefix['blocks'])}")
+    typer.echo(
+        f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_block_names(prefix['blocks'])}"
+    )
     for group in prefix["groups"]:
         typer.echo(f"  {group_name(group)}: {group['tokens']:,} tokens on its own")
     for name, tokens in prefix["tiers"].items():

@@ -31,7 +31,9 @@ def add(
     ] = None,
     stored_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="Maximum bytes of stored responses; beyond it, its own are evicted.", show_default=False),
+        typer.Option(
+            min=0, help="Maximum bytes of stored responses; beyond it, its own are evicted.", show_default=False
+        ),
     ] = None,
     data: Data = None,
     as_json: Json = False,

@@ -38,7 +38,10 @@ Token = Annotated[
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        "--api-key", envvar="OPENAI_API_KEY", help="API key of the client, which selects its tenant.", show_default=False
+        "--api-key",
+        envvar="OPENAI_API_KEY",
+        help="API key of the client, which selects its tenant.",
+        show_default=False,
     ),
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]

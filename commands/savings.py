@@ -90,8 +90,6 @@ def _print_notes(report: "SavingsReport") -> None:
     wrong = report.wrong
     if wrong is not None:
         share = (
-            f"at most {percent(wrong.most)}"
-            if wrong.least == 0
-            else f"{percent(wrong.least)} to {percent(wrong.most)}"
+            f"at most {percent(wrong.most)}" if wrong.least == 0 else f"{percent(wrong.least)} to {percent(wrong.most)}"
         )
         typer.echo(f"Wrong semantic hits: {share} ({wrong.told_by}).")

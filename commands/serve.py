@@ -50,7 +50,9 @@ def serve(
     kv_memory: Annotated[
         float | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or bytes.", show_default=False)
     ] = None,
-    device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.", show_default=False)] = None,
+    device: Annotated[
+        str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.", show_default=False)
+    ] = None,
     threads: Annotated[int | None, Flag(help="CPU threads of the model.", show_default=False)] = None,
     eviction: Annotated[str | None, Flag(help="Eviction policy: lru, lfu, s3fifo or arc.", show_default="lru")] = None,
     tier_host: TierHost = None,
@@ -142,11 +144,12 @@ def serve(
     run(settings, _print_json if as_json else _banner)
 
 
-
 def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
     for flag, values in (("--kv-events", events), ("--kv-replay", replays)):
         if values and len(values) != len(urls):
-            raise typer.BadParameter(f"give {flag} once for each --upstream: {len(urls)} times instead of {len(values)}")
+            raise typer.BadParameter(
+                f"give {flag} once for each --upstream: {len(urls)} times instead of {len(values)}"
+            )
     servers = []
     for index, url in enumerate(urls):
         kv = {"kv_events": events, "kv_replay": replays}

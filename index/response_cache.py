@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from kvproxy.index.behind import Told
-from kvproxy.index.coming import Coming, OnTheWay
 from kvproxy.index.entry import Entry, new_id
-from kvproxy.index.observations import Observations
-from kvproxy.index.redaction import redacted, redacted_all
-from kvproxy.index.redactor import Redactor
+from kvproxy.index.pending_writes import Coming, OnTheWay
+from kvproxy.index.redaction import Redactor, redacted, redacted_all
 from kvproxy.index.search.batching import WriteBatcher
+from kvproxy.index.search.deferred_embedding import Told
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import PurgedBy, Put, Store
+from kvproxy.index.store.observations import Observations
 
 _DAY = 86_400.0
 _BESIDES = 12_288  # Bytes that an entry on its way takes beside its texts, with its request and its task, as measured.

@@ -37,7 +37,9 @@ def calibrate(
         float, typer.Option(help="With --stream: share of wrong comparisons.", min=0.0, max=0.5)
     ] = 0.0,
     orders: Annotated[int, typer.Option(help="With --stream: additional replays in random orders.", min=0)] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Plot the curves into this .png or .svg file.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot the curves into this .png or .svg file.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure semantic policies on your own questions.

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import (
-    DEMO_TOKENIZER_NOTE, BlockSize, Log, LogModel, Tokenizer, load_tokenizer, parse_sizes,
+    DEMO_TOKENIZER_NOTE,
+    BlockSize,
+    Log,
+    LogModel,
+    Tokenizer,
+    load_tokenizer,
+    parse_sizes,
 )  # fmt: skip
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Data, Json
@@ -26,7 +32,9 @@ def estimate(
         str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.", show_default=False)
     ] = None,
     model: LogModel = "model",
-    plot: Annotated[Path | None, typer.Option(help="Plot the result into this .png or .svg file.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot the result into this .png or .svg file.", show_default=False)
+    ] = None,
     draws: Annotated[int, typer.Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     data: Data = None,
     as_json: Json = False,

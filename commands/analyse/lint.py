@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import (
-    DEMO_TOKENIZER_NOTE, BlockSize, Log, LogModel, Tokenizer, load_tokenizer,
+    DEMO_TOKENIZER_NOTE,
+    BlockSize,
+    Log,
+    LogModel,
+    Tokenizer,
+    load_tokenizer,
 )  # fmt: skip
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data, Json
@@ -119,7 +124,9 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
     if saving.edit.action == "sort-tools":
         typer.echo(f"    {recomputed:,} recomputed tokens; sorted tools: {stripped} reused")
     else:
-        typer.echo(f"    {recomputed:,} recomputed tokens; stripped: {stripped} reused, moved to the end: {moved} reused")
+        typer.echo(
+            f"    {recomputed:,} recomputed tokens; stripped: {stripped} reused, moved to the end: {moved} reused"
+        )
 
 
 def _regression_sentence(regression: "SharingRegression") -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kvproxy.backends.upstreams.tokenize import LocalTokenizer
+    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 Log = Annotated[
     Path,
@@ -25,7 +25,7 @@ DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give 
 
 def load_tokenizer(name: str | None) -> "LocalTokenizer":
     """Load a tokenizer, by default the one of the demo model."""
-    from kvproxy.backends.upstreams.tokenize import LocalTokenizer
+    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     return LocalTokenizer(name or "demo")
 

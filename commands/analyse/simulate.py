@@ -20,9 +20,7 @@ def simulate(
         Path,
         typer.Argument(help="Trace of Mooncake, Qwen-Bailian or WEKA, JSON lines with tokens, or a conformance trace."),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Output file of a conformance trace.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file of a conformance trace.", show_default=False)] = None,
     blocks: Annotated[
         str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.", show_default=False)
     ] = None,

@@ -31,7 +31,9 @@ def _lines(done: dict[str, Any]) -> list[str]:
     if done["reset"]:
         return ["the prefix cache is empty"]
     if done["pinned"]:
-        return [f"refused: {done['pinned']} blocks are pinned; list pins with blocks pins, remove one with blocks unpin"]
+        return [
+            f"refused: {done['pinned']} blocks are pinned; list pins with blocks pins, remove one with blocks unpin"
+        ]
     return ["refused: a request uses blocks; try again when it has finished"]
 
 

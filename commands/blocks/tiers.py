@@ -36,7 +36,8 @@ def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
 def clear_tier(
     name: Annotated[str, typer.Argument(help="The tier: host, disk or redis.")],
     models: Annotated[
-        Literal["own", "others", "all"], typer.Option(help="Clear chunks of the running model, of other models, or all.")
+        Literal["own", "others", "all"],
+        typer.Option(help="Clear chunks of the running model, of other models, or all."),
     ] = "own",
     url: Url = DEFAULT_URL,
     token: Token = None,

@@ -17,7 +17,9 @@ Key = Annotated[str | None, typer.Option(help="Only this exact key; its first di
 Prompt = Annotated[str | None, typer.Option(help="Only prompts that begin with this text.", show_default=False)]
 Search = Annotated[str | None, typer.Option(help="Only prompts that contain this text.", show_default=False)]
 Tag = Annotated[str | None, typer.Option(help="Only responses with this tag.", show_default=False)]
-OlderThan = Annotated[float | None, typer.Option(help="Only responses older than this many seconds.", show_default=False)]
+OlderThan = Annotated[
+    float | None, typer.Option(help="Only responses older than this many seconds.", show_default=False)
+]
 Tenant = Annotated[
     str | None, typer.Option(help="Only responses of this tenant, or of the client with this name.", show_default=False)
 ]

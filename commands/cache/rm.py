@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.cache.options import (
-    Key, Model, Namespace, OlderThan, Prompt, Search, Tag, Tenant, entry_columns, entry_filter, entry_row,
+    Key,
+    Model,
+    Namespace,
+    OlderThan,
+    Prompt,
+    Search,
+    Tag,
+    Tenant,
+    entry_columns,
+    entry_filter,
+    entry_row,
 )  # fmt: skip
 from kvproxy.commands.formatting import plural
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url

@@ -21,4 +21,6 @@ def stats(
         print_json(found)
     else:
         facts = flatten(found).items()
-        print_facts((name, size(value) if name in _SIZES and isinstance(value, int) else value) for name, value in facts)
+        print_facts(
+            (name, size(value) if name in _SIZES and isinstance(value, int) else value) for name, value in facts
+        )

@@ -49,8 +49,8 @@ def top(
     from kvproxy.proxy_client.journal import journal_query, open_journal
 
     query = journal_query(since, layer, reason, tenant, model, where)
-    order = "backend" if backend else "requests"
-    rows = open_journal(url, token, data).groups(query, by.value, order=order, limit=limit)
+    journal = open_journal(url, token, data)
+    rows = journal.groups(query, by.value, order="backend" if backend else "requests", limit=limit)
     if as_json:
         print_json([asdict(row) for row in rows])
         return

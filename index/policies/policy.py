@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.index.observations import Observation
+from kvproxy.index.store.observations import Observation
 
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvproxy.index.observations import Observations
 from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Policy, PolicyName
 from kvproxy.index.search.lookup import Lookup, judge
 from kvproxy.index.search.lookup_queue import Ask
 from kvproxy.index.search.neighbours import Neighbours
 from kvproxy.index.store import Head, Store
+from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
 """How many times as many neighbours are looked at where some of the nearest are past their time: they would hide the others."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.observations import Observations
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Policy, Ruling, Verdict
 from kvproxy.index.store import Head, Store
+from kvproxy.index.store.observations import Observations
 
 FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
 """What is served of itself: what is past its time is computed anew meanwhile."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.index.coming import NOTHING, Writes
 from kvproxy.index.entry import Freshness
+from kvproxy.index.pending_writes import NOTHING, Writes
 from kvproxy.index.policies.policy import Limits, PolicyName
 from kvproxy.index.search.batching import Batcher
 from kvproxy.index.search.lookup import FRESH, Lookup

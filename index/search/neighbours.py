@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.persisted import PersistedGraphs
-from kvproxy.index.segments import Kind
+from kvproxy.index.search.faiss_segment import Kind
+from kvproxy.index.search.graph_files import PersistedGraphs
+from kvproxy.index.search.vector_index import VectorIndex
 from kvproxy.index.store import Gone, Head, Put, ResponseStore, Store, Written
-from kvproxy.index.vectors import VectorIndex
 
 # Below this, reading a namespace's vectors from the store takes less than embedding a question. Most namespaces hold a
 # few entries (earlier turns are part of their name), and so cost no memory and no time at a start.
@@ -51,8 +51,8 @@ def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighb
     """What fits the store."""
     if isinstance(store, ResponseStore):
         return FaissNeighbours(store, embedder, dim, kind)
-    from kvproxy.index.store.postgres import PostgresStore
-    from kvproxy.index.store.postgres_vectors import PostgresNeighbours
+    from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
+    from kvproxy.index.store.postgres.store import PostgresStore
 
     assert isinstance(store, PostgresStore)
     return PostgresNeighbours(store, embedder, dim)

@@ -12,23 +12,23 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from kvproxy.index.behind import Behind, Late, Told
-from kvproxy.index.coming import OnTheWay, wait_for
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.held import Held
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match, is_known
-from kvproxy.index.observations import Observations
+from kvproxy.index.pending_writes import OnTheWay, wait_for
 from kvproxy.index.policies.learned.feedback import Learning
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.batching import MicroBatcher, WriteBatcher, comparable
 from kvproxy.index.search.decider import Decider
+from kvproxy.index.search.deferred_embedding import Behind, Late, Told
+from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.lookup import FRESH, Lookup
 from kvproxy.index.search.lookup_queue import Ask, Lookups
+from kvproxy.index.search.namespace_cache import Held
 from kvproxy.index.search.neighbours import open_neighbours
-from kvproxy.index.segments import Kind
 from kvproxy.index.store import Gone, PurgedBy, Put, Store, Written
+from kvproxy.index.store.observations import Observations
 
 _REBUILD_BATCH = 256
 _SWEPT = 32

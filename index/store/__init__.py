@@ -1,6 +1,6 @@
 """Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
 
-from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
+from kvproxy.index.store.filters import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
 from kvproxy.index.store.opening import open_store
 from kvproxy.index.store.protocol import (
     Answer,
@@ -12,7 +12,7 @@ from kvproxy.index.store.protocol import (
     Why,
     Written,
 )
-from kvproxy.index.store.sqlite import ResponseStore
+from kvproxy.index.store.sqlite.store import ResponseStore
 
 __all__ = [
     "EVERYTHING",

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
+from kvproxy.index.store.filters import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
 
 
 @dataclass(frozen=True, slots=True)

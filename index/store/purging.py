@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvproxy.index.store.listing import Purge, PurgedBy
+from kvproxy.index.store.filters import Purge, PurgedBy
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Row, expiring
 

@@ -12,15 +12,15 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.freshness import KEPT, KEPT_UNTIL, SKEW
 from kvproxy.index.store import eviction
-from kvproxy.index.store.heads import HEAD, read_heads
-from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
+from kvproxy.index.store.entry_heads import HEAD, read_heads
+from kvproxy.index.store.filters import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
+from kvproxy.index.store.freshness_sql import KEPT, KEPT_UNTIL, SKEW
 from kvproxy.index.store.protocol import Head
 from kvproxy.index.store.purging import purge_of
 from kvproxy.index.store.sealing import Row
-from kvproxy.index.store.share import share_of
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
+from kvproxy.index.store.tenant_usage import share_of
 
 _PAGE = 500
 _log = logging.getLogger("kvproxy")

@@ -13,17 +13,17 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.freshness import KEPT_UNTIL
 from kvproxy.index.store import eviction
-from kvproxy.index.store.condition import Condition
+from kvproxy.index.store.eviction_plan import Comer, make_room
+from kvproxy.index.store.filters import PurgedBy
+from kvproxy.index.store.freshness_sql import KEPT_UNTIL
+from kvproxy.index.store.health import Condition
 from kvproxy.index.store.hit_counts import HitCounts
-from kvproxy.index.store.listing import PurgedBy
 from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
 from kvproxy.index.store.purging import expire_now, remember
-from kvproxy.index.store.room import Comer, make_room
 from kvproxy.index.store.run import Run
 from kvproxy.index.store.sealing import Row, Texts
-from kvproxy.index.store.share import make_room_of, share_of
+from kvproxy.index.store.tenant_usage import make_room_of, share_of
 from kvproxy.index.store.together import parts
 
 COLUMNS = (

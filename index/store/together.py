@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from kvproxy.index.store import eviction
 from kvproxy.index.store.protocol import Capacity, Put
 from kvproxy.index.store.run import Run
-from kvproxy.index.store.share import owned_by, owner_of, share_of
+from kvproxy.index.store.tenant_usage import owned_by, owner_of, share_of
 
 
 def parts(

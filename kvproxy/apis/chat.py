@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from kvproxy.apis.api import ApiName, Question, ask, counts, openai_error
-from kvproxy.apis.assemblers.choices import ChoiceAssembler
-from kvproxy.apis.choices import can_be_replayed, includes_usage, keeps_choices, replay_choices
+from kvproxy.apis.choices import ChoiceAssembler, can_be_replayed, includes_usage, keeps_choices, replay_choices
 from kvproxy.apis.fields import check_common, check_integer, check_object, check_objects, fits_similar_questions
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects, shown, text_of
 from kvproxy.apis.sse import pieces

@@ -2,8 +2,100 @@
 
 from collections.abc import Callable, Iterator
 
-from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, field
-from kvproxy.apis.sse import DONE, event
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads
+from kvproxy.apis.sse import DONE, Event, event
+
+
+class ChoiceAssembler:
+    """Puts chunks of choices together; see `Assembler`."""
+
+    def __init__(self) -> None:
+        self._head: JsonObject = {}
+        self._choices: dict[int, JsonObject] = {}
+        self._usage: Json = None
+        self.done = False
+
+    def push(self, event: Event) -> None:
+        if event.data == DONE:
+            self.done = True
+            return
+        if self.done:
+            raise ValueError("an event after the end of the stream")
+        chunk = as_object(loads(event.data))
+        if event.name == b"error" or chunk.get("error") is not None:
+            raise ValueError("the stream ended in an error")
+        if not self._head:
+            self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "error")}
+        self._usage = chunk.get("usage") or self._usage
+        for choice in as_list(chunk.get("choices") or []):
+            self._merge(as_object(choice))
+
+    def _merge(self, choice: JsonObject) -> None:
+        index = as_index(choice.get("index", 0))
+        whole = self._choices.setdefault(index, {"index": index, "finish_reason": None})
+        before, reason = whole["finish_reason"], choice.get("finish_reason")
+        if before and (_adds(choice) or reason not in (None, before)):
+            raise ValueError("a choice goes on after its finish_reason")
+        whole["finish_reason"] = reason or before
+        if "text" in choice:
+            whole["text"] = as_text(whole.get("text", "")) + as_text(choice["text"] or "")
+        if "delta" in choice:
+            _merge_delta(as_object(whole.setdefault("message", {})), as_object(choice["delta"] or {}))
+        if choice.get("logprobs"):
+            _merge_logprobs(as_object(whole.setdefault("logprobs", {})), as_object(choice["logprobs"]))
+        if choice.get("prompt_logprobs"):
+            whole["prompt_logprobs"] = choice["prompt_logprobs"]
+
+    def result(self) -> JsonObject | None:
+        if not self.done:
+            return None
+        kind = str(self._head.get("object", "")).removesuffix(".chunk")
+        choices: list[Json] = [self._choices[index] for index in sorted(self._choices)]
+        whole: JsonObject = {**self._head, "object": kind, "choices": choices}
+        return {**whole, "usage": self._usage} if self._usage else whole
+
+
+def _adds(choice: JsonObject) -> bool:
+    """Whether a part of a choice adds to its text or its tool calls."""
+    return bool(choice.get("text") or any(field(choice.get("delta"), name) for name in ("content", "tool_calls")))
+
+
+def _merge_delta(message: JsonObject, delta: JsonObject) -> None:
+    for name, value in delta.items():
+        before = message.get(name)
+        if name == "tool_calls" and value:
+            calls = as_list(message.setdefault("tool_calls", []))
+            for part in as_list(value):
+                _merge_tool_call(calls, as_object(part))
+        elif isinstance(value, str) and isinstance(before, str) and name != "role":
+            message[name] = before + value
+        elif value is not None or name not in message:
+            message[name] = value
+
+
+def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
+    index = as_index(part.get("index", 0))
+    if index == len(calls):
+        calls.append({"function": {"name": "", "arguments": ""}})
+    if index >= len(calls):
+        raise ValueError("a tool call comes before the one ahead of it")
+    call = as_object(calls[index])
+    if part.get("id") and call.get("id", part["id"]) != part["id"]:
+        raise ValueError("two tool calls share one index")
+    call.update({name: value for name, value in part.items() if name not in ("index", "function") and value})
+    function = as_object(call["function"])
+    for name, value in as_object(part.get("function") or {}).items():
+        function[name] = as_text(function.get(name, "")) + as_text(value or "")
+
+
+def _merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
+    for name, values in logprobs.items():
+        before = merged.get(name)
+        if isinstance(values, list):
+            merged[name] = [*(before if isinstance(before, list) else []), *values]
+        else:
+            merged.setdefault(name, values)
+
 
 # How servers call an answer that ended by itself; `length` counts only where the request set the limit.
 _ENDED = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())

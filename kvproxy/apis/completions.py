@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from kvproxy.apis.api import ApiName, Question, counts, openai_error
-from kvproxy.apis.assemblers.choices import ChoiceAssembler
 from kvproxy.apis.chat import Chat
-from kvproxy.apis.choices import can_be_replayed, includes_usage, keeps_choices, replay_choices
+from kvproxy.apis.choices import ChoiceAssembler, can_be_replayed, includes_usage, keeps_choices, replay_choices
 from kvproxy.apis.fields import check_common, check_object
 from kvproxy.apis.json import JsonMap, JsonObject, field, shown, text_of
 from kvproxy.apis.sse import pieces

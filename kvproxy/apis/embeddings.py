@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvproxy.apis.api import ApiName, Question, counts, openai_error
-from kvproxy.apis.assemblers.choices import ChoiceAssembler
+from kvproxy.apis.choices import ChoiceAssembler
 from kvproxy.apis.json import JsonMap, JsonObject, field, shown
 from kvproxy.errors import InvalidRequest, KvproxyError
 

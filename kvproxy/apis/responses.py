@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import chain
 
 from kvproxy.apis.api import ApiName, Question, ask, counts, openai_error
-from kvproxy.apis.assemblers.responses import ResponseAssembler
 from kvproxy.apis.fields import check_common, check_object, check_objects, fits_similar_questions
 from kvproxy.apis.json import (
     Json,
@@ -14,12 +13,38 @@ from kvproxy.apis.json import (
     as_object,
     as_text,
     field,
+    loads,
     objects,
     shown,
     text_of,
 )
-from kvproxy.apis.sse import event, pieces
+from kvproxy.apis.sse import DONE, Event, event, pieces
 from kvproxy.errors import InvalidRequest, KvproxyError
+
+_LAST = ("response.completed", "response.incomplete")
+
+
+class ResponseAssembler:
+    """See `Assembler`. The last event carries the whole object, so nothing needs to be put together."""
+
+    def __init__(self) -> None:
+        self._whole: JsonObject | None = None
+        self.done = False
+
+    def push(self, event: Event) -> None:
+        if event.data == DONE:
+            return
+        part = as_object(loads(event.data))
+        if event.name == b"error" or part["type"] == "error":
+            raise ValueError("the stream ended in an error")
+        if self.done:
+            raise ValueError("an event after the end of the stream")
+        if part["type"] in _LAST:
+            self._whole = dict(as_object(part["response"]))
+            self.done = True
+
+    def result(self) -> JsonObject | None:
+        return self._whole
 
 
 class Responses:

@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvproxy.backends.admission import Admission
-from kvproxy.backends.prefix import PrefixCache
+from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.backends.protocol import Backend
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import Settings, UpstreamServer
 
 if TYPE_CHECKING:
-    from kvproxy.backends.upstreams.engine import FleetEngine
-    from kvproxy.backends.upstreams.fleet import Fleet
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
+    from kvproxy.upstreams.engine import FleetEngine
+    from kvproxy.upstreams.fleet import Fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Built:
 
     backend: Backend
     prefix: PrefixCache
-    worker: "EngineWorker | None" = None
+    worker: "AsyncLLM | None" = None
     fleet: "Fleet | None" = None
 
 
@@ -45,9 +45,9 @@ def build_backend(settings: Settings) -> Built:
 def _embedded(settings: Settings) -> Built:
     from kvproxy.backends.embedded import EmbeddedBackend
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
 
-    worker = EngineWorker.load(
+    worker = AsyncLLM.load(
         settings.engine, settings.model, settings.tiers, load_cipher(settings.encryption), settings.data
     )
     # The engine has a line of its own, fair to all tenants: what may wait there comes in, the others are turned away.
@@ -58,12 +58,12 @@ def _embedded(settings: Settings) -> Built:
 
 
 def _upstreams(settings: Settings) -> Built:
-    from kvproxy.backends.upstreams.fleet import Fleet
-    from kvproxy.backends.upstreams.llama.prefix import SlotPrefix
-    from kvproxy.backends.upstreams.mixed_prefix import MixedPrefix
-    from kvproxy.backends.upstreams.pinned.pins import UpstreamPins
-    from kvproxy.backends.upstreams.tokenize import load_tokenizer
-    from kvproxy.backends.upstreams.told.mirrored_prefix import MirroredPrefix
+    from kvproxy.upstreams.fleet import Fleet
+    from kvproxy.upstreams.llama.slot_prefix import SlotPrefix
+    from kvproxy.upstreams.mirrored_prefix import MirroredPrefix
+    from kvproxy.upstreams.mixed_prefix import MixedPrefix
+    from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
+    from kvproxy.upstreams.recomputed_pins import UpstreamPins
 
     engines = [_engine(server, settings) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
@@ -79,8 +79,8 @@ def _upstreams(settings: Settings) -> Built:
 
 
 def _engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":
-    from kvproxy.backends.upstreams.engine import FleetEngine
-    from kvproxy.backends.upstreams.llama.server import LlamaServer
+    from kvproxy.upstreams.engine import FleetEngine
+    from kvproxy.upstreams.llama.server import LlamaServer
 
     engine = FleetEngine(server, settings.forward, settings.routing, settings.limits)
     if engine.mirror is None:

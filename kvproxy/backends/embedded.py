@@ -4,15 +4,15 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from kvproxy.apis.embedded import SPEAKERS
-from kvproxy.apis.embedded.speaker import Conversation, Echo, PromptForm, Speaker, Wanted
+from kvproxy.apis.codecs import CODECS
+from kvproxy.apis.codecs.codec import Codec, Conversation, DecodedRequest, Echo, PromptInput
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.text.tool_calls import CallForm, CallReader
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
 
@@ -30,7 +30,7 @@ class EmbeddedBackend:
     """
 
     def __init__(
-        self, worker: EngineWorker, *, shared: bool = True, ranked: bool = True, door: Admission | None = None
+        self, worker: AsyncLLM, *, shared: bool = True, ranked: bool = True, door: Admission | None = None
     ) -> None:
         self.worker = worker
         self.door = door or Admission(_MOST, 0, 0.0)
@@ -74,7 +74,7 @@ class EmbeddedBackend:
             raise
 
     async def _generate(self, request: ApiRequest) -> Generated:
-        wanted = self._speaker(request).wanted(request.body)
+        wanted = self._codec(request).decode(request.body)
         generation = await self.generation(request, wanted)
         echo = await self._echo(wanted, generation.tokens) if wanted.echo else None
         form = await self._call_form(wanted)
@@ -82,7 +82,7 @@ class EmbeddedBackend:
         first = await anext(pieces)
 
         async def all_pieces() -> AsyncIterator[Delta]:
-            read = CallReader(form).read if form is not None else _as_it_is
+            read = ToolCallParser(form).read if form is not None else _as_it_is
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
                 yield read(first)
                 async for piece in rest:
@@ -97,9 +97,9 @@ class EmbeddedBackend:
 
         return Generated(all_pieces(), first.usage, request.model, echo, close)
 
-    def _speaker(self, request: ApiRequest) -> Speaker:
-        speaker = SPEAKERS.get(request.api.name)
-        if speaker is None:
+    def _codec(self, request: ApiRequest) -> Codec:
+        codec = CODECS.get(request.api.name)
+        if codec is None:
             raise NotFound(f"the embedded engine makes no {request.api.name}: use --upstream")
         if request.model != self.worker.name and request.model not in self.worker.adapters:
             names = " or ".join(repr(name) for name in (self.worker.name, *self.worker.adapters))
@@ -107,11 +107,11 @@ class EmbeddedBackend:
                 f"model {request.model!r} is not served here: use {names}, or start with --model",
                 param="model",
             )
-        return speaker
+        return codec
 
-    async def generation(self, request: ApiRequest, wanted: Wanted | None = None) -> GenerationRequest:
+    async def generation(self, request: ApiRequest, wanted: DecodedRequest | None = None) -> GenerationRequest:
         """A request as the engine takes it; raises InvalidRequest for what the engine cannot do."""
-        wanted = wanted or self._speaker(request).wanted(request.body)
+        wanted = wanted or self._codec(request).decode(request.body)
         tokens = await self._tokens(wanted.prompt)
         return GenerationRequest(
             # A client may send the same request id twice; the engine's ids must be unique.
@@ -127,7 +127,7 @@ class EmbeddedBackend:
             adapter=request.model if request.model in self.worker.adapters else None,
         )
 
-    async def _call_form(self, wanted: Wanted) -> CallForm | None:
+    async def _call_form(self, wanted: DecodedRequest) -> ToolCallFormat | None:
         """How the model writes calls, where the request lets it call tools."""
         if wanted.tools is None:
             return None
@@ -140,7 +140,7 @@ class EmbeddedBackend:
             )
         return form
 
-    async def _grammar(self, wanted: Wanted) -> Grammar | None:
+    async def _grammar(self, wanted: DecodedRequest) -> Grammar | None:
         form = await self._call_form(wanted)
         if form is None or wanted.tools is None:
             return wanted.grammar
@@ -152,13 +152,13 @@ class EmbeddedBackend:
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 
-    def _salt(self, request: ApiRequest, wanted: Wanted) -> str | None:
+    def _salt(self, request: ApiRequest, wanted: DecodedRequest) -> str | None:
         """What keeps a tenant's blocks apart, together with the salt of the request's own."""
         if self._shared or request.tenant == PUBLIC:
             return wanted.salt
         return f"{request.tenant}:{wanted.salt or ''}"
 
-    async def _tokens(self, prompt: PromptForm) -> list[int]:
+    async def _tokens(self, prompt: PromptInput) -> list[int]:
         tokenizer = self.worker.async_tokenizer
         match prompt:
             case Conversation():
@@ -167,7 +167,7 @@ class EmbeddedBackend:
                 return await tokenizer.encode(prompt)
         return list(prompt)
 
-    async def _echo(self, wanted: Wanted, tokens: tuple[int, ...]) -> Echo:
+    async def _echo(self, wanted: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
         tokenizer = self.worker.async_tokenizer
         (first,) = await tokenizer.texts(list(tokens[:1]))
         text = wanted.prompt if isinstance(wanted.prompt, str) else await tokenizer.decode(list(tokens))
@@ -178,7 +178,7 @@ def _as_it_is(piece: Delta) -> Delta:
     return piece
 
 
-def sampling_params(wanted: Wanted, recommended: SamplingParams) -> SamplingParams:
+def sampling_params(wanted: DecodedRequest, recommended: SamplingParams) -> SamplingParams:
     """How a request wants its tokens chosen; where it does not say, as the model recommends."""
     return SamplingParams(
         max_tokens=wanted.max_tokens,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
-from kvproxy.backends.prefix import PrefixFigures, PrefixReport, ResetReport, SpelledDivergence
+from kvproxy.backends.prefix_cache import PrefixFigures, PrefixReport, ResetReport, SpelledDivergence
 from kvproxy.blocks import view
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.map import PoolMap, map_pool
@@ -14,12 +14,12 @@ from kvproxy.blocks.pins import Pins, PinsFull
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, PinRow
 from kvproxy.blocks.tree import Branch, branches, links_of_blocks, named_blocks
-from kvproxy.engine.tiering.tiering import Models
+from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.figures import TierFigures
 
 _LONGEST_NUMBER = 12
-_MODELS: dict[str, Models] = {"own": "own", "others": "others", "all": "all"}
+_MODELS: dict[str, ModelScope] = {"own": "own", "others": "others", "all": "all"}
 
 
 class EmbeddedPrefix:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from kvproxy.apis.embedded.speaker import Echo
+from kvproxy.apis.codecs.codec import Echo
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.generation import Delta, Usage
@@ -37,18 +37,18 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
-    """The upstream that took a request.
+class ServingUpstream:
+    """The upstream that serves a request.
 
     Attributes:
-        upstream: its URL.
-        predicted: prompt tokens that its mirror said it would reuse; None where nothing was predicted.
-        reported: called once with the model, the prompt's tokens and those that were reused, where the upstream tells.
+        url: its URL.
+        predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
+        report_reuse: callback for the reported reuse, called once with the model, the prompt tokens, and the reused tokens.
     """
 
-    upstream: str
-    predicted: int | None
-    reported: Callable[[str, int, int], None]
+    url: str
+    predicted_tokens: int | None
+    report_reuse: Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Relayed:
         close: ends the work; safe to call at any time.
         when_begun: called once, when the body's first part comes.
         when_over: called once, when the body was read to its end, broke off or was closed, whatever comes first.
-        taker: the upstream that took the request; None where that was not decided here.
+        served_by: the upstream that serves the request; None if no fleet chose one.
     """
 
     status: int
@@ -71,7 +71,7 @@ class Relayed:
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
     when_begun: list[Callable[[], None]] = field(default_factory=list)
     when_over: list[Callable[[], None]] = field(default_factory=list)
-    taker: Taker | None = None
+    served_by: ServingUpstream | None = None
 
     @property
     def streams(self) -> bool:

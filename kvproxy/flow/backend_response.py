@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.assemblers.reuse import ReuseReader
-from kvproxy.apis.embedded import SPEAKERS
-from kvproxy.apis.embedded.speaker import Writer
+from kvproxy.apis.codecs import CODECS
+from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
+from kvproxy.apis.reported_usage import ReuseReader
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import Event, EventReader
-from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, Taker
+from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, ServingUpstream
 from kvproxy.exchange import PrefixUse
 
 JSON = ("content-type", "application/json")
@@ -55,7 +55,7 @@ class BackendResponse:
         is_parsed: the reader parses events, which takes time.
         is_private: the upstream forbids storing the response.
         prefix: reuse of the prompt. An upstream reports it during the response.
-        taker: the upstream that took the request; None for the embedded engine.
+        served_by: the upstream that took the request; None for the embedded engine.
         usage: tokens of the prompt and of the response, known at the end of a response that is read.
         started: value of `time.perf_counter`.
     """
@@ -70,7 +70,7 @@ class BackendResponse:
     is_private: bool = False
     is_parsed: bool = False
     prefix: PrefixUse | None = None
-    taker: Taker | None = None
+    served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
     started: float = field(default_factory=time.perf_counter)
 
@@ -94,7 +94,7 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
                 streams=reply.streams,
                 is_private=forbids_storing(reply.headers, request),
                 is_parsed=reply.streams,
-                taker=reply.taker,
+                served_by=reply.served_by,
             )
 
 
@@ -129,7 +129,7 @@ async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject |
 
 
 def _generated(request: ApiRequest, reply: Generated, limit: int) -> BackendResponse:
-    reader = _GeneratedReader(SPEAKERS[request.api.name].writer(request, reply.model, reply.echo), limit)
+    reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
     usage = reply.usage
     prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, usage.tier_tokens)
     if request.stream:
@@ -143,25 +143,25 @@ class _GeneratedReader:
 
     prefix = None
 
-    def __init__(self, writer: Writer, limit: int) -> None:
-        self._writer = writer
+    def __init__(self, encoder: ResponseEncoder, limit: int) -> None:
+        self._encoder = encoder
         self._limit = limit
         self._size = 0
         self._ended = False
 
     async def events(self, reply: Generated) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            if written := b"".join(self._writer.write(piece)):
+            if written := b"".join(self._encoder.write(piece)):
                 yield written
         self._ended = True
-        yield b"".join(self._writer.end())
+        yield b"".join(self._encoder.end())
 
     async def body(self, reply: Generated) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            for _ in self._writer.write(piece):
+            for _ in self._encoder.write(piece):
                 pass
         self._ended = True
-        yield await asyncio.to_thread(lambda: dumps(self._writer.whole()))
+        yield await asyncio.to_thread(lambda: dumps(self._encoder.whole()))
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
@@ -171,7 +171,7 @@ class _GeneratedReader:
         """The engine reports usage before the first chunk."""
 
     async def result(self) -> JsonObject | None:
-        return self._writer.whole() if self._ended and self._size <= self._limit else None
+        return self._encoder.whole() if self._ended and self._size <= self._limit else None
 
 
 class UpstreamReader:

@@ -9,7 +9,7 @@ from typing import Literal
 from kvproxy.apis import by_name
 from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.prefix import PrefixCache, PrefixReport
+from kvproxy.backends.prefix_cache import PrefixCache, PrefixReport
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import cache_key

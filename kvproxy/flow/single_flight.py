@@ -16,7 +16,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
-from kvproxy.index.coming import Coming
+from kvproxy.index.pending_writes import Coming
 from kvproxy.journal.reasons import reason_of_failure
 
 WINDOW = 256 * 1024
@@ -332,7 +332,7 @@ def record_start(exchange: Exchange, shared: SharedRequest) -> None:
         # A client that joins late did not wait for the backend from its start.
         exchange.backend_started = max(response.started, exchange.started)
         exchange.prefix = response.prefix
-        exchange.upstream = None if response.taker is None else response.taker.upstream
+        exchange.upstream = None if response.served_by is None else response.served_by.url
 
 
 def record_end(exchange: Exchange, shared: SharedRequest) -> None:
@@ -345,7 +345,7 @@ def record_end(exchange: Exchange, shared: SharedRequest) -> None:
     exchange.entry_id = shared.entry_id
     if response is None:
         return
-    exchange.predicted_tokens = None if response.taker is None else response.taker.predicted
+    exchange.predicted_tokens = None if response.served_by is None else response.served_by.predicted_tokens
     exchange.prefix = response.prefix
     if response.prefix is not None:
         exchange.prompt_tokens = response.prefix.prompt_tokens

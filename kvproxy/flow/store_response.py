@@ -5,17 +5,17 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.learn import Observer
 from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.ids import Ids
-from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.pending_writes import Coming
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
@@ -187,5 +187,5 @@ class ResponseRecorder:
         if response.prefix is None and whole is not None and (reported := reported_reuse(whole)) is not None:
             response.prefix = PrefixUse(*reported)
         prefix, model = response.prefix, self._exchange.api_request.model
-        if prefix is not None and response.taker is not None:
-            response.taker.reported(model, prefix.prompt_tokens, prefix.cached_tokens)
+        if prefix is not None and response.served_by is not None:
+            response.served_by.report_reuse(model, prefix.prompt_tokens, prefix.cached_tokens)

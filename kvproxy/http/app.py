@@ -22,7 +22,7 @@ from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.failures import failed
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.redaction import RedactionFailed
 
 _log = logging.getLogger("kvproxy")
 

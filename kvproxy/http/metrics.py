@@ -6,7 +6,6 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvproxy.backends.upstreams.engine import EngineStatus
 from kvproxy.blocks.stats import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
@@ -14,6 +13,7 @@ from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import Overall
 from kvproxy.journal.savings import Saving
 from kvproxy.tiers.figures import TierFigures
+from kvproxy.upstreams.engine import EngineStatus
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 

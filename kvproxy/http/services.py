@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import Built, build_backend
-from kvproxy.backends.prefix import PrefixCache
+from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.edits import edited

@@ -13,8 +13,8 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
-from kvproxy.index.placed import PlacedFiles
-from kvproxy.index.redactor import Redactor
+from kvproxy.index.redaction import Redactor
+from kvproxy.index.store.sqlite.database_files import PlacedFiles
 from kvproxy.journal.history import Gone, Kept
 from kvproxy.journal.queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader

@@ -147,7 +147,9 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
         return None
     if counts is not None and counts["accepted"]:
         wrong, compared = counts["accepted_wrong"], counts["accepted"]
-        return Wrong(*wilson(wrong, compared), f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong")
+        return Wrong(
+            *wilson(wrong, compared), f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong"
+        )
     if settings.policy == "learned":
         return Wrong(0.0, settings.max_error, "the policy's bound, cache.max_error")
     return None

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import Json, JsonObject, as_object, field, loads, objects, text_of
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -138,7 +138,9 @@ class Auditor:
         try:
             return await self._client.post(path, json=body, headers=_UNCACHED)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise InvalidRequest(f"{self._client.base_url} is not a URL ({error}): use a form such as http://127.0.0.1:8000") from None
+            raise InvalidRequest(
+                f"{self._client.base_url} is not a URL ({error}): use a form such as http://127.0.0.1:8000"
+            ) from None
         except httpx.HTTPError as error:
             raise ProxyUnreachable(
                 f"{self._client.base_url} does not answer ({error or type(error).__name__}): give the engine's URL"

@@ -63,9 +63,9 @@ def calibrate_stream(
         NotFound: the file does not exist.
         SettingsError: the file or a setting is invalid.
     """
-    from kvproxy.index.observations import MemoryLog
     from kvproxy.index.policies.checked import CheckedPolicy
-    from kvproxy.index.policies.learned import LearnedPolicy
+    from kvproxy.index.policies.learned.policy import LearnedPolicy
+    from kvproxy.index.store.observations import MemoryLog
 
     if judge not in ("equality", "similarity"):
         raise SettingsError(f"unknown --judge {judge}: use equality or similarity")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvproxy.apis.embedded.speaker import Conversation, PromptForm
+from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.offline.prompt_regions import TOOLS, Region, prompt_regions, tool_line
 from kvproxy.settings.edits import EditSettings
 
@@ -59,7 +59,7 @@ class Span:
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
 
 
-def find_changed_span(old: PromptForm, new: PromptForm) -> Span | None:
+def find_changed_span(old: PromptInput, new: PromptInput) -> Span | None:
     """Return the changing span; None for a continuation or an unrelated prompt."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
@@ -69,7 +69,7 @@ def find_changed_span(old: PromptForm, new: PromptForm) -> Span | None:
     return _text_span(prompt_regions(old), prompt_regions(new), new)
 
 
-def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptForm) -> Span | None:
+def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> Span | None:
     for place, (one, other) in enumerate(zip(old, new, strict=False)):
         if one.name != other.name:
             return None
@@ -78,7 +78,7 @@ def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptForm) -
     return None
 
 
-def _within(old: Sequence[Region], new: Sequence[Region], form: PromptForm) -> Span | None:
+def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> Span | None:
     one, other = _pieces(old[0].text), _pieces(new[0].text)
     same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     resumed = _resume(one[same:], other[same:])

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Match
 from kvproxy.index.evaluation.wilson import wilson
@@ -14,6 +13,7 @@ from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, r
 from kvproxy.offline.prefix_reuse import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
 
 Progress = Callable[[str, float], None]
 

@@ -5,9 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.apis.embedded.speaker import PromptForm
+from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer, prompt_form
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.edits import edited
 from kvproxy.offline.changed_spans import Span, find_changed_span, move_edit, strip_edit
@@ -18,6 +17,7 @@ from kvproxy.offline.prompt_regions import prompt_regions
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
 
 _MOST_SPANS = 3
 _COMPARED_PROMPTS = 12
@@ -118,7 +118,7 @@ class _Prompts:
     """The prompts of a log, as forms and in tokens."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
-        self.forms: list[PromptForm] = []
+        self.forms: list[PromptInput] = []
         self.models: list[str] = []
         self.unread = 0
         self._requests: list[ApiRequest] = []
@@ -179,10 +179,10 @@ class _Prompts:
         return reused_blocks(block_chains(tokenized, self._block_size), self._pool)
 
 
-def _costliest_span(forms: Sequence[PromptForm]) -> tuple[Span, int] | None:
+def _costliest_span(forms: Sequence[PromptInput]) -> tuple[Span, int] | None:
     """Return the span that costs a family the most words, and how often it changes."""
     found: defaultdict[tuple[object, ...], list[Span]] = defaultdict(list)
-    latest: list[tuple[PromptForm, set[int]]] = []
+    latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
         hashes = shingles("\n".join(region.text for region in prompt_regions(form)))
         closest = max(latest, key=lambda known: len(known[1] & hashes), default=None)

@@ -84,9 +84,7 @@ async def replay(
 
 
 @asynccontextmanager
-async def _open_replayer(
-    settings: Settings, learns: bool, chance: Callable[[], float]
-) -> AsyncIterator["_Replayer"]:
+async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], float]) -> AsyncIterator["_Replayer"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend, clock = LoggedBackend(), _Clock()
         # No client waits for a response, so no lookup is skipped.

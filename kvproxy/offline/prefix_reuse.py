@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.apis.embedded.speaker import PromptForm
+from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
 from kvproxy.offline.simulate.orders import ORDERS
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 _DEFAULT_SIZES = 8
 _POLICY = "lru"
@@ -60,7 +60,7 @@ class PrefixEstimate:
 
 
 async def tokenize_request(
-    tokenizer: LocalTokenizer, request: ApiRequest, form: PromptForm, response: str | None = None
+    tokenizer: LocalTokenizer, request: ApiRequest, form: PromptInput, response: str | None = None
 ) -> TokenizedRequest:
     """Tokenize a request and its response.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvproxy.apis.embedded.speaker import Conversation, PromptForm
+from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject, dumps, text_of
 
 TOOLS = "tools"
@@ -23,7 +23,7 @@ class Region:
     message: int | None = None
 
 
-def prompt_regions(form: PromptForm) -> list[Region]:
+def prompt_regions(form: PromptInput) -> list[Region]:
     """Return the regions of a prompt; a prompt of token ids has none."""
     if isinstance(form, str):
         return [Region(PROMPT, form)]

@@ -9,11 +9,11 @@ from typing import Any
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.observations import Observation, Observations
-from kvproxy.index.redactor import RedactionFailed, Redactor
+from kvproxy.index.redaction import RedactionFailed, Redactor
 from kvproxy.index.store import Filter, PurgedBy, Store, UsageBy
+from kvproxy.index.store.export import export_lines, import_into, read_lines
+from kvproxy.index.store.observations import Observation, Observations
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.transfer import export_lines, import_into, read_lines
 from kvproxy.proxy_client.cache import EntryFilter, EntryList
 
 
@@ -35,7 +35,9 @@ class StoreCache:
     def entries(self, where: EntryFilter, *, limit: int) -> EntryList:
         chosen = _filter(where)
         pinned = set(self._store.pinned())
-        rows = [entry.summary() | {"pinned": entry.id in pinned} for entry in self._store.ls(chosen, limit=limit or None)]
+        rows = [
+            entry.summary() | {"pinned": entry.id in pinned} for entry in self._store.ls(chosen, limit=limit or None)
+        ]
         is_complete = not limit or len(rows) < limit
         return EntryList(rows, len(rows) if is_complete else len(self._store.ids(chosen)))
 

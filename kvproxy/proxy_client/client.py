@@ -125,7 +125,9 @@ class ProxyClient:
         try:
             yield
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
-            raise InvalidRequest(f"{self.url} is not a URL ({error}): use a form such as http://127.0.0.1:8484") from None
+            raise InvalidRequest(
+                f"{self.url} is not a URL ({error}): use a form such as http://127.0.0.1:8484"
+            ) from None
         except httpx.ConnectError:
             raise ProxyUnreachable(
                 f"no proxy answers at {self.url}: start one with 'kvproxy serve', or give --url"

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from kvproxy.apis.assemblers.reported import reported_reuse
 from kvproxy.apis.json import JsonMap, loads
 from kvproxy.apis.json import field as field_of
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 from kvproxy.offline.request_log import LineError
 from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credentials
@@ -142,7 +142,9 @@ async def send_all(
                 for _ in range(min(pace.concurrency, len(requests))):
                     group.create_task(work(client))
         except* httpx.TransportError:
-            raise ProxyUnreachable(f"{url} stopped answering: start it, then run the command again to continue") from None
+            raise ProxyUnreachable(
+                f"{url} stopped answering: start it, then run the command again to continue"
+            ) from None
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.embedded import SPEAKERS
-from kvproxy.apis.embedded.speaker import Conversation, Echo, Wanted, Writer
+from kvproxy.apis.codecs import CODECS
+from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo, ResponseEncoder
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.sse import EventReader
 from kvproxy.errors import InvalidRequest
@@ -24,8 +24,8 @@ def delta(text: str = "", reason: FinishReason | None = None, index: int = 0, to
     return Delta(index, text, (), more.pop("logprobs", ()), reason, Usage(10, tokens, 4), **more)
 
 
-def writer(api: ApiName, body: JsonObject | None = None, echo: Echo | None = None) -> Writer:
-    return SPEAKERS[api].writer(api_request(body or {}, api), "m", echo)
+def writer(api: ApiName, body: JsonObject | None = None, echo: Echo | None = None) -> ResponseEncoder:
+    return CODECS[api].encoder(api_request(body or {}, api), "m", echo)
 
 
 def streamed(api: ApiName, body: JsonObject, *pieces: Delta, echo: Echo | None = None) -> tuple[Any, Any, list[Any]]:
@@ -281,15 +281,15 @@ BODIES: dict[ApiName, JsonObject] = {
 }
 
 
-def wanted(api: ApiName, **fields: Any) -> Wanted:
-    return SPEAKERS[api].wanted({**BODIES[api], **fields})
+def wanted(api: ApiName, **fields: Any) -> DecodedRequest:
+    return CODECS[api].decode({**BODIES[api], **fields})
 
 
 @pytest.mark.parametrize("api", BODIES)
 def test_what_a_request_leaves_out_is_left_to_the_model(api: ApiName) -> None:
     prompt = "x" if api == "completions" else Conversation((USER,))
     found = wanted(api)
-    assert found == Wanted(prompt, max_tokens=16 if api == "completions" else None)
+    assert found == DecodedRequest(prompt, max_tokens=16 if api == "completions" else None)
     assert (found.n, found.ignore_eos, found.echo, found.queue_priority, found.stop) == (1, False, False, 0, ())
     assert (found.temperature, found.seed, found.logprobs, found.grammar, found.tools) == (None,) * 5
 
@@ -401,14 +401,14 @@ def test_scores_of_a_prompt_come_with_whole_answers() -> None:
 
 def test_prompts_of_chats_in_the_form_of_templates() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    chat = SPEAKERS["chat"].prompt
+    chat = CODECS["chat"].decode_prompt
     assert chat(
         {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]}
     ) == Conversation(({"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}))
     for part in ({"type": "image"}, {"type": "text"}, "a"):
         with pytest.raises(InvalidRequest):
             chat({"messages": [{"role": "user", "content": [part]}]})  # type: ignore[list-item]
-    messages = SPEAKERS["messages"].prompt
+    messages = CODECS["messages"].decode_prompt
     calls: list[Any] = [
         {"type": "thinking", "thinking": "hm"},
         {"type": "text", "text": "c"},
@@ -449,7 +449,7 @@ def test_prompts_of_chats_in_the_form_of_templates() -> None:
 
 
 def test_prompts_of_responses_in_the_form_of_templates() -> None:
-    prompt = SPEAKERS["responses"].prompt
+    prompt = CODECS["responses"].decode_prompt
     assert prompt({"input": "x", "instructions": "i"}) == Conversation(({"role": "system", "content": "i"}, USER))
     items: list[Any] = [
         {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "text", "text": "b"}]},

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.apis.assemblers.reported import reported_reuse
-from kvproxy.apis.assemblers.reuse import ReuseReader
 from kvproxy.apis.json import JsonObject
+from kvproxy.apis.reported_usage import ReuseReader, reported_reuse
 from kvproxy.apis.sse import Event
 
 

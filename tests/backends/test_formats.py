@@ -8,12 +8,12 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.embedded import SPEAKERS
+from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.embedded import EmbeddedBackend
-from kvproxy.engine.models import LoadedModel, load_model
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.models.loader import LoadedModel, load_model
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings import EngineSettings
 from tests.engine.templates import HERMES
@@ -36,7 +36,7 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 async def backend(loaded: LoadedModel) -> AsyncIterator[EmbeddedBackend]:
-    backend = EmbeddedBackend(EngineWorker(loaded, EngineSettings(num_blocks=300)))
+    backend = EmbeddedBackend(AsyncLLM(loaded, EngineSettings(num_blocks=300)))
     await backend.start()
     yield backend
     await backend.close()
@@ -74,18 +74,18 @@ async def answer(backend: EmbeddedBackend, api: ApiName, body: dict[str, Any]) -
     """The whole answer; the stream of the same pieces must tell the same."""
     request = ApiRequest(APIS[api], body | {"stream": True}, b"", {}, PUBLIC, "r")
     reply = await backend.send(request)
-    writer = SPEAKERS[api].writer(request, "demo", None)
+    encoder = CODECS[api].encoder(request, "demo", None)
     assembler, reader = APIS[api].assembler(), EventReader()
     written = b""
     try:
         async for piece in reply.pieces:
-            written += b"".join(writer.write(piece))
+            written += b"".join(encoder.write(piece))
     finally:
         await reply.close()
-    written += b"".join(writer.end())
+    written += b"".join(encoder.end())
     for event in reader.push(written):
         assembler.push(event)
-    whole = writer.whole()
+    whole = encoder.whole()
     assembled = assembler.result()
     assert assembled is not None
     assert said(api, assembled) == said(api, whole)

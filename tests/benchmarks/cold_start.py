@@ -17,8 +17,8 @@ from typing import Any
 import faiss
 import numpy as np
 
+from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours
-from kvproxy.index.segments import Kind
 from kvproxy.index.store import ResponseStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, prepare, resident
 

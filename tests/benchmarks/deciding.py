@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 
-from kvproxy.index.observations import MemoryLog
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Neighbour
+from kvproxy.index.store.observations import MemoryLog
 
 _ROUNDS = 2000
 

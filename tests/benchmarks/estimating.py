@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.commands.output import percent, print_table
 from kvproxy.offline.estimate import Estimate, estimate
 from kvproxy.offline.lint import lint
 from kvproxy.offline.request_log import read_log
 from kvproxy.settings import load_settings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 from tests.offline import live, logs
 
 

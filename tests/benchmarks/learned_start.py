@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.observations import Observation
 from kvproxy.index.policies.learned.features import evidence
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.observations import Observation
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.benchmarks.filling import fill as filled

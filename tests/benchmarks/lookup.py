@@ -18,8 +18,8 @@ from typing import Any
 import faiss
 import numpy as np
 
+from kvproxy.index.search.faiss_segment import EF_SEARCH, Kind
 from kvproxy.index.search.neighbours import FaissNeighbours
-from kvproxy.index.segments import EF_SEARCH, Kind
 from kvproxy.index.store import ResponseStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, Questions, opened, prepare, weighed
 

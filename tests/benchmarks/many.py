@@ -18,8 +18,8 @@ import faiss
 import numpy as np
 
 from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours
-from kvproxy.index.segments import Kind
 from kvproxy.index.store import Put, ResponseStore
 from tests.index.entries import make_entry
 from training.demo.corpus import load_pairs

@@ -11,7 +11,7 @@ import pytest
 from kvproxy import demo
 from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.encryption import Cipher
-from kvproxy.engine.models import load_model
+from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import KvproxyError, ModelUnsupported
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.embedder import load_embedder

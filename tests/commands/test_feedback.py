@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.tables import digest, print_table, text
 from kvproxy.commands.formatting import duration, moment, size
+from kvproxy.commands.tables import digest, print_table, text
 
 COLUMNS = (digest("id", 4), "age#", "name", text("prompt"))
 CELLS = st.text(st.sampled_from("abé漢[%…"), min_size=1, max_size=40)

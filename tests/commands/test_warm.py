@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.request_body import PATHS, credentials
-from kvproxy.proxy_client.warm_requests import read_requests
 from kvproxy.proxy_client.warm import Pace, Report, run
+from kvproxy.proxy_client.warm_requests import read_requests
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.servers import run_app, run_proxy

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.proxy_client.warm_requests import Reading, read_requests
-from kvproxy.proxy_client.warm import prefix_only
 from kvproxy.errors import InvalidRequest
+from kvproxy.proxy_client.warm import prefix_only
+from kvproxy.proxy_client.warm_requests import Reading, read_requests
 from tests.commands.test_warm import lines, said
 from tests.index.entries import make_entry
 

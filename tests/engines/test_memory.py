@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.backends.upstreams.told.figures import read_figures
 from kvproxy.settings import load_settings
+from kvproxy.upstreams.engine_reports.metrics import read_figures
 from tests.engines.conftest import Table
 from tests.engines.running import HYBRID, Vllm, running
 from tests.servers import run_proxy

@@ -11,7 +11,8 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import ResponseStore, sqlite
+from kvproxy.index.store import ResponseStore
+from kvproxy.index.store.sqlite import store as sqlite
 from kvproxy.settings import load_settings
 from tests.faults.proxies import ask, health, hit, stored
 from tests.index.entries import make_entry

@@ -19,10 +19,10 @@ from starlette.routing import Route
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
 from kvproxy.http.services import Services
-from kvproxy.index import coming
-from kvproxy.index.coming import Coming, OnTheWay
+from kvproxy.index import pending_writes as coming
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.pending_writes import Coming, OnTheWay
+from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.search import semantic_cache as semantic
 from kvproxy.index.store import Put, ResponseStore, Written
 from kvproxy.settings import load_settings

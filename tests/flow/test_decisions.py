@@ -22,14 +22,14 @@ from kvproxy.http.access.clients import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.index.observations import Observations
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.observations import Observations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings, load_settings
 from tests.index.doubles import HashEmbedder, OverlapVerifier

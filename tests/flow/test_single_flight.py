@@ -11,8 +11,8 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.single_flight import STEP, SharedRequest, SharedRequests
-from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry
+from kvproxy.index.pending_writes import Coming
 from tests.index.entries import make_entry
 
 PARTS = [b"a", b"b", b"c"]

@@ -42,8 +42,8 @@ from kvproxy.journal.journal import open_journal
 from kvproxy.journal.reader import Query
 from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings
-from tests.backends.fleets import until
 from tests.index.doubles import HashEmbedder
+from tests.polling import until
 from tests.servers import run_app, until_stored
 from tests.statuses import makes_entry
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
-from tests.backends.fleets import until
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}

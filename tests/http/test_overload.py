@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.backends.fleets import until
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}

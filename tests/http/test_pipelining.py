@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from kvproxy.http.connections.protocol import MOST_PIPELINED
 from kvproxy.settings import load_settings
-from tests.backends.fleets import until
 from tests.http.test_request_framing import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 
 SLOW = post(b"/v1/slow", b"abc")

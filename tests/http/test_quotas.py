@@ -20,7 +20,7 @@ from kvproxy.clients import add_client
 from kvproxy.flow.quota_charges import estimate
 from kvproxy.http.access.buckets import Bucket, duration
 from kvproxy.settings import Settings, load_settings
-from tests.backends.fleets import until
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 from tests.statuses import makes_entry
 

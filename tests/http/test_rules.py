@@ -25,10 +25,10 @@ from kvproxy.rules import Rules, matches
 from kvproxy.settings import load_settings
 from kvproxy.settings.lines import line_of
 from kvproxy.settings.rules import RuleSettings
-from tests.backends.fleets import until
 from tests.commands.run import kvproxy, result
 from tests.http.test_lifetimes import process
 from tests.http.test_upstream import PARTS
+from tests.polling import until
 from tests.requests import api_request
 from tests.servers import run_app, run_proxy, until_stored
 from tests.statuses import makes_entry

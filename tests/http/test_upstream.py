@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
-from tests.backends.fleets import until
+from tests.polling import until
 from tests.servers import run_app, run_proxy, until_stored
 from tests.statuses import makes_entry
 

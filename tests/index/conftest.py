@@ -12,7 +12,7 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.store import ResponseStore, Store
-from kvproxy.index.store.postgres import PostgresStore
+from kvproxy.index.store.postgres.store import PostgresStore
 
 MakeStore = Callable[..., Any]
 CIPHER = Cipher([bytes(32)])

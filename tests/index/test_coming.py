@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from kvproxy.index.coming import Coming, OnTheWay
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.pending_writes import Coming, OnTheWay
 from tests.index.entries import make_entry
 
 

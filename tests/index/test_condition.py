@@ -3,8 +3,8 @@
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import condition
-from kvproxy.index.store.condition import Condition, Kind
+from kvproxy.index.store import health as condition
+from kvproxy.index.store.health import Condition, Kind
 
 
 class Store:

@@ -13,10 +13,10 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.observations import Observation
 from kvproxy.index.store import Filter, Put, ResponseStore, open_store
+from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.store.postgres import PostgresStore
+from kvproxy.index.store.postgres.store import PostgresStore
 from tests.index.entries import make_entry
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])

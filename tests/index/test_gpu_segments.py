@@ -12,11 +12,11 @@ import faiss
 import numpy as np
 import pytest
 
-from kvproxy.index import segments
-from kvproxy.index.persisted import PersistedGraphs
-from kvproxy.index.segments import Segment
+from kvproxy.index.search import faiss_segment as segments
+from kvproxy.index.search.faiss_segment import Segment
+from kvproxy.index.search.graph_files import PersistedGraphs
+from kvproxy.index.search.vector_index import VectorIndex
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.vectors import VectorIndex
 
 DIM = 8
 

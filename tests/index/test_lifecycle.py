@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import Capacity, Filter, Put
 from kvproxy.index.store.eviction import entry_bytes
-from kvproxy.index.transfer import import_into, read_lines
+from kvproxy.index.store.export import import_into, read_lines
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.reference.naive_store import NaiveStore

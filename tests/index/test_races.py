@@ -13,8 +13,8 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.search.vector_index import VectorIndex
 from kvproxy.index.store import Capacity, Head, ResponseStore
-from kvproxy.index.vectors import VectorIndex
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -25,7 +25,7 @@ from tests.index.test_vectors import unit
 async def test_hits_are_right_and_the_index_agrees_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.vectors.TAIL_LIMIT", 40)
+    monkeypatch.setattr("kvproxy.index.search.vector_index.TAIL_LIMIT", 40)
     chance = random.Random(seed)
     store = ResponseStore(tmp_path / "r.db", capacity=Capacity(entries=600))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))

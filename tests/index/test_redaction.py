@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.redaction import redacted
-from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.redaction import RedactionFailed, redacted
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.transfer import export_lines, import_into, read_lines
+from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 

@@ -12,8 +12,8 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Filter, PurgedBy, ResponseStore
+from kvproxy.index.store.export import read_lines
 from kvproxy.index.store.purging import MOST_PURGES
-from kvproxy.index.transfer import read_lines
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvproxy.index.placed import PlacedFiles
-from kvproxy.index.steps import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.database_files import PlacedFiles
 
 OPENER = """
 import sys

@@ -17,11 +17,11 @@ from sqlite_utils import Database
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.migrations import NAME, STEPS
-from kvproxy.index.steps import apply_steps
 from kvproxy.index.store import Answer, Filter, Put, ResponseStore
 from kvproxy.index.store.sealing import Texts
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.sqlite.connection import apply_steps
+from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.sqlite.schema import NAME, STEPS
 from tests.index.conftest import CIPHER
 from tests.index.entries import make_entry
 
@@ -69,7 +69,7 @@ from pathlib import Path
 import numpy as np
 from kvproxy.index.store import Answer, Filter, Put, ResponseStore
 from kvproxy.index.store.sealing import Texts
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from tests.index.conftest import CIPHER
 from tests.index.entries import make_entry
 store = ResponseStore(Path(sys.argv[1]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import ResponseStore
-from kvproxy.index.transfer import export_lines, import_into, read_lines
+from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.entries import make_entry
 
 # Ends of lines for one or another reader of text.

@@ -27,7 +27,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.journal.causes import Explained, explain_record
 from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.reader import Reader

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from kvproxy.backends.upstreams.tokenize import LocalTokenizer
 from kvproxy.offline.estimate import Estimate, estimate
 from kvproxy.offline.request_log import read_log
 from kvproxy.settings import load_settings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 from tests.commands.run import kvproxy
 from tests.offline import live, logs
 

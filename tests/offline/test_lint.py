@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvproxy.offline.edits import edit_of, moving
 
 from kvproxy.apis import APIS
-from kvproxy.apis.embedded.speaker import Conversation
+from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.edits import edited
 from kvproxy.offline.changed_spans import changed_span
-from kvproxy.offline.edits import edit_of, moving
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
 from tests.commands.run import kvproxy

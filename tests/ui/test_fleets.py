@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.backends.fleets import until
-from tests.backends.mixed import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
+from tests.polling import until
 from tests.ui.page import Page
+from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
 
 # The cells of the table with a caption; null where there is none.
 CELLS = """

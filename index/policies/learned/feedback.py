@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.policies.learned.answer_classes import Settled, digest, rivals, settle
 from kvproxy.index.policies.policy import Learns, Overall, Status
 from kvproxy.index.search.batching import MicroBatcher
 from kvproxy.index.search.lookup import Judged, Lookup
 from kvproxy.index.store import Answer, Store
+from kvproxy.index.store.observations import Observation, Observations
 
 Compare = Callable[[str], Awaitable[bool | None]]
 """Whether the answer of the entry with an id is the same as a fresh one; None where that cannot be told."""

@@ -17,7 +17,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.policies.policy import Overall
 from kvproxy.index.store import EVERYTHING, Filter, PurgedBy, UsageBy
-from kvproxy.index.transfer import IMPORT_BATCH, export_lines, read_lines
+from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
 _USAGE_BY: dict[str, UsageBy] = {by: by for by in get_args(UsageBy)}
 _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvproxy.index.coming import OnTheWay
+from kvproxy.index.pending_writes import OnTheWay
 
 _SECONDS = 5.0
 """A store that hangs must not keep its operator from looking."""

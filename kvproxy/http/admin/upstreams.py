@@ -4,10 +4,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvproxy.backends.upstreams.fleet import Fleet
 from kvproxy.errors import NotFound
 from kvproxy.http.admin.replies import reply
 from kvproxy.http.services import services
+from kvproxy.upstreams.fleet import Fleet
 
 
 async def upstreams(request: Request) -> Response:

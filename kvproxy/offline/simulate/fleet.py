@@ -1,7 +1,7 @@
 """A trace routed between several engines: what each way of routing hits, how evenly it spreads work, and who waits.
 
 An engine computes one prompt after another at a fixed rate, and looks its cache up when it begins one; answers then run
-beside each other and take a fixed time a token. The routing is the proxy's own code (`kvproxy.routing`).
+beside each other and take a fixed time a token. The routing is the proxy's own code (`kvproxy.upstreams.routing`).
 """
 
 import heapq
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
 from kvproxy.offline.simulate.orders import LRU
-from kvproxy.routing.choose import Candidate, choose
-from kvproxy.routing.load import Load, Ticket
-from kvproxy.routing.ring import Ring
+from kvproxy.upstreams.routing import Candidate, Load, Ring, Ticket, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 

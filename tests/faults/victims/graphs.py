@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvproxy.index import vectors
 from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.search import vector_index as vectors
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, ResponseStore

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from sqlite_utils import Database
 
-from kvproxy.index.migrations import NAME, STEPS
-from kvproxy.index.steps import apply_steps, connect
 from kvproxy.index.store import ResponseStore
 from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.sqlite.connection import apply_steps, connect
+from kvproxy.index.store.sqlite.schema import NAME, STEPS
 from tests.faults.victims.victim import READY, Tell
 from tests.index.entries import make_entry
 

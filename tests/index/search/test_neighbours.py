@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
-from kvproxy.index.segments import Kind
 from kvproxy.index.store import Answer, Gone, Put, ResponseStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
@@ -61,7 +61,7 @@ def test_search_stays_in_its_namespace_and_finds_the_nearest(make_store: MakeSto
 
 
 def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: str) -> None:
-    from kvproxy.index.store.postgres import PostgresStore
+    from kvproxy.index.store.postgres.store import PostgresStore
 
     one, other = PostgresStore(empty_postgres), PostgresStore(empty_postgres)
     mine, theirs = neighbours_of(one), neighbours_of(other)
@@ -83,8 +83,8 @@ def graphs_in(store: Any) -> int:
 
 
 def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: str) -> None:
-    from kvproxy.index.store.postgres import PostgresStore
-    from kvproxy.index.store.postgres_vectors import PostgresNeighbours
+    from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
+    from kvproxy.index.store.postgres.store import PostgresStore
 
     store = PostgresStore(empty_postgres)
     near = PostgresNeighbours(store, "e", DIM, large=100)

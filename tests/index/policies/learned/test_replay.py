@@ -20,9 +20,9 @@ from kvproxy.index.evaluation.streams import (
     measure,
     read_stream,
 )
-from kvproxy.index.observations import MemoryLog
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.store.observations import MemoryLog
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 

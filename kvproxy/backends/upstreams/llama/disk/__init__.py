@@ -1,1 +1,0 @@
-"""Slots on disk: keeper.py saves and restores them, shelf.py knows what is in which file."""

@@ -1,1 +1,0 @@
-"""What engines tell of themselves: their own figures, what they reused, and what is wrong between them and us."""

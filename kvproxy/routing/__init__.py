@@ -1,1 +1,0 @@
-"""Which of several engines a request goes to. Pure: no sockets, no clock of its own."""

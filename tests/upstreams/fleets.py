@@ -1,0 +1,135 @@
+"""Engines that fail as they are told, and a proxy in front of them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
+from tests.servers import run_app, run_proxy
+
+WHOLE = {
+    "id": "x",
+    "object": "chat.completion",
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
+}
+
+
+class Engine:
+    """An upstream that counts what it gets and fails as it is told."""
+
+    def __init__(self) -> None:
+        self.got: list[str] = []
+        self.mood = "well"
+        self.resets = self.tokenized = 0
+        self.asked: dict[str, Any] = {}
+        """What it was asked to tokenise last."""
+        self.app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/messages", self.messages, methods=["POST"]),
+                Route("/v1/models", lambda request: JSONResponse({"object": "list", "data": [{"id": "m"}]})),
+                Route("/health", self.health),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
+                Route("/reset_prefix_cache", self.reset, methods=["POST"]),
+            ]
+        )
+
+    async def health(self, request: Request) -> Response:
+        if self.mood == "stuck":
+            await asyncio.sleep(1.0)
+        return Response(status_code=500 if self.mood == "sick" else 200)
+
+    async def reset(self, request: Request) -> Response:
+        self.resets += 1
+        # vLLM refuses with a 200.
+        return JSONResponse({"success": False}) if self.mood == "busy" else Response()
+
+    async def tokenize(self, request: Request) -> Response:
+        self.tokenized += 1
+        if self.mood == "hangs":
+            await asyncio.sleep(60)
+        if self.mood == "old":
+            return JSONResponse({"detail": "Not Found"}, 404)
+        body = self.asked = await request.json()
+        text = "".join(message["content"] for message in body["messages"])
+        return JSONResponse({"tokens": list(text.encode()), "count": len(text), "max_model_len": 4096})
+
+    async def messages(self, request: Request) -> Response:
+        self.got.append("messages")
+        answer = {"id": "x", "type": "message", "role": "assistant", "content": [], "stop_reason": "end_turn"}
+        return JSONResponse(answer)
+
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.got.append(body["messages"][-1]["content"])
+        if self.mood == "full":
+            return JSONResponse({"error": {"message": "full"}}, 503)
+        if self.mood == "broken":
+            return JSONResponse({"error": {"message": "broken"}}, 500)
+        if body.get("stream"):
+            return StreamingResponse(self.events(), media_type="text/event-stream")
+        return JSONResponse(WHOLE)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "ok"}}]}
+        if self.mood == "dies":
+            # The head of the answer is out already.
+            await asyncio.sleep(0.05)
+            raise RuntimeError("killed")
+        yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+        if self.mood == "cut":
+            raise RuntimeError("cut")
+        chunk["choices"] = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+        yield b"data: " + orjson.dumps(chunk) + b"\n\ndata: [DONE]\n\n"
+
+
+class Fleet:
+    """Engines, and the proxy in front of them."""
+
+    def __init__(self, url: str, services: Services, engines: dict[str, Engine]) -> None:
+        self.url = url
+        self.services = services
+        self.engines = engines
+
+    def ask(self, question: str, **options: Any) -> httpx.Response:
+        body = {"model": "m", "messages": [{"role": "user", "content": question}]} | options
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+
+    def engine_for(self, question: str) -> str:
+        """URL of the engine that gets a question."""
+        before = {url: len(engine.got) for url, engine in self.engines.items()}
+        assert self.ask(question).status_code == 200
+        return next(url for url, engine in self.engines.items() if len(engine.got) > before[url])
+
+    def status(self, url: str) -> dict[str, Any]:
+        every = httpx.get(f"{self.url}/admin/upstreams").raise_for_status().json()
+        return next(each for each in every if each["url"] == url)
+
+
+@contextlib.contextmanager
+def fleet(data: Path, count: int = 3, servers: Any = dict, **routing: Any) -> Iterator[Fleet]:
+    """A proxy over `count` engines; `servers` gives more settings for each by its index."""
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for _ in range(count):
+            engine = Engine()
+            engines[stack.enter_context(run_app(engine.app))] = engine
+        upstreams = [
+            {"url": f"{url}/v1"} | (servers(at) if servers is not dict else {}) for at, url in enumerate(engines)
+        ]
+        settings = load_settings(
+            data=data, upstreams=upstreams, cache={"enabled": False}, routing={"health_interval": 0.2} | routing
+        )
+        url, services = stack.enter_context(run_proxy(settings))
+        yield Fleet(url, services, engines)

@@ -1,0 +1,340 @@
+"""Slots of llama.cpp behind a proxy: who gets which, and what is kept on disk."""
+
+import concurrent.futures
+import contextlib
+import logging
+import random
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from kvproxy.checks.servers import Advised, check_proxy
+from tests.commands.run import kvproxy
+from tests.polling import until
+from tests.servers import run_app
+from tests.upstreams.llama.fake_server import BYTES_PER_TOKEN, Llama, template
+from tests.upstreams.llama.proxies import TURN, conversation, llama, proxy
+
+
+def test_requests_go_to_the_slot_that_shares_most(tmp_path: Path) -> None:
+    with llama(tmp_path) as (server, running):
+        one, two = conversation("one"), conversation("two")
+        assert running.turn(one, "hello") < 20
+        assert running.turn(two, "hello") < 20
+        for number in range(3):
+            for each in (one, two):
+                known = len(template(each[:-1])) + len(each[-1]["content"])
+                assert running.predicted([*each, {"role": "user", "content": str(number)}]) == known
+                assert running.turn(each, str(number)) == known
+        assert len({orjson.loads(body)["id_slot"] for body in server.bodies}) == 2
+        assert server.files == {}
+
+        # A client's own slot is respected, and else its bytes are what it sent.
+        sent = b'{ "messages":[{"content":"caf\\u00e9","role":"user"}] ,"id_slot":1,"x":1.0}'
+        headers = {"content-type": "application/json"}
+        httpx.post(f"{running.url}/v1/chat/completions", content=sent, headers=headers).raise_for_status()
+        assert server.bodies[-1] == sent
+        plain = sent.replace(b',"id_slot":1', b"")
+        httpx.post(f"{running.url}/v1/chat/completions", content=plain, headers=headers).raise_for_status()
+        assert server.bodies[-1][-len(plain) + 1 :] == plain[1:]
+        assert server.bodies[-1][: -len(plain) + 1] in (b'{"id_slot":0,', b'{"id_slot":1,')
+
+
+def test_what_does_not_fit_one_slot_is_left_to_the_server(tmp_path: Path) -> None:
+    with llama(tmp_path) as (server, running):
+        for more in ({"n": 2}, {"cache_prompt": False}, {"lora": [{"id": 0, "scale": 1.0}]}, {"id_slot": -1}):
+            running.ask("hello", **more).raise_for_status()
+            assert orjson.loads(server.bodies[-1]).get("id_slot") == more.get("id_slot")
+
+
+def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:
+    """Ten conversations over two slots: less than half of what the server computes without the proxy."""
+    topics = [f"{number} is the topic" for number in range(10)]
+
+    def talk(ask: "object") -> None:
+        chats = {topic: conversation(topic) for topic in topics}
+        for turn in range(4):
+            for chat in chats.values():
+                ask(chat, f"turn {turn}")  # type: ignore[operator]
+
+    with llama(tmp_path) as (server, running):
+        talk(running.turn)
+        status = running.status()["slots"]
+        assert (status["restores"], status["shown"]) == (30, 30)
+        assert server.wrong == []
+        through = server.computed
+
+    alone = Llama()
+    with run_app(alone.app) as url, httpx.Client(base_url=url) as client:
+
+        def ask(chat: list[dict[str, str]], text: str) -> None:
+            chat.append({"role": "user", "content": text})
+            answer = client.post("/v1/chat/completions", json={"messages": chat}).json()
+            chat.append(answer["choices"][0]["message"])
+
+        talk(ask)
+    assert through < alone.computed / 2
+
+
+def test_prefixes_outlive_both_sides(tmp_path: Path) -> None:
+    server = Llama()
+    chat = conversation("kept")
+    with run_app(server.app) as url:
+        with proxy(tmp_path, url, save_after=0.05) as running:
+            running.turn(chat, "hello")
+            until(lambda: running.status()["slots"]["saved"] == 1)
+            server.restart()
+            known = len(template(chat[:-1])) + len(chat[-1]["content"])
+            body = tmp_path / "next.json"
+            body.write_bytes(orjson.dumps({"model": "m", "messages": [*chat, {"role": "user", "content": "again"}]}))
+            shown = kvproxy("explain", "--file", body, url=running.url).stdout
+            assert f"prefix     {known:,} of " in shown
+            assert f"{known:,} tokens of them restored from a file" in shown
+            assert running.predicted([*chat, {"role": "user", "content": "again"}]) == known
+            assert running.turn(chat, TURN * 2) == known
+        # What was said since the last file is saved when the proxy stops.
+        server.restart()
+        with proxy(tmp_path, url) as running:
+            known = len(template(chat[:-1])) + len(chat[-1]["content"])
+            assert running.turn(chat, "and again") == known
+            assert running.explain(chat)["engine"] == url
+
+
+def test_a_prefix_of_another_model_is_never_restored(tmp_path: Path) -> None:
+    with llama(tmp_path, save_after=0.05) as (server, running):
+        chat = conversation("kept")
+        running.turn(chat, "hello")
+        until(lambda: running.status()["slots"]["saved"] == 1)
+        server.restart("two")
+        assert running.turn(chat, "again") == 0
+        until(lambda: running.status()["slots"]["saved"] == 1)
+        server.restart("one")
+        assert running.turn(chat, "once more") > 100
+        assert server.wrong == []
+
+
+def test_a_model_that_changed_unseen_is_noticed_before_a_restore(tmp_path: Path) -> None:
+    server = Llama()
+    with run_app(server.app) as url:
+        with proxy(tmp_path, url) as running:
+            chat = conversation("kept")
+            running.turn(chat, "hello")
+        server.restart()
+        with proxy(tmp_path, url) as running:
+            # No slot was used since: nothing in `/slots` tells of a restart.
+            server.restart("two")
+            assert running.turn(chat, "again") == 0
+        assert server.wrong == []
+        assert "restore 0" not in server.actions
+
+
+def test_restores_that_bring_nothing_back_are_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), llama(tmp_path) as (server, running):
+        server.lies = True
+        chats = [conversation(str(number)) for number in range(4)]
+        for turn in range(3):
+            for chat in chats:
+                running.turn(chat, f"turn {turn}")
+        assert sum(action.startswith("restore") for action in server.actions) == 3
+        assert "--swa-full" in running.status()["notes"][0]
+        assert len([line for line in caplog.messages if "--swa-full" in line]) == 1
+        # After a restart, perhaps with other flags, it is tried anew.
+        server.lies = False
+        server.restart()
+        running.turn(chats[0], "more")
+        assert running.status()["notes"] == []
+
+
+@pytest.mark.parametrize(("server", "fix"), [(Llama(told=False), "--slots"), (Llama(saves=False), "--slot-save-path")])
+def test_a_server_without_the_routes_is_told_of_and_works(tmp_path: Path, server: Llama, fix: str) -> None:
+    with llama(tmp_path, server) as (_, running):
+        chat = conversation("one")
+        running.turn(chat, "hello") if server.told else running.ask(chat).raise_for_status()
+        assert fix in running.status()["advice"][0]
+        assert running.status()["notes"] == []
+        with pytest.raises(Advised, match=fix):
+            check_proxy(running.url, None)
+        assert server.files == {}
+
+
+def test_doctor_warns_of_what_would_only_be_better(tmp_path: Path) -> None:
+    """It failed, and its exit code was 1, for a server that works."""
+    with run_app(Llama(saves=False).app) as url:
+        done = kvproxy("doctor", "--data", tmp_path, "--upstream", url)
+        assert done.returncode == 0, done.stdout
+        (line,) = [line for line in done.stdout.splitlines() if " upstream " in line]
+        assert line.startswith("warn  ")
+        assert "--slot-save-path FOLDER" in line
+
+
+def test_a_file_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    with llama(tmp_path, save_after=0.0) as (server, running):
+        chats = [conversation(str(number)) for number in range(3)]
+        for chat in chats:
+            running.turn(chat, "hello")
+        until(lambda: running.status()["slots"]["saved"] == 3)
+        server.files.clear()
+        assert running.turn(chats[0], "again") == 0
+        assert running.turn(chats[0], "and again") > 100
+        until(lambda: chats[0] and running.status()["slots"]["saved"] == 3)
+
+
+def test_adapters_keep_slots_from_disk(tmp_path: Path) -> None:
+    server = Llama()
+    server.adapters = ["one.gguf"]
+    with llama(tmp_path, server, save_after=0.0) as (_, running):
+        for number in range(4):
+            running.turn(conversation(str(number)), "hello")
+        assert "LoRA" in running.status()["advice"][0]
+        assert server.actions == []
+
+
+def test_a_slot_in_use_is_left_alone_and_waiting_is_bounded(tmp_path: Path) -> None:
+    with llama(tmp_path, wait=0.3) as (server, running), concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for number in range(2):
+            running.turn(conversation(str(number)), "hello")
+        server.held = True
+        pending = [pool.submit(running.ask, conversation(str(number), 3 + number)) for number in range(3)]
+        until(lambda: sum(slot.busy for slot in server.slots) == 2 and len(server.bodies) == 5)
+        assert "id_slot" not in orjson.loads(server.bodies[-1])
+        server.held = False
+        assert all(each.result().status_code == 200 for each in pending)
+        # What the server's own choice left in a slot is not known, and not taken for what was there before.
+        running.idle()
+        for number in range(3):
+            chat = [*conversation(str(number)), {"role": "user", "content": "more"}]
+            assert running.predicted(chat) <= running.ask(chat).json()["timings"]["cache_n"]
+            running.idle()
+        assert server.wrong == []
+
+
+def test_those_who_wait_get_the_slot_that_is_left(tmp_path: Path) -> None:
+    with llama(tmp_path, Llama(1)) as (server, running), concurrent.futures.ThreadPoolExecutor(4) as pool:
+        server.held = True
+        pending = [pool.submit(running.ask, conversation(str(number))) for number in range(4)]
+        until(lambda: len(server.bodies) == 1)
+        server.held = False
+        assert all(each.result().status_code == 200 for each in pending)
+        assert all(orjson.loads(body)["id_slot"] == 0 for body in server.bodies)
+        assert [action.split()[0] for action in server.actions] == ["save"] * 3
+
+
+def test_files_stay_within_their_size_and_pins_stay(tmp_path: Path) -> None:
+    limit = BYTES_PER_TOKEN * 800
+    with llama(tmp_path, save_after=0.0, disk_size=limit) as (server, running):
+        chats = [conversation(str(number), 2 + number % 3) for number in range(8)]
+        running.turn(chats[0], "hello")
+        pinned = running.post("/blocks/pins", {"model": "m", "messages": chats[0][:-1]}, name="first", api="chat")
+        assert pinned.json()["tokens"] > 100
+        for chat in chats[1:]:
+            running.turn(chat, "hello")
+            until(lambda: running.get("/blocks/chains")[-1] and running.status()["slots"]["saved_bytes"] <= limit)
+        until(lambda: sum(BYTES_PER_TOKEN * len(file.tokens) for file in server.files.values()) <= limit)
+        assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
+        assert running.turn(chats[0], "still here") > 100
+        assert running.turn(chats[1], "long gone") < 20
+        assert running.post("/blocks/reset").json()["reset"]
+        assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
+        assert httpx.delete(f"{running.url}/admin/blocks/pins/first").json()
+        assert server.wrong == []
+
+
+def test_pins_and_resets_wait_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
+    """Both were refused, and told of a request where there was none."""
+    with llama(tmp_path, save_after=0.0) as (server, running), concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+        def meanwhile(path: str, body: object = None, **params: str) -> httpx.Response:
+            """What a POST brings that comes while a slot is being saved."""
+            done = len(server.actions)
+            server.stalls = True
+            try:
+                running.ask(chat).raise_for_status()
+                until(lambda: len(server.actions) > done)
+                pending = pool.submit(running.post, path, body, **params)
+                assert not concurrent.futures.wait([pending], 0.2).done
+            finally:
+                server.stalls = False
+            return pending.result()
+
+        chat = [*conversation("one"), {"role": "user", "content": "hello"}]
+        pinned = meanwhile("/blocks/pins", {"model": "m", "messages": chat}, name="first", api="chat")
+        assert pinned.json()["tokens"] > 100
+        assert len(server.actions) == 1
+        chat.append({"role": "user", "content": "more of it, " * 20})
+        assert meanwhile("/blocks/reset").json()["reset"]
+        assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
+
+
+def test_a_stream_that_is_left_leaves_its_slot_known(tmp_path: Path) -> None:
+    with llama(tmp_path) as (server, running):
+        chat = [*conversation("one"), {"role": "user", "content": "hello"}]
+        body = {"model": "m", "messages": chat, "stream": True, "answer": "a long story " * 50}
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body) as response,
+        ):
+            next(response.iter_raw())
+            server.held = True
+        server.held = False
+        running.idle()
+        assert running.predicted(chat) == len(template(chat)) - 1
+        response = running.ask(chat, stream=True)
+        assert response.text.endswith("data: [DONE]\n\n")
+        running.idle()
+        said = orjson.loads(server.bodies[-1])["messages"]
+        assert said == chat
+        more = [*chat, {"role": "assistant", "content": f"answer {sum(map(ord, template(chat))) % 997}"}]
+        more.append({"role": "user", "content": "go on"})
+        predicted = running.predicted(more)
+        assert predicted > len(template(chat))
+        assert running.ask(more).json()["timings"]["cache_n"] == predicted
+
+
+def test_an_idle_slot_that_the_server_clears_is_saved_before(tmp_path: Path) -> None:
+    with llama(tmp_path) as (server, running):
+        server.clears = True
+        one, two = conversation("one"), conversation("two")
+        running.turn(one, "hello")
+        running.turn(two, "hello")
+        running.turn(two, "hello again")
+        assert "-np" in running.status()["advice"][0]
+        for turn in range(3):
+            for chat in (one, two):
+                reused = running.turn(chat, str(turn))
+                assert reused > 100 or (turn == 0 and chat is one)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
+    """Whatever becomes of server and slots, by whomever: what explain says is what the answer tells."""
+    choose = random.Random(seed)
+    with llama(tmp_path, save_after=choose.choice([0.0, 3600.0]), disk_size=BYTES_PER_TOKEN * 2000) as (
+        server,
+        running,
+    ):
+        chats = [conversation(choose.choice("abc") + str(number), choose.choice([1, 3, 5])) for number in range(6)]
+        for step in range(50):
+            chat = choose.choice(chats)
+            match choose.randrange(12):
+                case 0:
+                    server.restart(choose.choice(["one", "two"]))
+                case 1:
+                    body = {"messages": chat, "id_slot": choose.randrange(2)}
+                    httpx.post(f"{_own(running.status())}/v1/chat/completions", json=body).raise_for_status()
+                case 2:
+                    del chat[max(1, len(chat) - 4) :]
+                case 3:
+                    running.post("/blocks/reset").raise_for_status()
+            question = f"{step} " + TURN * choose.randrange(2)
+            found = running.explain([*chat, {"role": "user", "content": question}])
+            predicted = found["matched_tokens"] + sum(found["tiers"].values())
+            reused = running.turn(chat, question)
+            # What others left in a slot is not known, so there may be more.
+            assert reused == predicted if found["complete"] else reused >= predicted, step
+            assert server.wrong == []
+
+
+def _own(status: dict[str, str]) -> str:
+    return status["url"]

@@ -1,0 +1,104 @@
+"""Without events the requests of one conversation go to one engine, and those of others to others."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.apis import APIS
+from kvproxy.apis.request import ApiRequest
+from kvproxy.upstreams.affinity import PIECE, SHARED, Affinity, Beginnings
+from kvproxy.upstreams.routing import Ring
+
+SYSTEM = "You are the assistant of a shop, and you answer politely. " * 60
+
+
+def request(body: dict[str, Any], api: str = "chat", tenant: str = "t", **headers: str) -> ApiRequest:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return ApiRequest(APIS[api], {"model": "m"} | body, b"", names, tenant, "id")
+
+
+def chat(*said: str) -> dict[str, Any]:
+    roles = ["user", "assistant"] * len(said)
+    turns = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    return {"messages": [{"role": "system", "content": SYSTEM}, *turns]}
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "headers"),
+    [
+        ("chat", {}, {"x_session_id": "s1"}),
+        ("chat", {"prompt_cache_key": "s1"}, {}),
+        ("responses", {"prompt_cache_key": "s1"}, {}),
+        ("messages", {"metadata": {"user_id": "s1"}}, {}),
+        ("completions", {}, {"x_session_id": "s1"}),
+    ],
+)
+def test_a_named_session_is_one_whatever_it_says(api: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+    affinity = Affinity()
+    keys = {affinity.key(request({**chat(text), "prompt": text, **body}, api, **headers)) for text in "abcdef"}
+    assert len(keys) == 1
+    # Another tenant's session of that name, and another model's, are others.
+    assert affinity.key(request({**chat("a"), **body}, api, "u", **headers)) not in keys
+    assert affinity.key(request({**chat("a"), **body, "model": "n"}, api, **headers)) not in keys
+
+
+@pytest.mark.parametrize("odd", [None, "", 7, ["s"], {"user_id": 3}])
+def test_a_name_that_is_none_is_passed_over(odd: Any) -> None:
+    affinity = Affinity()
+    plain = affinity.key(request(chat("a")))
+    assert affinity.key(request({**chat("a"), "prompt_cache_key": odd if not isinstance(odd, dict) else None})) == plain
+    assert affinity.key(request({**chat("a"), "metadata": odd})) == plain
+
+
+def test_conversations_under_one_system_prompt_are_spread_and_stay() -> None:
+    affinity, ring = Affinity(), Ring(dict.fromkeys("abc", 1.0))
+    begun = {text: affinity.key(request(chat(text))) for text in map(str, range(300))}
+    for text, key in begun.items():
+        assert affinity.key(request(chat(text, "yes", "and then?", "no", "so?"))) == key
+    owners = Counter(ring.order(key)[0] for key in begun.values())
+    assert min(owners.values()) > 50
+    # Responses and Messages keep the system prompt elsewhere.
+    for api, body in (("responses", {"instructions": SYSTEM}), ("messages", {"system": SYSTEM})):
+        name = "input" if api == "responses" else "messages"
+        keys = {
+            affinity.key(request({**body, name: [{"role": "user", "content": text}]}, api))
+            for text in map(str, range(9))
+        }
+        assert len(keys) == 9
+
+
+def test_plain_prompts_under_one_beginning_are_told_apart_once_it_is_known() -> None:
+    affinity = Affinity()
+    for number in range(SHARED * 20):
+        affinity.key(request({"prompt": f"{SYSTEM} Learning {number}"}, "completions"))
+    begun = {
+        number: affinity.key(request({"prompt": f"{SYSTEM}{number:05} {'x' * PIECE}"}, "completions"))
+        for number in range(50)
+    }
+    assert len(set(begun.values())) == 50
+    for number, key in begun.items():
+        longer = f"{SYSTEM}{number:05} {'x' * PIECE} and {'more ' * number}"
+        assert affinity.key(request({"prompt": longer}, "completions")) == key
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(60, 3 * PIECE))
+def test_one_conversation_that_grows_never_looks_like_several(seed: int, step: int) -> None:
+    chance = random.Random(seed)
+    text = bytes(chance.randrange(256) for _ in range(8 * PIECE))
+    beginnings = Beginnings()
+    keys = [beginnings.own(text[:length]) for length in range(step, len(text), step)]
+    whole = [key for key, length in zip(keys, range(step, len(text), step), strict=True) if length >= PIECE]
+    assert len(set(whole)) <= 1
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.upstreams.affinity._MOST", 10)
+    beginnings = Beginnings()
+    for number in range(100):
+        beginnings.own(f"{number:0{PIECE}}{number}".encode())
+    assert len(beginnings._continuations) <= 10

@@ -1,0 +1,58 @@
+"""An upstream that does not answer is visible from the start: in the banner, the log, and /ready."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.settings import load_settings
+from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
+from tests.ports import free_port
+from tests.servers import run_proxy
+
+
+def test_the_log_and_ready_report_an_outage_once_per_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    settings = load_settings(
+        data=tmp_path, upstream=url, cache={"semantic": False}, routing={"health_interval": 0.05, "health_timeout": 1.0}
+    )
+
+    def lines(text: str) -> int:
+        return sum(text in message for message in caplog.messages)
+
+    with caplog.at_level(logging.INFO, "kvproxy"), run_proxy(settings) as (proxy, services):
+        until(lambda: httpx.get(f"{proxy}/ready").status_code == 503)
+        assert url in httpx.get(f"{proxy}/ready").json()["error"]
+        assert url in httpx.get(f"{proxy}/health").json()["outage"]
+        (engine,) = services.built.fleet.engines.values()  # type: ignore[union-attr]
+        until(lambda: engine.health.failures > 4)
+        assert lines(f"the upstream {url} does not answer") == 1
+        with run_plain_upstream(port):
+            until(lambda: httpx.get(f"{proxy}/ready").status_code == 200)
+            assert "outage" not in httpx.get(f"{proxy}/health").json()
+        assert lines(f"the upstream {url} answers again") == 1
+        until(lambda: lines(f"the upstream {url} does not answer") == 2)
+
+
+def test_the_banner_names_a_dead_upstream(tmp_path: Path) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    with run_plain_upstream() as alive:
+        command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", "0", "--no-semantic"]
+        command += ["--data", str(tmp_path), "--upstream", dead, "--upstream", alive]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(4)]
+        finally:
+            process.terminate()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+    banner = "".join(lines)
+    assert f"DOWN: nothing answers at {dead}" in banner
+    assert f"{alive} answers, and serves plain" in banner

@@ -1,0 +1,173 @@
+"""Several upstreams on real sockets: who gets a request, and what happens when one is slow, full, broken or gone."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.settings import load_settings
+from tests.mirror.publisher import Model, Sockets
+from tests.polling import until
+from tests.servers import run_app, run_proxy
+from tests.upstreams.fleets import Engine, Fleet, fleet
+
+
+def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path: Path) -> None:
+    with fleet(tmp_path, eject_after=2, health_timeout=0.5) as running:
+        engine_of = {question: running.engine_for(question) for question in map(str, range(30))}
+        assert len(set(engine_of.values())) == 3
+        assert {question: running.engine_for(question) for question in engine_of} == engine_of
+        # Other routes, and the list of models, go to one engine.
+        assert httpx.get(f"{running.url}/v1/models").json()["data"] == [{"id": "m"}]
+        passed = httpx.post(f"{running.url}/tokenize", json={"messages": [{"content": "ab"}]})
+        assert passed.json()["tokens"] == [97, 98]
+
+        ill = engine_of["0"]
+        running.engines[ill].mood = "sick"
+        until(lambda: running.status(ill)["state"] == "ejected")
+        assert running.engine_for("0") != ill
+        unmoved = [question for question, engine_for in engine_of.items() if engine_for != ill]
+        assert all(running.engine_for(question) == engine_of[question] for question in unmoved[:8])
+        running.engines[ill].mood = "well"
+        until(lambda: running.status(ill)["state"] == "up")
+        assert running.engine_for("0") == ill
+        assert running.status(ill)["ejections"] == 1
+        running.engines[ill].mood = "stuck"
+        until(lambda: running.status(ill)["state"] == "ejected")
+        assert "no answer in 0.5 s" in running.status(ill)["error"]
+        # One that hangs keeps no other from being asked.
+        assert {running.status(url)["state"] for url in running.engines if url != ill} == {"up"}
+        assert (running.status(ill)["requests"], running.status(ill)["load"]) == (0, 0)
+
+
+def test_drained_engines_get_nothing_new(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2) as running, httpx.Client(base_url=running.url) as client:
+        own = running.engine_for("hello")
+        assert client.post("/admin/upstreams/drain", params={"name": own}).json()["state"] == "draining"
+        other = running.engine_for("hello")
+        assert other != own
+        client.post("/admin/upstreams/drain", params={"name": other}).raise_for_status()
+        refused = running.ask("hello")
+        assert refused.status_code == 503
+        assert "draining" in refused.json()["error"]["message"]
+        number = list(running.engines).index(own) + 1
+        client.post("/admin/upstreams/undrain", params={"name": str(number)}).raise_for_status()
+        assert running.engine_for("hello") == own
+        assert client.post("/admin/upstreams/drain", params={"name": "http://nowhere"}).status_code == 404
+
+
+def test_another_engine_is_tried_only_before_an_answer_begins(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2, health_interval=60.0) as running:
+        own = running.engine_for("hello")
+        other = next(url for url in running.engines if url != own)
+
+        running.engines[own].mood = "full"
+        assert running.engine_for("hello") in running.engines
+        assert running.engines[other].got[-1] == "hello"
+
+        # An error that the engine made itself is its answer.
+        running.engines[own].mood = "broken"
+        count = len(running.engines[other].got)
+        assert running.ask("hello").status_code == 500
+        assert len(running.engines[other].got) == count
+
+        running.engines[own].mood = "cut"
+        received = b""
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body) as response,
+        ):
+            for chunk in response.iter_raw():
+                received += chunk
+        assert b'"ok"' in received
+        assert b"[DONE]" not in received
+        assert len(running.engines[other].got) == count
+        until(lambda: running.status(own)["requests"] == 0)
+        assert running.status(own)["load"] == 0
+
+
+def test_an_engine_that_is_gone_costs_no_request(tmp_path: Path) -> None:
+    engine = Engine()
+    with run_app(engine.app) as url:
+        gone = "http://127.0.0.1:9"
+        settings = load_settings(
+            data=tmp_path,
+            upstreams=[{"url": gone}, {"url": url}],
+            cache={"enabled": False},
+            routing={"health_interval": 60},
+        )
+        with run_proxy(settings) as (proxy, services):
+            running = Fleet(proxy, services, {url: engine})
+            answers = [running.ask(str(number)) for number in range(20)]
+            assert [answer.status_code for answer in answers] == [200] * 20
+            assert len(engine.got) == 20
+            until(lambda: running.status(gone)["state"] == "ejected")
+            assert "cannot reach" in running.status(gone)["error"]
+
+
+def test_requests_follow_their_prefix(tmp_path: Path) -> None:
+    publishers = [Sockets(Model(positional=bool(at))) for at in range(3)]
+    try:
+
+        def server(at: int) -> dict[str, Any]:
+            return {"kv_events": publishers[at].events, "kv_replay": publishers[at].replay}
+
+        with fleet(tmp_path, 3, server) as running:
+            urls = list(running.engines)
+            beginnings = ["You are a poet. " * 8, "You are a judge. " * 8, "You are a cook. " * 8]
+            # Of each beginning an engine holds a part, named by vLLM's recipe or by one that we do not know.
+            for at, beginning in enumerate(beginnings):
+                tokens = list(beginning.encode())[:96]
+                names = [event_hash(digest) for digest in BlockHasher().chain(tokens, 16)]
+                names = names if at else [1000 + number for number in range(len(names))]
+                publishers[at].send(publishers[at].model.store(names, tokens=tokens))
+            until(lambda: all(running.status(url)["cached_blocks"] == 6 for url in urls))
+            for at, beginning in enumerate(beginnings):
+                assert [running.engine_for(beginning + question) for question in "abc"] == [urls[at]] * 3
+
+            # Another API with the same prompt finds the same engine.
+            message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": beginnings[2] + "x"}]}
+            httpx.post(f"{running.url}/v1/messages", json=message).raise_for_status()
+            assert running.engines[urls[2]].got[-1] == "messages"
+
+            told = httpx.post(
+                f"{running.url}/admin/explain",
+                json={"model": "m", "messages": [{"role": "user", "content": beginnings[1] + "x"}]},
+            ).json()["prefix"]
+            assert (told["matched_tokens"], told["engine"], told["named_alike"]) == (96, urls[1], True)
+            assert told["engines"] == {urls[0]: 0, urls[1]: 96, urls[2]: 0}
+
+            # Where an engine gives a beginning up, requests need not go there any more.
+            publishers[1].send(publishers[1].model.clear())
+            publishers[2].send(
+                publishers[2].model.store(
+                    [event_hash(digest) for digest in BlockHasher().chain(list(beginnings[1].encode())[:96], 16)],
+                    tokens=list(beginnings[1].encode())[:96],
+                )
+            )
+            until(
+                lambda: running.status(urls[1])["cached_blocks"] == 0 and running.status(urls[2])["cached_blocks"] == 12
+            )
+            assert running.engine_for(beginnings[1] + "d") == urls[2]
+
+            assert httpx.post(f"{running.url}/admin/blocks/reset").json()["reset"] is True
+            assert [engine.resets for engine in running.engines.values()] == [1, 1, 1]
+    finally:
+        for publisher in publishers:
+            publisher.close()
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    from kvproxy.errors import SettingsError
+
+    twice = [{"url": "http://127.0.0.1:9"}, {"url": "http://127.0.0.1:9/v1"}]
+    for upstreams, word in (
+        (twice, "twice"),
+        ([{"url": "http://127.0.0.1:9", "kv_events": "tcp://host"}], "no endpoint"),
+    ):
+        with pytest.raises(SettingsError, match=word), run_proxy(load_settings(data=tmp_path, upstreams=upstreams)):
+            pass

@@ -1,0 +1,138 @@
+"""What an engine that hangs, refuses or cannot tell costs: never the request, and never the truth."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvproxy.blocks.digest import BlockHasher, event_hash
+from tests.mirror.publisher import Model, Sockets
+from tests.polling import until
+from tests.upstreams.fleets import fleet
+
+BEGINNING = "You are a poet. " * 8
+
+
+def test_an_engine_that_does_not_tokenize_holds_no_request_up(tmp_path: Path) -> None:
+    """Every request waited for it until `read_timeout`, ten minutes."""
+    sockets = Sockets(Model())
+    try:
+        with fleet(tmp_path, 2, lambda at: {"kv_events": sockets.events, "kv_replay": sockets.replay}) as running:
+            for engine in running.engines.values():
+                engine.mood = "hangs"
+            began = time.monotonic()
+            assert running.ask("hello").status_code == 200
+            assert time.monotonic() - began < 30
+            # Only the engine that would serve the request was asked.
+            assert sum(engine.tokenized for engine in running.engines.values()) == 1
+    finally:
+        sockets.close()
+
+
+def test_a_drained_engine_is_not_asked_for_tokens(tmp_path: Path) -> None:
+    sockets = [Sockets(Model()) for _ in range(3)]
+    try:
+        with fleet(tmp_path, 3, lambda at: {"kv_events": sockets[at].events}) as running:
+            drained, *others = running.engines
+            running.engines[drained].mood = "hangs"
+            httpx.post(f"{running.url}/admin/upstreams/drain", params={"name": drained}).raise_for_status()
+            for question in "abcdef":
+                assert running.ask(question).status_code == 200
+            assert running.engines[drained].tokenized == 0
+            assert sum(running.engines[url].tokenized for url in others) == 6
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def test_fields_that_shape_a_prompt_are_tokenised_with_it(tmp_path: Path) -> None:
+    """`enable_thinking` and the like change what the template makes of the messages."""
+    sockets = Sockets(Model())
+    shaping = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
+    try:
+        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, predicted_share=1.0) as running:
+            (engine,) = running.engines.values()
+            assert running.ask("hello", temperature=0.5, **shaping).status_code == 200
+            assert engine.asked == {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | shaping
+    finally:
+        sockets.close()
+
+
+def test_nothing_is_predicted_of_what_cannot_be_told(tmp_path: Path) -> None:
+    """A mirror was blamed for the second answer, which finds what the first has computed."""
+    sockets = Sockets(Model())
+    try:
+        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, predicted_share=1.0) as running:
+            (engine,) = running.engines.values()
+            for options in ({"n": 2}, {"prompt_logprobs": 0}):
+                assert running.ask("hello", **options).status_code == 200
+            assert engine.tokenized == 0
+            assert running.ask("hello", n=1).status_code == 200
+            assert engine.tokenized == 1
+    finally:
+        sockets.close()
+
+
+@pytest.mark.parametrize("mood", ["old", "gone"])
+def test_explain_says_what_it_cannot_know(tmp_path: Path, mood: str) -> None:
+    """It answered 500: `KeyError: 'tiers'`."""
+    sockets = Sockets(Model())
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    try:
+        servers: dict[str, Any] = {"kv_events": sockets.events}
+        with fleet(tmp_path, 1, lambda at: servers) as running:
+            (engine,) = running.engines.values()
+            engine.mood = mood
+            if mood == "gone":
+                # Nobody listens at the address that the proxy knows.
+                fleet_of_one = running.services.built.fleet
+                assert fleet_of_one is not None
+                (only,) = fleet_of_one.engines.values()
+                only.upstream._connection._base = "http://127.0.0.1:9"
+            answer = httpx.post(f"{running.url}/admin/explain", json=body)
+            assert answer.status_code == 200
+            told = answer.json()
+            assert (told["layer"], told["prefix"]["matched_tokens"], told["prefix"]["tiers"]) == ("none", None, {})
+            assert "tokenize" in told["prefix"]["reason"]
+    finally:
+        sockets.close()
+
+
+def test_a_reset_that_is_refused_with_200_is_no_reset(tmp_path: Path) -> None:
+    sockets = Sockets(Model())
+    try:
+        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events, "kv_replay": sockets.replay}) as running:
+            (url,) = running.engines
+            tokens = list(BEGINNING.encode())[:96]
+            names = [event_hash(digest) for digest in BlockHasher().chain(tokens, 16)]
+            sockets.send(sockets.model.store(names, tokens=tokens))
+            until(lambda: running.status(url)["cached_blocks"] == 6)
+            running.engines[url].mood = "busy"
+            told = httpx.post(f"{running.url}/admin/blocks/reset").json()
+            assert (told["reset"], told["engines"][0]["engine"]) == (False, url)
+            assert "did not" in told["engines"][0]["message"]
+            assert running.status(url)["cached_blocks"] == 6
+            # vLLM publishes a true reset only with its next step; the mirror believes the answer.
+            running.engines[url].mood = "well"
+            assert httpx.post(f"{running.url}/admin/blocks/reset").json()["reset"] is True
+            assert running.status(url)["cached_blocks"] == 0
+    finally:
+        sockets.close()
+
+
+def test_a_stream_that_breaks_before_its_first_part_goes_to_another_engine(tmp_path: Path) -> None:
+    """The engine had sent the head of its answer, and the client got an answer that broke off with nothing in it."""
+    with fleet(tmp_path, 2, health_interval=60.0) as running:
+        own = running.engine_for("hello")
+        (other,) = (url for url in running.engines if url != own)
+        running.engines[own].mood = "dies"
+        answer = running.ask("hello", stream=True)
+        assert (answer.status_code, "[DONE]" in answer.text) == (200, True)
+        assert running.engines[other].got[-1] == "hello"
+        assert running.status(own)["failures"] == 1
+        assert (running.status(own)["requests"], running.status(own)["load"]) == (0, 0)
+        # What leaves something behind is not done twice.
+        with pytest.raises(httpx.HTTPError):
+            running.ask("hello", stream=True, store=True).raise_for_status()

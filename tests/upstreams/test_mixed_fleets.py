@@ -1,0 +1,76 @@
+"""A fleet in which one engine publishes events and another is llama.cpp: both are shown, asked, pinned and emptied."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.commands.blocks import picture
+from tests.upstreams.llama.fake_server import template
+from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Iterator[Mixed]:
+    with run_mixed(tmp_path) as running:
+        yield running
+
+
+def test_both_are_shown_and_asked(mixed: Mixed, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = mixed.get("/blocks")
+    assert {block["engine"] for block in blocks} == {mixed.llama, mixed.vllm}
+    assert {chain["engine"] for chain in mixed.get("/blocks/chains")} == {mixed.llama, mixed.vllm}
+    stats = mixed.get("/blocks/stats")
+    assert (stats["cached"], stats["slots"], stats["complete"]) == (6, True, True)
+    (slot,) = [block for block in blocks if block["id"] is not None and block["hash"]]
+    assert IN_LLAMA in mixed.get(f"/blocks/{slot['hash']}")["text"]
+    (first, *_) = [block for block in blocks if block["engine"] == mixed.vllm]
+    assert mixed.get(f"/blocks/{first['hash']}")["engine"] == mixed.vllm
+
+    held = mixed.explain(IN_VLLM + "x")
+    assert (held["engine"], held["matched_tokens"], held["prompt_tokens"]) == (mixed.vllm, 96, len(IN_VLLM) + 1)
+    held = mixed.explain(IN_LLAMA + "x")
+    assert held["engine"] == mixed.llama
+    assert held["matched_tokens"] == held["engines"][mixed.llama] == len(template(chat(IN_LLAMA)["messages"])) - 12
+    assert held["engines"][mixed.vllm] == 0
+
+    picture(_Invoked(), url=mixed.url)  # type: ignore[arg-type]
+    shown = capsys.readouterr().out
+    assert "6 cached blocks" in shown
+    assert "slot 0" in shown
+    assert mixed.vllm not in shown.partition("begins")[2]
+
+    metrics = httpx.get(f"{mixed.url}/metrics").text
+    assert f'kvproxy_slots{{of="slots",upstream="{mixed.llama}"}} 2.0' in metrics
+    assert f'kvproxy_slots{{of="restores",upstream="{mixed.llama}"}} 0.0' in metrics
+    assert 'kvproxy_upstream{of="cached_blocks",upstream="' + mixed.vllm in metrics
+
+
+def test_requests_follow_their_prefix_though_llama_cpp_stands_first(mixed: Mixed) -> None:
+    for question in "abc":
+        httpx.post(f"{mixed.url}/v1/chat/completions", json=chat(IN_VLLM + question)).raise_for_status()
+    assert mixed.engine.got == [IN_VLLM + question for question in "abc"]
+
+
+def test_a_prompt_is_pinned_where_it_is_held_and_all_are_emptied(mixed: Mixed) -> None:
+    mixed.post("/blocks/pins", chat(IN_LLAMA + "x"), name="cook", api="chat")
+    mixed.post("/blocks/pins", chat(IN_VLLM + "x"), name="judge", api="chat")
+    pins = {pin["name"]: pin["tokens"] for pin in mixed.get("/blocks/pins")}
+    # A file in front of llama.cpp is kept as it is, so it has no tokens to compute again.
+    assert pins == {"cook": None, "judge": len(IN_VLLM) // 16 * 16}
+    assert mixed.get("/blocks/queue") == []
+    for name in pins:
+        httpx.delete(f"{mixed.url}/admin/blocks/pins/{name}").raise_for_status()
+    assert mixed.get("/blocks/pins") == []
+
+    done = mixed.post("/blocks/reset")
+    assert {each["engine"]: each["reset"] for each in done["engines"]} == {mixed.llama: True, mixed.vllm: True}
+    assert mixed.engine.resets == 1
+    assert mixed.explain(IN_LLAMA)["matched_tokens"] == mixed.explain(IN_VLLM)["matched_tokens"] == 0
+
+
+class _Invoked:
+    """The context of a command without a subcommand."""
+
+    invoked_subcommand = None

@@ -1,0 +1,202 @@
+"""Chains that are pinned in front of engines which evict as they like: what is lost is computed again, within the budget."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.settings import load_settings
+from kvproxy.upstreams import recomputed_pins as pinned
+from kvproxy.upstreams.recomputed_pins import Budget
+from tests.commands.run import kvproxy, result
+from tests.mirror.publisher import Model, Sockets
+from tests.polling import until
+from tests.servers import run_app, run_proxy
+
+SIZE = 16
+
+
+class Engine:
+    """Publishes what it computes, and forgets when it is told to."""
+
+    def __init__(self) -> None:
+        self.sockets = Sockets(Model())
+        self.model = self.sockets.model
+        self.computed: list[int] = []
+        self.mood = "well"
+        self.app = Starlette(
+            routes=[
+                Route("/health", lambda request: Response()),
+                Route("/v1/models", lambda request: JSONResponse({"object": "list", "data": [{"id": "m"}]})),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
+                Route("/v1/completions", self.complete, methods=["POST"]),
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            ]
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await request.json()
+        text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
+        return JSONResponse({"tokens": list(text.encode())})
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        if self.mood == "refuses":
+            return JSONResponse({"error": {"message": "no token ids here"}}, 400)
+        assert body["max_tokens"] == 1
+        return JSONResponse({"choices": [], "usage": self.take(body["prompt"])})
+
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        text = "".join(message["content"] for message in body["messages"])
+        return JSONResponse({"choices": [], "usage": self.take(list(text.encode()))})
+
+    def take(self, tokens: list[int]) -> dict[str, Any]:
+        names = names_of(tokens)
+        known = 0
+        while known < len(names) and self.model.held[names[known]]:
+            known += 1
+        if names[known:] and self.mood != "forgets":
+            parent = names[known - 1] if known else None
+            run = tokens[known * SIZE : len(names) * SIZE]
+            self.sockets.send(self.model.store(names[known:], parent=parent, tokens=run))
+        self.computed.append(len(tokens) - known * SIZE)
+        return {"prompt_tokens": len(tokens), "prompt_tokens_details": {"cached_tokens": known * SIZE}}
+
+    def lose(self, names: list[int]) -> None:
+        self.sockets.send(self.model.remove(names))
+
+
+def names_of(tokens: list[int]) -> list[int]:
+    return [event_hash(digest) for digest in BlockHasher().chain(tokens, SIZE)]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(pinned, "_INTERVAL", 0.02)
+    made = Engine()
+    yield made
+    made.sockets.close()
+
+
+@pytest.fixture
+def url(engine: Engine, tmp_path: Path) -> Iterator[str]:
+    with run_app(engine.app) as upstream:
+        server = {"url": upstream, "kv_events": engine.sockets.events, "kv_replay": engine.sockets.replay}
+        routing = {"pinned_tokens_per_minute": 400, "health_interval": 0.2}
+        with run_proxy(load_settings(data=tmp_path / "data", upstreams=[server], routing=routing)) as (proxy, _):
+            engine.take(list(b"so that the size of a block is known"))
+            until(lambda: result("blocks", "stats", url=proxy)["block_size"] == SIZE)
+            yield proxy
+
+
+PROMPT = "a handbook of rules " * 8  # 160 bytes: ten blocks.
+
+
+def row(url: str) -> dict[str, Any]:
+    (found,) = result("blocks", "pins", url=url)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_what_is_lost_is_computed_again(engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "_PATIENCE", 0.1)
+    # It need not be cached yet: keeping it computes it.
+    done = result("blocks", "pin", "rules", PROMPT, url=url)
+    assert done["tokens"] == 160
+    until(lambda: row(url)["held"] == 160)
+    assert engine.computed[1:] == [160]
+    until(lambda: row(url)["error"] is None)
+    engine.lose(names_of(list(PROMPT.encode()))[6:])
+    until(lambda: len(engine.computed) == 3 and row(url)["held"] == 160)
+    assert engine.computed[2] == 4 * SIZE
+    assert (row(url)["computed"], row(url)["blocks"]) == (160 + 64, [])
+    shown = kvproxy("blocks", "pins", url=url).stdout
+    assert "held" in shown
+    assert "224" in shown
+    # Unpinned it is given up like any other.
+    assert "no longer pinned" in kvproxy("blocks", "unpin", "rules", url=url).stdout
+    assert kvproxy("blocks", "unpin", "rules", url=url).returncode == 3
+
+
+def test_the_budget_is_kept_and_told(engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "_PATIENCE", 0.05)
+    result("blocks", "pin", "rules", PROMPT, url=url)
+    names = names_of(list(PROMPT.encode()))
+    until(lambda: row(url)["held"] == 160)
+    engine.lose(names)
+    until(lambda: len(engine.computed) == 3 and row(url)["held"] == 160)
+    # 320 of 400 tokens are spent, and a minute brings no more than 400.
+    engine.lose(names)
+    until(lambda: "budget" in (row(url)["error"] or ""))
+    assert "pinned_tokens_per_minute" in kvproxy("blocks", "pins", url=url).stdout
+    assert len(engine.computed) == 3
+
+
+def test_a_pool_that_is_too_small_is_told_and_not_flooded(engine: Engine, url: str) -> None:
+    engine.mood = "forgets"
+    result("blocks", "pin", "rules", PROMPT, url=url)
+    until(lambda: len(engine.computed) == 2)
+    assert row(url)["held"] == 0
+    engine.mood = "refuses"
+    result("blocks", "pin", "rules", PROMPT, url=url)
+    until(lambda: "answered 400" in (row(url)["error"] or ""))
+    assert len(engine.computed) == 2
+
+
+def test_a_leaf_a_ttl_and_what_cannot_be_pinned(engine: Engine, url: str) -> None:
+    (chain,) = result("blocks", "chains", url=url)
+    assert result("blocks", "pin", "leaf", "--leaf", chain["leaf"][:8], "--ttl", "3600", url=url)["tokens"] == 2 * SIZE
+    assert 3500 < row(url)["seconds_left"] <= 3600
+    until(lambda: row(url)["held"] == 2 * SIZE)
+    assert len(engine.computed) == 1
+    for arguments, word in (
+        (("x", "short"), "shorter than a block"),
+        (("x", "--leaf", "ffffffffffff"), "blocks chains"),
+    ):
+        done = kvproxy("blocks", "pin", *arguments, url=url)
+        assert done.returncode != 0
+        assert word in done.stderr
+    result("blocks", "pin", "leaf", PROMPT, "--ttl", "0.05", url=url)
+    until(lambda: result("blocks", "pins", url=url) == [])
+
+
+def test_warm_keeps_a_whole_file(engine: Engine, url: str, tmp_path: Path) -> None:
+    requests = tmp_path / "questions.jsonl"
+    lines = [
+        {"model": "m", "messages": [{"role": "user", "content": text * 12}]}
+        for text in ("What is this? ", "And that? ")
+    ]
+    lines.append({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = kvproxy("warm", requests, "--prefix-only", "--keep", "--json", url=url)
+    report = json.loads(done.stdout)
+    # The last prompt fills no block: it is warmed, and told as not pinned.
+    assert done.returncode == 1
+    assert [(failure["line"], "not pinned" in failure["message"]) for failure in report["failures"]] == [(3, True)]
+    assert report["tokens_pinned"] == 160 + 112
+    assert [pin["name"] for pin in result("blocks", "pins", url=url)] == [f"{requests}:1", f"{requests}:2"]
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.floats(0, 100), st.integers(1, 2000)), max_size=40))
+def test_no_minute_costs_more_than_the_budget_and_one_chain(per_minute: int, asked: list[tuple[float, int]]) -> None:
+    now, spent = 0.0, list[tuple[float, int]]()
+    budget = Budget(per_minute, lambda: now)
+    for later, tokens in asked:
+        now += later
+        if budget.allows(tokens):
+            budget.spend(tokens)
+            spent.append((now, tokens))
+    for start, _ in spent:
+        within = [tokens for at, tokens in spent if start <= at < start + 60]
+        # Full at the start of the minute, and filled once more while it lasts; the last chain may reach beyond.
+        assert sum(within[:-1]) <= 2 * per_minute + 1

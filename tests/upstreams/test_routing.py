@@ -1,0 +1,100 @@
+"""The pure parts: consistent hashing, the choice, load and health."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.upstreams.health import Health
+from kvproxy.upstreams.routing import MISS, SLACK, Candidate, Load, Ring, choose
+
+names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
+
+
+@given(names=names, keys=st.lists(st.binary(max_size=8), min_size=1, max_size=30))
+def test_when_an_engine_goes_only_its_keys_move(names: list[str], keys: list[bytes]) -> None:
+    before = Ring(dict.fromkeys(names, 1.0))
+    after = Ring(dict.fromkeys(names[1:], 1.0))
+    for key in keys:
+        order = before.order(key)
+        assert sorted(order) == sorted(names)
+        assert after.order(key) == [name for name in order if name != names[0]]
+
+
+def test_keys_are_shared_by_weight() -> None:
+    ring = Ring({"a": 1.0, "b": 1.0, "c": 2.0})
+    owners = Counter(ring.order(str(number).encode())[0] for number in range(8000))
+    assert 0.17 < owners["a"] / 8000 < 0.33
+    assert 0.40 < owners["c"] / 8000 < 0.60
+
+
+def test_the_longest_prefix_wins_until_its_engine_is_too_busy() -> None:
+    order = ["a", "b", "c"]
+
+    def best(load: float) -> str:
+        candidates = [Candidate("a", 0, 0.0), Candidate("b", 800, load), Candidate("c", 400, 0.0)]
+        return choose(candidates, 1000, order)[0]
+
+    assert best(0.0) == "b"
+    # Prompt tokens that must be computed anew weigh more than those that wait.
+    assert best(MISS * 400 - 1) == "b"
+    assert best(MISS * 400 + 1) == "c"
+
+
+def test_equals_stay_where_the_ring_puts_them() -> None:
+    candidates = [Candidate(name, 64, 10.0) for name in "abc"]
+    assert choose(candidates, 100, ["c", "a", "b"])[0] == "c"
+    unknown = [Candidate(name, None, 0.0) for name in "abc"]
+    assert choose(unknown, 100, ["b", "c", "a"]) == ["b", "c", "a"]
+
+
+@given(loads=st.lists(st.integers(0, 10_000), min_size=2, max_size=6), tokens=st.integers(1, 2000), data=st.data())
+def test_without_knowledge_no_engine_carries_more_than_its_share(
+    loads: list[int], tokens: int, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations([str(number) for number in range(len(loads))]))
+    candidates = [Candidate(str(number), None, load) for number, load in enumerate(loads)]
+    chosen = choose(candidates, tokens, order)
+    assert sorted(chosen) == sorted(order)
+    assert loads[int(chosen[0])] <= SLACK * (sum(loads) + tokens) / len(loads)
+
+
+def test_a_faster_engine_takes_more() -> None:
+    candidates = [Candidate("slow", 100, 500.0), Candidate("fast", 100, 7000.0, weight=2.0)]
+    assert choose(candidates, 1000, ["slow", "fast"])[0] == "fast"
+
+
+def test_load_goes_down_when_an_answer_begins_and_ends() -> None:
+    load = Load()
+    first, second = load.add(1000), load.add(10)
+    assert load.requests == 2
+    full = load.tokens
+    first.begun()
+    first.begun()
+    assert load.tokens == full - 1000
+    for ticket in (first, second, second):
+        ticket.ended()
+    assert (load.tokens, load.requests) == (0, 0)
+
+
+def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
+    health = Health(eject_after=2)
+    for outcome in ("yes", "no", "yes", "no"):
+        health.failed("x") if outcome == "no" else health.succeeded()
+    assert health.available
+    health.failed("gone")
+    health.failed("gone")
+    assert (health.state, health.ejections, health.error) == ("ejected", 1, "gone")
+    health.succeeded()
+    assert health.state == "up"
+    health.draining = True
+    assert (health.state, health.available) == ("draining", False)
+
+
+def test_an_engine_that_never_answered_is_ejected_at_once() -> None:
+    health = Health(eject_after=3)
+    health.failed("nothing there")
+    assert (health.state, health.ejections) == ("ejected", 1)
+    health.succeeded()
+    health.failed("gone")
+    assert health.available

@@ -1,0 +1,85 @@
+"""An upstream's address: no path turns it into another one, and what it holds of secrets stays inside."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvproxy.errors import InvalidRequest
+from kvproxy.settings import UpstreamServer, UpstreamSettings, load_settings
+from kvproxy.upstreams.client import Upstream
+from tests.servers import run_app, run_proxy
+
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@given(st.text(max_size=20).filter(lambda path: not path.startswith("/")))
+async def test_a_path_without_a_slash_goes_nowhere(path: str) -> None:
+    upstream = Upstream(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
+    for each in (path, "%2F@evil", "@evil/x", ".evil"):
+        with pytest.raises(InvalidRequest, match="slash"):
+            await upstream.forward("GET", each, {}, b"")
+
+
+@pytest.fixture
+def seen() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    headers: list[dict[str, str]] = []
+
+    async def answer(request: Request) -> Response:
+        headers.append(dict(request.headers))
+        return JSONResponse(WHOLE)
+
+    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
+        yield url, headers
+
+
+@pytest.mark.parametrize("client", [{}, {"authorization": "Bearer mine"}, {"x-api-key": "mine", "api-key": "mine"}])
+def test_credentials_of_the_url_are_sent_and_shown_nowhere(
+    tmp_path: Path,
+    seen: tuple[str, list[dict[str, str]]],
+    client: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = seen[0].replace("http://", "http://user:SECRET@")
+    settings = load_settings(data=tmp_path, upstream=url, cache={"semantic": False})
+    with caplog.at_level(logging.DEBUG), run_proxy(settings) as (proxy, _), httpx.Client(base_url=proxy) as asking:
+        assert asking.post("/v1/chat/completions", json=BODY, headers=client).status_code == 200
+        told = [asking.get(path).text for path in ("/health", "/ready", "/metrics", "/admin/upstreams", "/admin/cache")]
+    for headers in seen[1]:
+        assert headers["authorization"].startswith("Basic ")
+        assert "mine" not in str(headers)
+    assert "SECRET" not in "".join(told) + caplog.text
+    assert "user" not in told[0] + told[3]
+
+
+def test_an_upstream_that_is_down_is_told_without_its_credentials(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, upstream="http://user:SECRET@127.0.0.1:9", cache={"semantic": False})
+    with run_proxy(settings) as (proxy, _):
+        down = httpx.post(f"{proxy}/v1/chat/completions", json=BODY)
+        assert down.status_code == 502
+        assert "SECRET" not in down.text
+        assert httpx.get(f"{proxy}/health").status_code == 200
+
+
+def test_a_proxy_is_ready_when_its_upstream_is(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+    routing = {"health_interval": 0.05, "eject_after": 1}
+    for upstream, wanted in ((seen[0], 200), ("http://127.0.0.1:9", 503)):
+        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False}, routing=routing)
+        with run_proxy(settings) as (proxy, services):
+            fleet = services.built.fleet
+            assert fleet is not None
+            (engine,) = fleet.engines.values()
+            while not engine.health.failures and wanted == 503:
+                httpx.get(f"{proxy}/health")
+            answer = httpx.get(f"{proxy}/ready")
+            assert answer.status_code == wanted
+            assert wanted == 200 or "127.0.0.1:9" in answer.json()["error"]

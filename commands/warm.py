@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.commands.formatting import plural
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json, print_note, progress_bar
 
@@ -100,7 +101,7 @@ def warm(
         report.pinned = pin_all(client, requests, str(file) if file else "cache", report)
     _print(report, as_json)
     if cache and found.skipped:
-        print_note(f"{found.skipped:,} responses of other tenants were skipped: give their key with --api-key")
+        print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
     if file is not None and report.has_cache and report.cached and not as_json:
         typer.echo(_required_fields(client, requests[0], api_key, headers))
     if report.has_cache and not prefix_only and not report.cached and not code:

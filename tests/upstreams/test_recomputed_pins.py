@@ -124,7 +124,7 @@ def test_what_is_lost_is_computed_again(engine: Engine, url: str, monkeypatch: p
     assert "held" in shown
     assert "224" in shown
     # Unpinned it is given up like any other.
-    assert "no longer pinned" in kvproxy("blocks", "unpin", "rules", url=url).stdout
+    assert "unpinned rules" in kvproxy("blocks", "unpin", "rules", url=url).stdout
     assert kvproxy("blocks", "unpin", "rules", url=url).returncode == 3
 
 

@@ -1,4 +1,4 @@
-"""What warm reads from a file: requests, logs, batches, exports, prompts, and what lies between them."""
+"""Reading of request logs, batches, exports and prompts."""
 
 import json
 from pathlib import Path
@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
-from kvproxy.proxy_client.warm import prefix_only
-from kvproxy.proxy_client.warm_requests import Reading, read_requests
+from kvproxy.proxy_client.warm_requests import WarmSource, prefix_only, read_requests
 from tests.commands.test_warm import lines, said
 from tests.index.entries import make_entry
 
 
-def read(folder: Path, *texts: str, system: str | None = None) -> Reading:
+def read(folder: Path, *texts: str, system: str | None = None) -> WarmSource:
     file = folder / "file"
     file.write_bytes("\n".join(texts).encode())
-    return read_requests(file, "m", system)
+    return read_requests(file, read_text(file), "m", system)
 
 
-def questions(reading: Reading) -> list[str]:
-    return [each.body["messages"][-1]["content"] for each in reading.requests]
+def questions(source: WarmSource) -> list[str]:
+    return [each.body["messages"][-1]["content"] for each in source.requests]
 
 
-def test_access_logs_are_read_by_frequency_and_without_what_failed(tmp_path: Path) -> None:
+def test_access_logs_are_sorted_by_frequency_without_failed_requests(tmp_path: Path) -> None:
     log = lines(
         tmp_path / "log.jsonl",
         {"method": "POST", "path": "/v1/chat/completions?a=1", "status": 200, "body": said("once")},
@@ -35,46 +35,46 @@ def test_access_logs_are_read_by_frequency_and_without_what_failed(tmp_path: Pat
         {"path": "/v1/images", "status": 200, "body": {"prompt": "a picture"}},
         {"path": "/v1/messages", "request_body": json.dumps(said("often", max_tokens=5, stream=True))},
         {"route": "/v1/embeddings", "payload": {"model": "e", "input": ["a", "b"]}},
-        # What most lines of a log are: no body, a body that is no JSON, or none that was kept.
+        # Most lines of a log have no body, or a body that is not JSON.
         {"method": "POST", "path": "/v1/chat/completions", "status": 200},
         {"method": "GET", "path": "/health", "status": 200, "body": None},
         {"method": "POST", "path": "/v1/chat/completions", "status": 200, "body": ""},
         {"method": "POST", "path": "/upload", "status": 200, "body": "name=x"},
     )
-    reading = read_requests(log, "default", None)
+    reading = read_requests(log, read_text(log), "default", None)
     assert [(each.path, each.count, each.line) for each in reading.requests] == [
         ("/v1/messages", 2, 2),
         ("/v1/chat/completions", 1, 1),
         ("/v1/embeddings", 1, 7),
     ]
-    assert (reading.passed_over, reading.failures) == (7, [])
+    assert (reading.skipped, reading.errors) == (7, [])
     assert [each.path for each in prefix_only(reading.requests)] == ["/v1/messages", "/v1/chat/completions"]
     assert {each.body["max_tokens"] for each in prefix_only(reading.requests)} == {1}
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, {"input": "where to?"}, {"body": {"a": 1}}, {"mesages": []}])
-def test_what_is_no_request_is_named_and_the_rest_is_read(tmp_path: Path, value: Any) -> None:
+def test_malformed_requests_are_reported_and_the_rest_is_read(tmp_path: Path, value: Any) -> None:
     reading = read(tmp_path, json.dumps(said("a")), json.dumps(value), json.dumps(said("b")))
     assert questions(reading) == ["a", "b"]
-    assert [failure.line for failure in reading.failures] == [2]
+    assert [error.line for error in reading.errors] == [2]
     with pytest.raises(InvalidRequest, match="line 2"):
         read(tmp_path, "# all of them are", json.dumps(value))
 
 
-def test_comments_and_foreign_lines_are_no_prompts(tmp_path: Path) -> None:
+def test_comments_and_lines_of_other_programs_are_skipped(tmp_path: Path) -> None:
     foreign = ["[1]", "Starting server on :8000", '"text"', "# a comment", "  # another", "", "   "]
     reading = read(tmp_path, *foreign, json.dumps(said("a")), "INFO done", system="s")
-    assert (questions(reading), reading.passed_over, reading.failures) == (["a"], 6, [])
+    assert (questions(reading), reading.skipped, reading.errors) == (["a"], 6, [])
     plain = read(tmp_path, "# questions", "", "first", "#second", '{"like": "JSON"}', "[third]", system="s")
-    assert (questions(plain), plain.passed_over) == (["first", '{"like": "JSON"}', "[third]"], 2)
+    assert (questions(plain), plain.skipped) == (["first", '{"like": "JSON"}', "[third]"], 2)
     assert plain.requests[0].body["messages"][0] == {"role": "system", "content": "s"}
     common = '10.0.0.1 - - [01/Jan/2026:00:00:00 +0000] "POST /v1/chat/completions HTTP/1.1" 200 512'
-    with pytest.raises(InvalidRequest, match="holds no prompts"):
+    with pytest.raises(InvalidRequest, match="contains no prompts"):
         read(tmp_path, common, common)
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1), max_size=6))
-def test_only_a_line_end_ends_a_prompt(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_only_line_feeds_separate_prompts(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     prompts = ["a" + text + "z" for text in texts]
     folder = tmp_path_factory.getbasetemp()
     if not prompts:
@@ -84,13 +84,13 @@ def test_only_a_line_end_ends_a_prompt(tmp_path_factory: pytest.TempPathFactory,
     assert questions(read(folder, *records)) == list(dict.fromkeys(prompts))
 
 
-def test_an_export_with_odd_line_ends_inside_is_read(tmp_path: Path) -> None:
+def test_an_export_with_unicode_line_separators_is_read(tmp_path: Path) -> None:
     request = json.dumps(said("a\u2028b\x85c"), ensure_ascii=False).encode()
     reading = read(tmp_path, "\ufeff" + make_entry(request=request).line().decode())
     assert questions(reading) == ["a\u2028b\x85c"]
 
 
-def test_a_request_without_a_place_goes_where_its_fields_say(tmp_path: Path) -> None:
+def test_the_api_of_a_request_without_a_route_is_detected(tmp_path: Path) -> None:
     bodies = [
         said("chat"),
         said("messages", system="s"),
@@ -109,7 +109,7 @@ def test_a_request_without_a_place_goes_where_its_fields_say(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"\n# only\n", b"\xff\xfe"])
-def test_a_file_without_prompts_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(InvalidRequest, match=r"holds no prompts|no UTF-8"):
-        read_requests(tmp_path / "file", "m", None)
+    with pytest.raises(InvalidRequest, match=r"contains no prompts|not UTF-8"):
+        read_requests(tmp_path / "file", read_text(tmp_path / "file"), "m", None)

@@ -19,7 +19,7 @@ _MOST_SECONDS = 1.0
 """No lookup waits for longer, however much time it has: others wait for its thread, and a store may hang."""
 
 
-class Coming:
+class PendingWrite:
     """An entry on its way to the store.
 
     Args:
@@ -86,17 +86,17 @@ class Coming:
 
 
 @dataclass(frozen=True, slots=True)
-class Writes:
+class AwaitedWrites:
     """What is on its way and a reader may want to see, and until when it waits for it, by `time.monotonic`."""
 
-    under_way: tuple[Coming, ...] = ()
+    under_way: tuple[PendingWrite, ...] = ()
     until: float = 0.0
 
 
-NOTHING = Writes()
+NO_WRITES = AwaitedWrites()
 
 
-def wait_for(writes: Writes, wanted: Callable[[str], bool]) -> None:
+def wait_for(writes: AwaitedWrites, wanted: Callable[[str], bool]) -> None:
     """Wait on the calling thread for what is on its way, as long as there is time.
 
     Args:
@@ -107,14 +107,14 @@ def wait_for(writes: Writes, wanted: Callable[[str], bool]) -> None:
         concurrent.futures.wait(written, max(0.0, writes.until - time.monotonic()))
 
 
-class OnTheWay:
+class PendingWrites:
     """The entries that are on their way to the store. To be used on the event loop."""
 
     def __init__(self) -> None:
         self.bytes = 0
         """That they take in memory, about."""
-        self._all: set[Coming] = set()
-        self._latest: dict[str, Coming] = {}
+        self._all: set[PendingWrite] = set()
+        self._latest: dict[str, PendingWrite] = {}
         self._room = asyncio.Event()
 
     def __len__(self) -> int:
@@ -125,20 +125,20 @@ class OnTheWay:
         """Whether further answers should be held back."""
         return self.bytes >= _MOST_BYTES
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait until no more answers need be held back: some of those on their way have arrived then, not all."""
         while self.full:
             self._room.clear()
             await self._room.wait()
 
-    def add(self, coming: Coming) -> None:
+    def add(self, coming: PendingWrite) -> None:
         """Take note of an entry until its way is over. Of two with the same key the later one counts."""
         self._all.add(coming)
         self.bytes += coming.size
         self._latest[coming.key] = coming
         coming.task.add_done_callback(lambda _: self._arrived(coming))
 
-    def _arrived(self, coming: Coming) -> None:
+    def _arrived(self, coming: PendingWrite) -> None:
         self._all.discard(coming)
         self.bytes -= coming.size
         if self._latest.get(coming.key) is coming:
@@ -147,23 +147,23 @@ class OnTheWay:
         if not self.full:
             self._room.set()
 
-    def get(self, key: str) -> Coming | None:
+    def get(self, key: str) -> PendingWrite | None:
         """The entry with an exact key."""
         return self._latest.get(key)
 
-    def writes(self, namespace: str, seconds: float | None) -> Writes:
+    def awaited(self, namespace: str, seconds: float | None) -> AwaitedWrites:
         """What a lookup in a namespace has to wait for, so that it finds what clients were told before it came.
 
         Args:
             seconds: that the lookup may take; None where it has all the time that it needs.
         """
         if not 0 < len(self._all) <= _FEW:
-            return NOTHING
+            return NO_WRITES
         under_way = tuple(coming for coming in self._all if coming.namespace == namespace)
         patience = _MOST_SECONDS if seconds is None else min(_MOST_SECONDS, _SHARE * seconds)
-        return Writes(under_way, time.monotonic() + patience)
+        return AwaitedWrites(under_way, time.monotonic() + patience)
 
-    async def settled(self, seconds: float | None = None) -> None:
+    async def wait(self, seconds: float | None = None) -> None:
         """Wait for what is on its way now; what comes meanwhile is not waited for.
 
         Args:

@@ -14,8 +14,8 @@ from kvproxy.commands.cache.options import (
     Tag,
     Tenant,
     entry_columns,
-    entry_filter,
     entry_row,
+    filter_values,
 )  # fmt: skip
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json, print_note
@@ -43,7 +43,7 @@ def ls(
 
     Example: kvproxy cache ls --search block
     """
-    where = entry_filter(
+    where = filter_values(
         namespace=namespace, key=key, model=model, tag=tag, prompt=prompt, search=search, older_than=older_than,
         tenant=tenant,
     )  # fmt: skip

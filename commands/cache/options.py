@@ -7,7 +7,7 @@ import typer
 
 from kvproxy.commands.formatting import age
 from kvproxy.commands.tables import Column, digest, text
-from kvproxy.proxy_client.cache import EntryFilter
+from kvproxy.proxy_client.cache import FilterValues
 
 Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
 Namespace = Annotated[
@@ -26,7 +26,7 @@ Tenant = Annotated[
 Model = Annotated[str | None, typer.Option(help="Only responses of this model.", show_default=False)]
 
 
-def entry_filter(**values: str | float | None) -> EntryFilter:
+def filter_values(**values: str | float | None) -> FilterValues:
     """Return the given options as a filter."""
     return {name: value for name, value in values.items() if value is not None}
 

@@ -15,14 +15,14 @@ from kvproxy.commands.cache.options import (
     Tag,
     Tenant,
     entry_columns,
-    entry_filter,
     entry_row,
+    filter_values,
 )  # fmt: skip
 from kvproxy.commands.formatting import plural
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json, print_result
 from kvproxy.commands.tables import print_table
-from kvproxy.proxy_client.cache import CacheClient, EntryFilter, EntryList, open_cache
+from kvproxy.proxy_client.cache import CacheClient, EntryList, FilterValues, open_cache
 
 _LISTED = 20
 
@@ -55,7 +55,7 @@ def rm(
 
     Example: kvproxy cache rm --model demo --soft --dry-run
     """
-    where = entry_filter(
+    where = filter_values(
         namespace=namespace, key=key, model=model, tag=tag, prompt=prompt, search=search, older_than=older_than,
         tenant=tenant,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def rm(
     print_result({"removed": removed}, as_json, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
 
 
-def _selected(cache: CacheClient, ids: list[str] | None, where: EntryFilter) -> EntryList:
+def _selected(cache: CacheClient, ids: list[str] | None, where: FilterValues) -> EntryList:
     if not ids:
         return cache.entries(where, limit=_LISTED)
     entries = {entry["id"]: entry for entry in map(cache.entry, ids)}

@@ -17,19 +17,19 @@ _MOST_SECONDS = 0.5  # After so long some of them are embedded all the same, who
 _REST = 30.0  # or after so many times as long as the last ones took, so that it takes little of what others need.
 _log = logging.getLogger("kvproxy")
 
-Told = Callable[[Lookup], None]
+LookupCallback = Callable[[Lookup], None]
 """Is told what a lookup of an entry's question would have found before it was there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class DeferredEntry:
     """An entry without a vector, and who wants to know what is near it."""
 
     entry: Entry
-    told: Told | None = None
+    told: LookupCallback | None = None
 
 
-class Behind:
+class DeferredEmbeddings:
     """Entries that wait for their vectors. Their number is bounded: further ones stay in the store until there is time.
 
     Args:
@@ -40,14 +40,14 @@ class Behind:
 
     def __init__(
         self,
-        give: Callable[[Sequence[Late]], Sequence[Callable[[], None]]],
+        give: Callable[[Sequence[DeferredEntry]], Sequence[Callable[[], None]]],
         missing: Callable[[], Sequence[Entry]],
         busy: Callable[[], bool],
     ) -> None:
         self._give = give
         self._missing = missing
         self._busy = busy
-        self._waiting: deque[Late] = deque()
+        self._waiting: deque[DeferredEntry] = deque()
         self._left = False
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -58,7 +58,7 @@ class Behind:
         """Entries that wait here; those that wait in the store are not counted."""
         return len(self._waiting)
 
-    def add(self, late: Late) -> None:
+    def add(self, late: DeferredEntry) -> None:
         """Give an entry its vector when there is time."""
         if len(self._waiting) < _MOST:
             self._waiting.append(late)
@@ -93,7 +93,7 @@ class Behind:
                 else:
                     found = await asyncio.to_thread(self._missing)
                     self._left = len(found) > 0
-                    self._waiting.extend(Late(entry) for entry in found)
+                    self._waiting.extend(DeferredEntry(entry) for entry in found)
                 now = time.monotonic()
                 due = now + max(_MOST_SECONDS, _REST * (now - began))
         except Exception:

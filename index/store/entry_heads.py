@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.freshness_sql import FRESHNESS
-from kvproxy.index.store.protocol import Head
-from kvproxy.index.store.sealing import Row, Texts
+from kvproxy.index.store.protocol import StoredQuestion
+from kvproxy.index.store.sealing import Row, RowCodec
 
 HEAD = (
     f"r.id, r.key, r.namespace, r.prompt, r.sealed, {FRESHNESS} as freshness,"
@@ -17,7 +17,7 @@ HEAD_NAMES = ("id", "key", "namespace", "prompt", "sealed", "freshness", "answer
 _log = logging.getLogger("kvproxy")
 
 
-def read_heads(rows: Iterable[Row], texts: Texts) -> Iterator[tuple[Row, Head]]:
+def read_heads(rows: Iterable[Row], texts: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
     """The heads of rows, and the rows that they are of. One that cannot be decrypted must not hide the others."""
     for row in rows:
         try:
@@ -28,4 +28,4 @@ def read_heads(rows: Iterable[Row], texts: Texts) -> Iterator[tuple[Row, Head]]:
         if not isinstance(prompt, str):
             _log.warning("a similar question is passed over: the stored response %s is damaged", row["id"])
             continue
-        yield row, Head(row["id"], row["namespace"], prompt, row["freshness"], row["answer"])
+        yield row, StoredQuestion(row["id"], row["namespace"], prompt, row["freshness"], row["answer"])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import eviction
-from kvproxy.index.store.protocol import Capacity, Gone, Why
-from kvproxy.index.store.run import Run
+from kvproxy.index.store.protocol import Capacity, RemovalReason, RemovedEntry
+from kvproxy.index.store.transaction import Transaction
 
 _PAGE = 16
 _Place = tuple[float, str, int]
@@ -37,7 +37,7 @@ class Room:
         priorities: of the comers that are to be stored, by id.
     """
 
-    gone: list[Gone]
+    gone: list[RemovedEntry]
     priorities: dict[str, float]
 
 
@@ -60,8 +60,8 @@ class _Choice:
 
 
 def make_room(
-    run: Run,
-    remove: Callable[[Sequence[str], Why], list[Gone]],
+    run: Transaction,
+    remove: Callable[[Sequence[str], RemovalReason], list[RemovedEntry]],
     expired: Callable[[], list[str]],
     capacity: Capacity,
     comers: Sequence[Comer],
@@ -74,7 +74,7 @@ def make_room(
         expired: ids of entries that are past their time, some at a time.
         comers: in their order.
     """
-    gone, together = list[Gone](), sum(comer.size for comer in comers)
+    gone, together = list[RemovedEntry](), sum(comer.size for comer in comers)
     while True:
         sums = _sums(run)
         short = eviction.excess(capacity, sums.entries + len(comers), sums.bytes + together)
@@ -86,11 +86,11 @@ def make_room(
     if chosen.age != sums.age:
         run("update totals set age = :age", {"age": chosen.age})
     pushed = [comer.entry for comer in comers if comer.entry.id not in chosen.priorities]
-    gone += [Gone(entry.id, entry.namespace, (), entry.key, "evicted") for entry in pushed]
+    gone += [RemovedEntry(entry.id, entry.namespace, (), entry.key, "evicted") for entry in pushed]
     return Room(gone, chosen.priorities)
 
 
-def _sums(run: Run) -> _Sums:
+def _sums(run: Transaction) -> _Sums:
     totals = run("select entries, bytes, age from totals", {})[0]
     return _Sums(int(totals["entries"]), int(totals["bytes"]), float(totals["age"]))
 
@@ -124,7 +124,7 @@ def _choose(least: Iterator[_Place], sums: _Sums, capacity: Capacity, comers: Se
     return _Choice(evicted, priorities, age)
 
 
-def _least(run: Run, page: int) -> Iterator[_Place]:
+def _least(run: Transaction, page: int) -> Iterator[_Place]:
     """What is stored, the next to go first."""
     sql = "select id, bytes, priority from responses order by priority, id limit :page offset :offset"
     offset = 0

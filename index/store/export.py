@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.redaction import Redactor, redacted_all
-from kvproxy.index.store import Put, Store
+from kvproxy.index.store import NewEntry, Store
 
 IMPORT_BATCH = 256
 
@@ -44,7 +44,7 @@ def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None 
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         fresh = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]
-        puts = [Put(entry) for entry in redacted_all(fresh, redact)]
+        puts = [NewEntry(entry) for entry in redacted_all(fresh, redact)]
         store.put_many(puts)
         imported += len(puts)
     return imported

@@ -13,7 +13,7 @@ _REST = 60.0  # Seconds between two lines of a kind. Where one page is damaged, 
 _log = logging.getLogger("kvproxy")
 
 
-class Condition:
+class StoreHealth:
     """What fails of a store. On a full disk every answer fails to be written: one line in the log says so, not thousands.
 
     Args:

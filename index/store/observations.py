@@ -154,7 +154,7 @@ def values(seen: Observation) -> tuple[Any, ...]:
     return (seen.entry, seen.right, seen.source, seen.accepted, seen.created, seen.namespace, seen.details())
 
 
-class MemoryLog:
+class ReplayObservations:
     """Observations that are gone with the process, for replays. One namespace is as many as another."""
 
     def __init__(self) -> None:

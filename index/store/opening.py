@@ -9,7 +9,7 @@ from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.protocol import Capacity, Store
 from kvproxy.index.store.sealing import Cipher
 from kvproxy.index.store.sqlite.observations import SqliteObservations
-from kvproxy.index.store.sqlite.store import ResponseStore
+from kvproxy.index.store.sqlite.store import SqliteStore
 
 _SCHEMES = ("postgresql://", "postgres://")
 _UNBOUNDED = Capacity()
@@ -43,7 +43,7 @@ def open_store(
         from kvproxy.index.store.postgres.store import PostgresStore
 
         return PostgresStore(str(where), clock=clock, capacity=capacity, cipher=cipher)
-    return ResponseStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
+    return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
 
 
 def open_observations(where: str | Path) -> Observations:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.index.store import eviction
-from kvproxy.index.store.protocol import Capacity, Gone
-from kvproxy.index.store.run import Run
+from kvproxy.index.store.protocol import Capacity, RemovedEntry
 from kvproxy.index.store.sealing import Row
+from kvproxy.index.store.transaction import Transaction
 
 _PAGE = 100
 
@@ -27,13 +27,13 @@ def owner_of(tenant: str) -> str:
     return tenant.partition("/")[0]
 
 
-def owned_by(run: Run, owner: str) -> Owned:
+def owned_by(run: Transaction, owner: str) -> Owned:
     """The entries and bytes of an owner."""
     found = _tenants(run, owner)
     return Owned(sum(int(row["entries"]) for row in found), sum(int(row["bytes"]) for row in found))
 
 
-def _tenants(run: Run, owner: str) -> list[Row]:
+def _tenants(run: Transaction, owner: str) -> list[Row]:
     sql = "select tenant, entries, bytes from tenants where tenant = :owner or substr(tenant, 1, :length) = :prefix"
     return run(sql, {"owner": owner, "prefix": f"{owner}/", "length": len(owner) + 1})
 
@@ -44,8 +44,8 @@ def share_of(capacity: Capacity, tenant: str) -> int | None:
 
 
 def make_room_of(
-    run: Run, remove: Callable[[Sequence[str]], list[Gone]], tenant: str, most: int, size: int
-) -> list[Gone]:
+    run: Transaction, remove: Callable[[Sequence[str]], list[RemovedEntry]], tenant: str, most: int, size: int
+) -> list[RemovedEntry]:
     """Remove the least useful entries of a tenant's owner until one more fits.
 
     Args:
@@ -54,7 +54,7 @@ def make_room_of(
         most: bytes that the owner may have.
         size: of the entry that comes, not more than that.
     """
-    gone: list[Gone] = []
+    gone: list[RemovedEntry] = []
     while True:
         owned = owned_by(run, owner_of(tenant))
         entries, total = owned.entries + 1, owned.bytes + size

@@ -38,7 +38,7 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    caught_up = Middleware(CaughtUp, coming=services.answerer.cache.coming)
+    caught_up = Middleware(CaughtUp, coming=services.answerer.cache.pending_writes)
     guarded = Mount(
         "/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access), caught_up]
     )

@@ -65,7 +65,7 @@ def calibrate_stream(
     """
     from kvproxy.index.policies.checked import CheckedPolicy
     from kvproxy.index.policies.learned.policy import LearnedPolicy
-    from kvproxy.index.store.observations import MemoryLog
+    from kvproxy.index.store.observations import ReplayObservations
 
     if judge not in ("equality", "similarity"):
         raise SettingsError(f"unknown --judge {judge}: use equality or similarity")
@@ -80,7 +80,7 @@ def calibrate_stream(
             checked = CheckedPolicy(verifier, cache.level, LEAST_SIMILARITY["checked"], guards)
         return measure(
             stream,
-            lambda: LearnedPolicy(MemoryLog(), checked, max_error, LEAST_SIMILARITY["learned"], guards),
+            lambda: LearnedPolicy(ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards),
             checked,
             max_error,
             orders=orders,

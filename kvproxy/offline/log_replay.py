@@ -143,7 +143,7 @@ class _Replayer:
         content = answer.body
         body = content if isinstance(content, bytes) else b"".join([chunk async for chunk in content])
         answer.close()
-        await self.answerer.cache.coming.settled()
+        await self.answerer.cache.pending_writes.wait()
         if self.answerer.observer is not None:
             # In a live proxy, the pause between two requests is longer than a comparison.
             await self.answerer.observer.idle()

@@ -10,10 +10,10 @@ from kvproxy.errors import NotFound, ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient, configured_url
 
 if TYPE_CHECKING:
-    from kvproxy.index.store import UsageBy
+    from kvproxy.index.store import UsageKey
 
-EntryFilter = Mapping[str, str | float]
-"""Values by the field names of `index.store.Filter`; empty selects every entry."""
+FilterValues = Mapping[str, str | float]
+"""Values by the field names of `index.store.EntryFilter`; empty selects every entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class EntryList:
 class CacheClient(Protocol):
     """Operations on stored responses. Ids may be abbreviated to a unique prefix."""
 
-    def entries(self, where: EntryFilter, *, limit: int) -> EntryList:
+    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
         """Return matching entries, newest first; a limit of 0 means no limit."""
 
     def eviction_queue(self, limit: int) -> list[dict[str, Any]]:
         """Return the entries that are evicted next."""
 
-    def usage(self, by: "UsageBy") -> list[dict[str, Any]]:
+    def usage(self, by: "UsageKey") -> list[dict[str, Any]]:
         """Return name, entries, bytes and hits per group, largest first."""
 
     def entry(self, id: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class CacheClient(Protocol):
     def remove(self, id: str, *, soft: bool = False) -> int:
         """Remove an entry, or expire it if `soft`; return the number of changed entries."""
 
-    def remove_many(self, where: EntryFilter, *, soft: bool = False) -> int:
+    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         """Remove all matching entries, or expire them if `soft`; return their number."""
 
     def purges(self, limit: int) -> list[dict[str, Any]]:

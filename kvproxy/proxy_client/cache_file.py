@@ -10,11 +10,11 @@ from typing import Any
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.redaction import RedactionFailed, Redactor
-from kvproxy.index.store import Filter, PurgedBy, Store, UsageBy
+from kvproxy.index.store import EntryFilter, PurgeRequest, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.index.store.observations import Observation, Observations
 from kvproxy.index.store.opening import open_observations
-from kvproxy.proxy_client.cache import EntryFilter, EntryList
+from kvproxy.proxy_client.cache import EntryList, FilterValues
 
 
 class StoreCache:
@@ -32,7 +32,7 @@ class StoreCache:
         self._redact = redact
         self._clear_text = clear_text
 
-    def entries(self, where: EntryFilter, *, limit: int) -> EntryList:
+    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
         chosen = _filter(where)
         pinned = set(self._store.pinned())
         rows = [
@@ -44,7 +44,7 @@ class StoreCache:
     def eviction_queue(self, limit: int) -> list[dict[str, Any]]:
         return [entry.summary() for entry in self._store.queue(limit)]
 
-    def usage(self, by: UsageBy) -> list[dict[str, Any]]:
+    def usage(self, by: UsageKey) -> list[dict[str, Any]]:
         return [asdict(row) for row in self._store.usage(by)]
 
     def entry(self, id: str) -> dict[str, Any]:
@@ -67,12 +67,12 @@ class StoreCache:
         full = self._full_id(id)
         return self._purge([full], f"id={full}", soft)
 
-    def remove_many(self, where: EntryFilter, *, soft: bool = False) -> int:
+    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         chosen = _filter(where)
         return self._purge(self._store.ids(chosen), chosen.said(texts=self._clear_text), soft)
 
     def _purge(self, ids: list[str], what: str, soft: bool) -> int:
-        by = PurgedBy(f"{_user()} on the command line", what)
+        by = PurgeRequest(f"{_user()} on the command line", what)
         return self._store.expire_now(ids, by) if soft else len(self._store.delete(ids, by))
 
     def purges(self, limit: int) -> list[dict[str, Any]]:
@@ -112,8 +112,8 @@ class StoreCache:
         return {"imported": imported, "skipped": len(entries) - imported}
 
 
-def _filter(where: EntryFilter) -> Filter:
-    return Filter(**where)  # type: ignore[arg-type]
+def _filter(where: FilterValues) -> EntryFilter:
+    return EntryFilter(**where)  # type: ignore[arg-type]
 
 
 def _user() -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from kvproxy.errors import NotFound
-from kvproxy.proxy_client.cache import EntryFilter, EntryList
+from kvproxy.proxy_client.cache import EntryList, FilterValues
 from kvproxy.proxy_client.client import ProxyClient, path_segment
 
 Rows = list[dict[str, Any]]
@@ -17,7 +17,7 @@ class RemoteCache:
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
-    def entries(self, where: EntryFilter, *, limit: int) -> EntryList:
+    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
         return EntryList(*self._client.rows("/admin/cache", limit=limit, **where))
 
     def eviction_queue(self, limit: int) -> Rows:
@@ -36,7 +36,7 @@ class RemoteCache:
     def remove(self, id: str, *, soft: bool = False) -> int:
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
-    def remove_many(self, where: EntryFilter, *, soft: bool = False) -> int:
+    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 

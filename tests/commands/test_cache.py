@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream, said
@@ -23,7 +23,7 @@ Demo = tuple[str, Services]
 
 def stored(path: Path, *entries: Entry) -> Path:
     """A store on disk with entries."""
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     for entry in entries:
         store.put(entry)
     store.close()
@@ -53,7 +53,7 @@ def test_cache_of_a_running_proxy(demo: Demo, tmp_path: Path) -> None:
 
 def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     entries = [make_entry(f"question {number}", model=f"m{number % 2}", created=time.time()) for number in range(6)]
     for entry in entries:
         store.put(entry)
@@ -66,7 +66,7 @@ def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
     lines = kvproxy("cache", "export", "--store", path).stdout.splitlines()
     assert len(lines) == 3
     other = tmp_path / "other.db"
-    ResponseStore(other).close()
+    SqliteStore(other).close()
     copy = tmp_path / "copy.jsonl"
     copy.write_text("\n".join(lines))
     assert result("cache", "import", copy, "--store", other) == {"imported": 3, "skipped": 0}

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from kvproxy.index.store.postgres.server import Row
 from kvproxy.index.store.postgres.store import PostgresStore, as_vector
-from kvproxy.index.store.protocol import Gone, Head, Put, Written
+from kvproxy.index.store.protocol import NewEntry, RemovedEntry, StoredQuestion, WriteResult
 
 LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
 _log = logging.getLogger("kvproxy")
@@ -44,7 +44,7 @@ class PostgresNeighbours:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
         return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
         # The same expression as in the graph, or the planner would not see that it fits.
         distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
         nearest = (
@@ -58,10 +58,10 @@ class PostgresNeighbours:
         with self._store.server.connection() as connection:
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
-    def apply(self, puts: Sequence[Put], written: Written) -> None:
+    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
         """Nothing: the vectors were written with the entries."""
 
-    def remove(self, gone: Iterable[Gone]) -> None:
+    def remove(self, gone: Iterable[RemovedEntry]) -> None:
         """Nothing: the vectors went with the entries."""
 
     def maintain(self) -> None:

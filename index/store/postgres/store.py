@@ -13,10 +13,10 @@ import psycopg
 from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.store.entry_heads import HEAD, read_heads
 from kvproxy.index.store.postgres.server import PostgresServer
-from kvproxy.index.store.protocol import Capacity, Head
-from kvproxy.index.store.run import Run
-from kvproxy.index.store.sealing import Cipher, Row, Texts
+from kvproxy.index.store.protocol import Capacity, StoredQuestion
+from kvproxy.index.store.sealing import Cipher, Row, RowCodec
 from kvproxy.index.store.sql import SqlStore
+from kvproxy.index.store.transaction import Transaction
 
 _UNBOUNDED = Capacity()
 
@@ -47,7 +47,7 @@ class PostgresStore(SqlStore):
         cipher: Cipher | None = None,
     ) -> None:
         self.server = PostgresServer(url)
-        super().__init__(self.server.name, clock, capacity, Texts(cipher))
+        super().__init__(self.server.name, clock, capacity, RowCodec(cipher))
         try:
             self._check_keys()
         except BaseException:
@@ -55,8 +55,8 @@ class PostgresStore(SqlStore):
             raise
 
     @contextlib.contextmanager
-    def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
-        with self.condition.watch("write"), self.server.connection() as connection, connection.transaction():
+    def _writing(self, *, lasting: bool = True) -> Iterator[Transaction]:
+        with self.health.watch("write"), self.server.connection() as connection, connection.transaction():
             if not lasting:
                 connection.execute("set local synchronous_commit = off")
             # Writers of all proxies queue here, so that none sees half of another's work, and none deadlocks.
@@ -64,10 +64,10 @@ class PostgresStore(SqlStore):
             yield _PostgresRun(connection)
 
     def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
-        with self.condition.watch("read"), self.server.connection() as connection:
+        with self.health.watch("read"), self.server.connection() as connection:
             return _rows(connection.execute(_placeholders(sql), values))
 
-    def near(self, nearest: str, values: Mapping[str, Any]) -> list[tuple[Head, float]]:
+    def near(self, nearest: str, values: Mapping[str, Any]) -> list[tuple[StoredQuestion, float]]:
         """The heads of entries with their scores, the highest first.
 
         Args:

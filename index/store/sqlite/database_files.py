@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 
-class PlacedFiles:
+class DatabaseFiles:
     """The files of a database in SQLite's WAL mode.
 
     Args:

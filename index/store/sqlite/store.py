@@ -21,19 +21,19 @@ from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.health import Kind
 from kvproxy.index.store.known_keys import KnownKeys
 from kvproxy.index.store.protocol import Capacity
-from kvproxy.index.store.run import Run
-from kvproxy.index.store.sealing import Cipher, Row, Texts
+from kvproxy.index.store.sealing import Cipher, Row, RowCodec
 from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
-from kvproxy.index.store.sqlite.database_files import PlacedFiles
+from kvproxy.index.store.sqlite.database_files import DatabaseFiles
 from kvproxy.index.store.sqlite.many_rows import execute_many
 from kvproxy.index.store.sqlite.schema import NAME, STEPS
 from kvproxy.index.store.sqlite.vectors import SqliteVectors
+from kvproxy.index.store.transaction import Transaction
 
 _UNBOUNDED = Capacity()
 _LOOK_SECONDS = 0.02  # Reads look that seldom whether their file is still the one at its path.
 
 
-class ResponseStore(SqliteVectors):
+class SqliteStore(SqliteVectors):
     """Responses in a file. Safe to use from several threads.
 
     Args:
@@ -58,7 +58,7 @@ class ResponseStore(SqliteVectors):
         capacity: Capacity = _UNBOUNDED,
         cipher: Cipher | None = None,
     ) -> None:
-        super().__init__(str(path), clock, capacity, Texts(cipher))
+        super().__init__(str(path), clock, capacity, RowCodec(cipher))
         self.path = path
         self._write_lock = threading.RLock()
         self._readers: deque[sqlite3.Connection] = deque()
@@ -75,7 +75,7 @@ class ResponseStore(SqliteVectors):
             self._writer = writer
             with self._reading() as reader:
                 reader.execute("select count(*) from totals").fetchone()
-            self._files = PlacedFiles(path, writer)
+            self._files = DatabaseFiles(path, writer)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             # Python cannot decode SQLite's message about a damaged schema.
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
@@ -99,7 +99,7 @@ class ResponseStore(SqliteVectors):
         return connect(self.path)
 
     @contextlib.contextmanager
-    def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
+    def _writing(self, *, lasting: bool = True) -> Iterator[Transaction]:
         with self._write_lock, self._told("write"), self._keys.writing(), self._writer:
             # Without a wait for the disk the commit survives a killed process, but perhaps not a power cut.
             if lasting != self._lasting:
@@ -202,7 +202,7 @@ class ResponseStore(SqliteVectors):
         """SQLite's errors as the store's own; and an error where its files are no longer those that are open."""
         if self._closed:
             raise CacheStoreError(f"the store {self.path} is closed")
-        with self.condition.watch(kind):
+        with self.health.watch(kind):
             if self._due(kind) and self._files.gone:
                 self._looked = 0.0
                 with self._write_lock:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvproxy.index.store.entry_heads import HEAD, HEAD_NAMES, read_heads
 from kvproxy.index.store.health import Kind
-from kvproxy.index.store.protocol import Head
+from kvproxy.index.store.protocol import StoredQuestion
 from kvproxy.index.store.sealing import Row
 from kvproxy.index.store.sql import SqlStore
 from kvproxy.index.store.sqlite.many import as_one_row
@@ -68,7 +68,7 @@ class SqliteVectors(SqlStore):
 
     def near(
         self, namespace: str, embedder: str, numbers: Sequence[int], *, vectors: bool
-    ) -> dict[int, tuple[Head, np.ndarray | None]]:
+    ) -> dict[int, tuple[StoredQuestion, np.ndarray | None]]:
         """The heads of the entries with those vectors that are still there, and of that namespace, by rising number.
 
         Args:

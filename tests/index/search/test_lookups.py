@@ -12,7 +12,7 @@ from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -38,7 +38,7 @@ class Held(HashEmbedder):
 class Cache:
     def __init__(self, path: Path) -> None:
         self.embedder = Held()
-        self.store = ResponseStore(path / "r.db")
+        self.store = SqliteStore(path / "r.db")
         self.semantic = SemanticCache(self.store, self.embedder, ThresholdPolicy(0.8, guards=()))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from kvproxy.index.store.sealing import Row
 
 
-class Run(Protocol):
+class Transaction(Protocol):
     """Runs statements inside a transaction."""
 
     def __call__(self, sql: str, values: Mapping[str, Any]) -> list[Row]:

@@ -18,13 +18,13 @@ import numpy as np
 
 from kvproxy.index.private_files import private_folder, take_rights
 from kvproxy.index.search.faiss_segment import EF_SEARCH, Kind, Segment
-from kvproxy.index.store.sqlite.store import ResponseStore
+from kvproxy.index.store.sqlite.store import SqliteStore
 
 _UNUSED = 7 * 86_400.0  # Seconds. Another proxy, with its own embedder, may use the same store.
 _VERSION = 2  # 1: graphs with fewer candidates for their links.
 
 
-class PersistedGraphs:
+class SavedGraphs:
     """The graphs of one database, in the folder `NAME-index` beside it.
 
     Args:
@@ -33,7 +33,7 @@ class PersistedGraphs:
         dim, kind: of the segments.
     """
 
-    def __init__(self, store: ResponseStore, embedder: str, dim: int, kind: Kind) -> None:
+    def __init__(self, store: SqliteStore, embedder: str, dim: int, kind: Kind) -> None:
         self._store = store
         self._embedder = embedder
         self._dim = dim

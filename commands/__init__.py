@@ -24,9 +24,10 @@ from kvproxy.commands import (
     top,
     upstreams,
     warm,
-)  # fmt: skip
+)
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
 from kvproxy.errors import KvproxyError
+from kvproxy.extras import missing_extra
 from kvproxy.index.usage_reports import disable_usage_reports
 
 app = typer.Typer(
@@ -89,6 +90,10 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("KVPROXY_DEBUG"):
             raise
+        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            typer.echo(f"kvproxy: {missing.message}", err=True)
+            sys.exit(missing.exit_code)
         name = type(error).__name__
         typer.echo(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)", err=True)
         sys.exit(1)

@@ -15,7 +15,7 @@ from kvproxy.commands.options import (
     TierRedis,
     Token,
     Url,
-)  # fmt: skip
+)
 from kvproxy.commands.output import print_json
 
 

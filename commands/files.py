@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.extras import require
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -65,6 +66,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
 
     Raises:
         InvalidRequest: the folder is missing or read-only, or the suffix is not allowed.
+        SettingsError: the plot needs matplotlib, which is missing.
     """
     if file is None:
         return
@@ -77,6 +79,8 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
         raise InvalidRequest(
             f"cannot plot to {file}: its name must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}"
         )
+    if suffixes == PLOT_SUFFIXES:
+        require("matplotlib")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from kvproxy.commands.analyse.options import (
     Tokenizer,
     load_tokenizer,
     parse_sizes,
-)  # fmt: skip
+)
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Data, Json
 from kvproxy.commands.output import print_json, print_note, progress_bar

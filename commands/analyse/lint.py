@@ -12,7 +12,7 @@ from kvproxy.commands.analyse.options import (
     LogModel,
     Tokenizer,
     load_tokenizer,
-)  # fmt: skip
+)
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data, Json
 from kvproxy.commands.output import print_json, print_note, progress_bar

@@ -17,7 +17,7 @@ from kvproxy.commands.cache.options import (
     entry_columns,
     entry_row,
     filter_values,
-)  # fmt: skip
+)
 from kvproxy.commands.formatting import plural
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json, print_result

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.extras": {"kvproxy.errors"},
     "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("apis", "settings", "trace"))},
     "kvproxy.trace": set(),
     "kvproxy.ruled": {"kvproxy.index"},
@@ -82,8 +83,8 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "settings", "checks", "apis", "flow", "journal", "offline", "redaction",
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
-        "errors", "settings", "checks", "apis", "upstreams", "http", "clients", "journal", "offline", "offline.simulate",
-        "proxy_client",
+        "errors", "extras", "settings", "checks", "apis", "upstreams", "http", "clients", "journal", "offline",
+        "offline.simulate", "proxy_client",
     ))},
 }  # fmt: skip
 NO_TORCH = tuple(
@@ -98,6 +99,7 @@ NO_TORCH = tuple(
         "journal",
         "telemetry",
         "offline",
+        "offline.simulate",
         "proxy_client",
         "http",
     )

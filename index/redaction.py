@@ -3,10 +3,25 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.redactor import RedactionFailed, Redactor
+
+
+class RedactionFailed(Exception):
+    """A text could not be redacted, so nothing of it may be stored. The message holds nothing of the text."""
+
+
+class Redactor(Protocol):
+    """Takes out of a text what must not be stored. Any thread may call it."""
+
+    def __call__(self, text: str) -> str:
+        """What may be stored or logged of a text: the text itself where it holds nothing to hide.
+
+        Raises:
+            RedactionFailed: that cannot be told.
+        """
+
 
 _Leaf = Callable[[Any], Any]
 

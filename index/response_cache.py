@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from kvproxy.index.behind import Told
-from kvproxy.index.coming import Coming, OnTheWay
 from kvproxy.index.entry import Entry, new_id
-from kvproxy.index.observations import Observations
-from kvproxy.index.redaction import redacted, redacted_all
-from kvproxy.index.redactor import Redactor
+from kvproxy.index.pending_writes import PendingWrite, PendingWrites
+from kvproxy.index.redaction import Redactor, redacted, redacted_all
 from kvproxy.index.search.batching import WriteBatcher
+from kvproxy.index.search.deferred_embedding import LookupCallback
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import PurgedBy, Put, Store
+from kvproxy.index.store import NewEntry, PurgeRequest, Store
+from kvproxy.index.store.observations import Observations
 
 _DAY = 86_400.0
 _BESIDES = 12_288  # Bytes that an entry on its way takes beside its texts, with its request and its task, as measured.
@@ -69,7 +68,7 @@ class ResponseCache:
         self._ttl = ttl
         self._clock = clock
         self._writes = WriteBatcher(store.put_many)
-        self.coming = semantic.coming if semantic is not None else OnTheWay()
+        self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
         """Entries on their way to the store."""
 
     @property
@@ -143,7 +142,7 @@ class ResponseCache:
 
         It is the stored one, or a newer one that is being stored.
         """
-        coming = self.coming.get(key)
+        coming = self.pending_writes.get(key)
         entry = await coming.entry() if coming is not None else None
         if entry is not None:
             return entry if entry.freshness(self._clock()) != "over" else None
@@ -152,9 +151,9 @@ class ResponseCache:
 
     def storing(self, key: str) -> bool:
         """Whether an entry with an exact key is being stored right now."""
-        return self.coming.get(key) is not None
+        return self.pending_writes.get(key) is not None
 
-    def begin(self, entry: Entry, *, late: bool = False, told: Told | None = None) -> Coming:
+    def begin(self, entry: Entry, *, late: bool = False, told: LookupCallback | None = None) -> PendingWrite:
         """Begin to store an entry. Equal requests are answered from it from now on.
 
         Args:
@@ -169,17 +168,17 @@ class ResponseCache:
             kept = asyncio.create_task(asyncio.to_thread(redacted, entry, self._redact))
         task = asyncio.create_task(self._store(kept, late, told))
         size = _BESIDES + len(entry.request) + len(entry.response)
-        coming = Coming(entry.key, entry.namespace if entry.semantic and not late else None, kept, task, size)
-        self.coming.add(coming)
+        coming = PendingWrite(entry.key, entry.namespace if entry.semantic and not late else None, kept, task, size)
+        self.pending_writes.add(coming)
         return coming
 
-    async def _store(self, kept: "asyncio.Future[Entry | None]", late: bool, told: Told | None) -> bool:
+    async def _store(self, kept: "asyncio.Future[Entry | None]", late: bool, told: LookupCallback | None) -> bool:
         """Store what may be stored of an entry; whether it was."""
         entry = await kept
         if entry is None:
             return False
         if self.semantic is None:
-            return await self._writes.put(Put(entry))
+            return await self._writes.put(NewEntry(entry))
         return await (self.semantic.insert_soon(entry, told) if late else self.semantic.insert(entry))
 
     async def insert(self, entry: Entry) -> bool:
@@ -197,10 +196,10 @@ class ResponseCache:
         if self.semantic is not None:
             await self.semantic.insert_many(entries)
         else:
-            await asyncio.gather(*(self._writes.put(Put(entry)) for entry in entries))
+            await asyncio.gather(*(self._writes.put(NewEntry(entry)) for entry in entries))
         return len(entries)
 
-    async def remove(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+    async def remove(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
         """Remove entries; how many there were.
 
         Args:
@@ -210,7 +209,7 @@ class ResponseCache:
             return await self.semantic.remove(ids, by)
         return len(await asyncio.to_thread(self.store.delete, ids, by))
 
-    async def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+    async def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
         """Let the time of entries end now, so that only their stale times are left; how many were within their time."""
         return await asyncio.to_thread(self.store.expire_now, ids, by)
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from kvproxy.errors import SettingsError
-from kvproxy.index.redactor import RedactionFailed, Redactor
+from kvproxy.index.redaction import RedactionFailed, Redactor
 from kvproxy.settings import RedactionSettings
 
 

@@ -11,7 +11,6 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
 from kvproxy.index.models.embedder import DEFAULT, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
-from kvproxy.index.observations import Observations
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.policy import LearnedPolicy
@@ -20,6 +19,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
+from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.opening import open_observations
 from kvproxy.redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvproxy.index.observations import Observation
 from kvproxy.index.policies.learned.answer_classes import digest, rivals, settle
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy, Ruling
+from kvproxy.index.store.observations import Observation
 
 Same = Callable[[int, int], bool]
 """Whether the answers of two lines of the stream are the same."""

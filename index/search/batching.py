@@ -10,7 +10,7 @@ import numpy as np
 
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import Embedder, usable_vectors
-from kvproxy.index.store import Put, Written
+from kvproxy.index.store import NewEntry, WriteResult
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -176,15 +176,15 @@ class WriteBatcher:
         write: writes puts, durable when it returns.
     """
 
-    def __init__(self, write: Callable[[Sequence[Put]], Written]) -> None:
+    def __init__(self, write: Callable[[Sequence[NewEntry]], WriteResult]) -> None:
         self._write = write
-        self._batches: Batcher[Put, bool] = Batcher(self._kept, _MOST_WRITES)
+        self._batches: Batcher[NewEntry, bool] = Batcher(self._kept, _MOST_WRITES)
 
-    def _kept(self, puts: Sequence[Put]) -> list[bool]:
+    def _kept(self, puts: Sequence[NewEntry]) -> list[bool]:
         refused = {gone.id for gone in self._write(puts).gone}
         return [put.entry.id not in refused for put in puts]
 
-    async def put(self, put: Put) -> bool:
+    async def put(self, put: NewEntry) -> bool:
         """Whether an entry was kept, durable when this returns. False if it is larger than the store may be, or if one that was
         written with it took its place.
 

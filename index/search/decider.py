@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvproxy.index.observations import Observations
 from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Policy, PolicyName
 from kvproxy.index.search.lookup import Lookup, judge
 from kvproxy.index.search.lookup_queue import Ask
 from kvproxy.index.search.neighbours import Neighbours
-from kvproxy.index.store import Head, Store
+from kvproxy.index.store import Store, StoredQuestion
+from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
 """How many times as many neighbours are looked at where some of the nearest are past their time: they would hide the others."""
@@ -88,10 +88,10 @@ class Decider:
         other = known(question)
         return other is None or vector is None or float(vector @ other) >= self.named(ask.policy).floor
 
-    def _near(self, ask: Ask, vector: np.ndarray, reach: int, besides: str) -> list[tuple[Head, float]]:
+    def _near(self, ask: Ask, vector: np.ndarray, reach: int, besides: str) -> list[tuple[StoredQuestion, float]]:
         """The nearest entries, those that are past their time too; and as many more that are not."""
 
-        def search(most: int) -> list[tuple[Head, float]]:
+        def search(most: int) -> list[tuple[StoredQuestion, float]]:
             found = self._neighbours.search(ask.namespace, vector, most + bool(besides))
             # An entry that was stored before such questions were refused, or by another version.
             shown = [(head, cosine) for head, cosine in found if head.id != besides and not hides_text(head.prompt)]

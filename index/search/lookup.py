@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.observations import Observations
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Policy, Ruling, Verdict
-from kvproxy.index.store import Head, Store
+from kvproxy.index.store import Store, StoredQuestion
+from kvproxy.index.store.observations import Observations
 
 FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
 """What is served of itself: what is past its time is computed anew meanwhile."""
@@ -92,7 +92,7 @@ def judge(
     policy: Policy,
     namespace: str,
     question: str,
-    near: Sequence[tuple[Head, float]],
+    near: Sequence[tuple[StoredQuestion, float]],
     limits: Limits,
     chance: Callable[[], float] | None,
     *,
@@ -125,7 +125,7 @@ def judge(
     return Lookup(entry, tuple(candidates), chosen, namespace, question, judged)
 
 
-def _candidate(head: Head, similarity: float, decision: Decision | None, barred: Verdict | None) -> Candidate:
+def _candidate(head: StoredQuestion, similarity: float, decision: Decision | None, barred: Verdict | None) -> Candidate:
     if decision is None:
         return Candidate(head.id, head.prompt, similarity, barred or "expired", answer=head.answer)
     return Candidate(
@@ -158,7 +158,7 @@ def _telling(ruling: Ruling) -> int | None:
     return closest if ruling.chosen is None else ruling.chosen
 
 
-def _barred(head: Head, rejected: set[str], served: Sequence[Freshness]) -> Verdict | None:
+def _barred(head: StoredQuestion, rejected: set[str], served: Sequence[Freshness]) -> Verdict | None:
     """Why an entry is out of the question, whatever is asked."""
     if head.id in rejected:
         return "rejected"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.index.coming import NOTHING, Writes
 from kvproxy.index.entry import Freshness
+from kvproxy.index.pending_writes import NO_WRITES, AwaitedWrites
 from kvproxy.index.policies.policy import Limits, PolicyName
 from kvproxy.index.search.batching import Batcher
 from kvproxy.index.search.lookup import FRESH, Lookup
@@ -36,7 +36,7 @@ class Ask:
     explore: bool
     served: tuple[Freshness, ...] = FRESH
     policy: PolicyName | None = None
-    writes: Writes = NOTHING
+    writes: AwaitedWrites = NO_WRITES
 
     def skipped(self) -> Lookup:
         """What is told where it was not decided in time."""

@@ -12,23 +12,23 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from kvproxy.index.behind import Behind, Late, Told
-from kvproxy.index.coming import OnTheWay, wait_for
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.held import Held
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match, is_known
-from kvproxy.index.observations import Observations
+from kvproxy.index.pending_writes import PendingWrites, wait_for
 from kvproxy.index.policies.learned.feedback import Learning
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.batching import MicroBatcher, WriteBatcher, comparable
 from kvproxy.index.search.decider import Decider
+from kvproxy.index.search.deferred_embedding import DeferredEmbeddings, DeferredEntry, LookupCallback
+from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.lookup import FRESH, Lookup
 from kvproxy.index.search.lookup_queue import Ask, Lookups
+from kvproxy.index.search.namespace_cache import Held
 from kvproxy.index.search.neighbours import open_neighbours
-from kvproxy.index.segments import Kind
-from kvproxy.index.store import Gone, PurgedBy, Put, Store, Written
+from kvproxy.index.store import NewEntry, PurgeRequest, RemovedEntry, Store, WriteResult
+from kvproxy.index.store.observations import Observations
 
 _REBUILD_BATCH = 256
 _SWEPT = 32
@@ -73,13 +73,13 @@ class SemanticCache:
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self._held = Held(self._neighbours, in_thread=store.remote)
-        self.coming = OnTheWay()
+        self.pending_writes = PendingWrites()
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
         self.lookups = Lookups(self._look_up)
         """Those that are under way: what is not urgent waits for them."""
         self._judges = ThreadPoolExecutor(_REMOTE_JUDGES if store.remote else os.cpu_count(), "kvproxy-judge")
-        self.behind = Behind(self._give_vectors, self._without_vectors, lambda: self.lookups.busy)
+        self.behind = DeferredEmbeddings(self._give_vectors, self._without_vectors, lambda: self.lookups.busy)
         """Entries that were stored before they had a vector."""
         self.learning = (
             None
@@ -148,7 +148,7 @@ class SemanticCache:
             served: how fresh an entry must be.
             policy: name of the one that decides; None for the usual one.
         """
-        writes = self.coming.writes(namespace, seconds)
+        writes = self.pending_writes.awaited(namespace, seconds)
         if not writes.under_way and not await self._held.holds(namespace):
             return Lookup(None, (), namespace=namespace, question=text)
         found = await self.lookups.find(Ask(namespace, text, limits, limit, explore, served, policy, writes), seconds)
@@ -212,28 +212,28 @@ class SemanticCache:
         """Store an entry, durable and findable when this returns; whether it was kept, see `WriteBatcher.put`."""
         return await self._writes.put(await self._embedded(entry))
 
-    async def _embedded(self, entry: Entry) -> Put:
+    async def _embedded(self, entry: Entry) -> NewEntry:
         if not entry.semantic or not self.reads(entry.prompt):
-            return Put(replace(entry, semantic=False))
+            return NewEntry(replace(entry, semantic=False))
         try:
-            return Put(entry, await self._batcher.embed(entry.prompt), self._embedder.name)
+            return NewEntry(entry, await self._batcher.embed(entry.prompt), self._embedder.name)
         except EmbedderError as error:
             _log.warning("an answer is kept for equal requests only: %s", error)
-            return Put(replace(entry, semantic=False))
+            return NewEntry(replace(entry, semantic=False))
 
-    async def insert_soon(self, entry: Entry, told: Told | None) -> bool:
+    async def insert_soon(self, entry: Entry, told: LookupCallback | None) -> bool:
         """Store an entry whose question there was no time to look up: durable when this returns, findable some time later.
 
         Args:
             told: told then what the lookup would have found, if given; never where too many wait, see `behind`.
         """
         at_once = not entry.semantic or self._batcher.known(entry.prompt) is not None
-        kept = await (self.insert(entry) if at_once else self._writes.put(Put(entry)))
+        kept = await (self.insert(entry) if at_once else self._writes.put(NewEntry(entry)))
         if kept and entry.semantic:
-            self.behind.add(Late(entry, told))
+            self.behind.add(DeferredEntry(entry, told))
         return kept
 
-    def _give_vectors(self, late: Sequence[Late]) -> list[Callable[[], None]]:
+    def _give_vectors(self, late: Sequence[DeferredEntry]) -> list[Callable[[], None]]:
         """Embed entries that have no vector, and look up what is near them first; who is to be told what."""
         entries = [each.entry for each in late]
         vectors = self._vectors_of(entries)
@@ -246,8 +246,8 @@ class SemanticCache:
         given = [(entry, vectors[entry.id]) for entry in entries if entry.id in vectors]
         with self._order:
             numbers = self._store.add_vectors(given, self._embedder.name)
-            puts = [Put(entry, vector, self._embedder.name) for entry, vector in given]
-            self._neighbours.apply(puts, Written(tuple(numbers.get(entry.id) for entry, _ in given), ()))
+            puts = [NewEntry(entry, vector, self._embedder.name) for entry, vector in given]
+            self._neighbours.apply(puts, WriteResult(tuple(numbers.get(entry.id) for entry, _ in given), ()))
         if len(vectors) < len(entries):
             self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
         return tell
@@ -260,7 +260,7 @@ class SemanticCache:
         puts = await asyncio.gather(*map(self._embedded, entries))
         await asyncio.gather(*map(self._writes.put, puts))
 
-    def _write(self, puts: Sequence[Put]) -> Written:
+    def _write(self, puts: Sequence[NewEntry]) -> WriteResult:
         with self._order:
             written = self._store.put_many(puts)
             try:
@@ -270,11 +270,11 @@ class SemanticCache:
                 _log.exception("the index did not follow a write")
         return written
 
-    async def remove(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+    async def remove(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
         """Remove entries; how many there were."""
         return await asyncio.to_thread(self._change, partial(self._store.delete, by=by), ids)
 
-    def _change(self, change: Callable[[Sequence[str]], list[Gone]], ids: Sequence[str]) -> int:
+    def _change(self, change: Callable[[Sequence[str]], list[RemovedEntry]], ids: Sequence[str]) -> int:
         gone = change(ids)
         self._neighbours.remove(gone)
         return len(gone)

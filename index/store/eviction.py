@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.store.protocol import Capacity, Put
+from kvproxy.index.store.protocol import Capacity, NewEntry
 
 PINNED = 1e300
 """The priority of an entry that is pinned: no other comes near it, so all others go first."""
@@ -33,7 +33,7 @@ def entry_bytes(entry: Entry, dim: int) -> int:
     return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
 
 
-def put_bytes(put: Put) -> int:
+def put_bytes(put: NewEntry) -> int:
     """`entry_bytes` of what is put."""
     return entry_bytes(put.entry, 0 if put.vector is None else len(put.vector))
 

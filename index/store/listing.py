@@ -7,7 +7,7 @@ from kvproxy.index.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class EntryFilter:
     """Which entries; what is None does not matter.
 
     Attributes:
@@ -41,7 +41,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgedBy:
+class PurgeRequest:
     """Who removes entries, and which, in the words of a list of such removals."""
 
     who: str
@@ -54,7 +54,7 @@ class Purge:
 
     Attributes:
         time: seconds since the epoch.
-        who, what: see `PurgedBy`.
+        who, what: see `PurgeRequest`.
         soft: the entries were marked as expired.
         entries: how many.
     """
@@ -67,7 +67,7 @@ class Purge:
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class EvictionCandidate:
     """An entry in the order in which entries go if the store is full.
 
     Attributes:
@@ -87,12 +87,12 @@ class Queued:
         return self.entry.summary() | {"why": self.why, "priority": self.priority, "bytes": self.bytes}
 
 
-EVERYTHING = Filter()
-UsageBy = Literal["tenant", "model", "endpoint", "tag"]
+EVERYTHING = EntryFilter()
+UsageKey = Literal["tenant", "model", "endpoint", "tag"]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class StorageUsage:
     """What some entries have in common, and how many they are; hits and the bytes of request, response and vector in sum."""
 
     name: str

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.observations import Observations
+from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.protocol import Capacity, Store
 from kvproxy.index.store.sealing import Cipher
-from kvproxy.index.store.sqlite import ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.sqlite.store import SqliteStore
 
 _SCHEMES = ("postgresql://", "postgres://")
 _UNBOUNDED = Capacity()
@@ -40,10 +40,10 @@ def open_store(
     """
     if is_url(str(where)):
         _need_driver()
-        from kvproxy.index.store.postgres import PostgresStore
+        from kvproxy.index.store.postgres.store import PostgresStore
 
         return PostgresStore(str(where), clock=clock, capacity=capacity, cipher=cipher)
-    return ResponseStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
+    return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
 
 
 def open_observations(where: str | Path) -> Observations:
@@ -54,7 +54,7 @@ def open_observations(where: str | Path) -> Observations:
     """
     if is_url(str(where)):
         _need_driver()
-        from kvproxy.index.store.postgres_observations import PostgresObservations
+        from kvproxy.index.store.postgres.observations import PostgresObservations
 
         return PostgresObservations(str(where))
     return SqliteObservations(Path(where))

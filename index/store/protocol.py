@@ -7,11 +7,19 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
+from kvproxy.index.store.listing import (
+    EVERYTHING,
+    EntryFilter,
+    EvictionCandidate,
+    Purge,
+    PurgeRequest,
+    StorageUsage,
+    UsageKey,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class NewEntry:
     """An entry to keep, with the vector of its prompt (`[dim]` float32) and the name of what embedded it."""
 
     entry: Entry
@@ -20,7 +28,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class StoredQuestion:
     """What is decided by, of a stored entry, which may be large.
 
     Attributes:
@@ -36,7 +44,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClassifiedAnswer:
     """What is kept of an entry's answer, to compare it with others.
 
     Attributes:
@@ -55,11 +63,11 @@ class Answer:
     embedder: str = ""
 
 
-Why = Literal["expired", "evicted", "removed", "replaced"]
+RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class RemovedEntry:
     """An entry that is no longer there.
 
     Attributes:
@@ -72,11 +80,11 @@ class Gone:
     namespace: str
     numbers: tuple[int, ...] = ()
     key: str = ""
-    why: Why | None = None
+    why: RemovalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """What a write did.
 
     Attributes:
@@ -86,7 +94,7 @@ class Written:
     """
 
     numbers: tuple[int | None, ...]
-    gone: tuple[Gone, ...]
+    gone: tuple[RemovedEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,7 @@ class Store(Protocol):
     remote: bool
     """Whether calls cross a network, so that none belongs on an event loop."""
 
-    when_gone: list[Callable[[Sequence[Gone]], None]]
+    removal_listeners: list[Callable[[Sequence[RemovedEntry]], None]]
     """Called with what went, once that is durable, by whichever thread removed it."""
 
     def failure(self) -> str | None:
@@ -125,7 +133,7 @@ class Store(Protocol):
     def get(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""
 
-    def heads(self, ids: Sequence[str]) -> dict[str, Head]:
+    def heads(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
         """The heads of those entries that are there, by id."""
 
     def resolve(self, prefix: str) -> list[str]:
@@ -137,23 +145,23 @@ class Store(Protocol):
     def takes(self, entry: Entry) -> bool:
         """Whether an entry is smaller than what may be stored, in all and of its tenant. Told at once."""
 
-    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> Written:
+    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> WriteResult:
         """`put_many` of one."""
 
-    def put_many(self, puts: Sequence[Put]) -> Written:
+    def put_many(self, puts: Sequence[NewEntry]) -> WriteResult:
         """Keep entries in place of any with their keys, in one transaction; durable when this returns.
 
         Where a limit would be passed, the entries that save the fewest tokens a byte go first, see `eviction`.
         """
 
-    def delete(self, ids: Sequence[str], by: PurgedBy | None = None) -> list[Gone]:
+    def delete(self, ids: Sequence[str], by: PurgeRequest | None = None) -> list[RemovedEntry]:
         """Remove entries; those that there were.
 
         Args:
             by: is kept in the list of purges, in the same transaction; None for none.
         """
 
-    def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+    def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
         """Let the time of entries end now, so that they are served as long as their stale times last, and no longer.
 
         Args:
@@ -172,10 +180,10 @@ class Store(Protocol):
     def pinned(self) -> list[str]:
         """Ids of the entries that are pinned."""
 
-    def unindex(self, ids: Sequence[str]) -> list[Gone]:
+    def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
         """Keep entries for equal requests only: their vectors are deleted."""
 
-    def expire(self) -> list[Gone]:
+    def expire(self) -> list[RemovedEntry]:
         """Remove entries whose time and stale times are over, some thousand at most; none is left when none is returned."""
 
     def touch(self, id: str) -> None:
@@ -184,16 +192,16 @@ class Store(Protocol):
     def flush(self) -> None:
         """Write the hits counted since the last call."""
 
-    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
+    def ls(self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
         """Entries, newest first; the first `offset` of them are left out."""
 
-    def queue(self, limit: int, *, offset: int = 0) -> list[Queued]:
+    def queue(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
         """The entries that go next if the store is full, the first one first; the first `offset` of them are left out."""
 
-    def usage(self, by: UsageBy) -> list[Usage]:
+    def usage(self, by: UsageKey) -> list[StorageUsage]:
         """Whose the entries are, those with the most bytes first."""
 
-    def ids(self, where: Filter = EVERYTHING) -> list[str]:
+    def ids(self, where: EntryFilter = EVERYTHING) -> list[str]:
         """Ids of entries."""
 
     def count(self) -> int:
@@ -205,7 +213,7 @@ class Store(Protocol):
     def entries(self) -> Iterator[Entry]:
         """Every entry, oldest first, a page at a time."""
 
-    def classify(self, answer: Answer) -> None:
+    def classify(self, answer: ClassifiedAnswer) -> None:
         """Keep what an entry says, and its class, in place of what was kept before; nothing where the entry has gone.
 
         It survives a killed process; of the last seconds before a power cut an entry may keep a class of its own.
@@ -217,7 +225,7 @@ class Store(Protocol):
     def answer_vectors(self, ids: Sequence[str], embedder: str) -> dict[str, np.ndarray]:
         """Vectors of the answers of those entries that have one of an embedder."""
 
-    def leave_class(self, ids: Sequence[str]) -> None:
+    def reset_classes(self, ids: Sequence[str]) -> None:
         """Give entries a class of their own."""
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:

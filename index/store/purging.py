@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvproxy.index.store.listing import Purge, PurgedBy
-from kvproxy.index.store.run import Run
+from kvproxy.index.store.listing import Purge, PurgeRequest
 from kvproxy.index.store.sealing import Row, expiring
+from kvproxy.index.store.transaction import Transaction
 
 MOST_PURGES = 1_000
 """Removals that are remembered; the oldest go first."""
@@ -13,7 +13,7 @@ _PAGE = 500
 
 
 def expire_now(
-    run: Run, members: str, listed: Callable[[Sequence[str]], Any], columns: str, ids: Sequence[str], now: float
+    run: Transaction, members: str, listed: Callable[[Sequence[str]], Any], columns: str, ids: Sequence[str], now: float
 ) -> int:
     """Let the time of entries end now, inside of a transaction; how many were within their time.
 
@@ -33,7 +33,7 @@ def expire_now(
     return count
 
 
-def remember(run: Run, by: PurgedBy | None, entries: int, now: float, *, soft: bool) -> None:
+def remember(run: Transaction, by: PurgeRequest | None, entries: int, now: float, *, soft: bool) -> None:
     """Add a removal to the list, in the transaction that does it."""
     if by is None:
         return

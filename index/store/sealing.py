@@ -30,7 +30,7 @@ class Cipher(Protocol):
         """Decrypt; raises ValueError, whose message says why it cannot."""
 
 
-class Texts:
+class RowCodec:
     """Turns rows with texts into rows that are stored, and back.
 
     A row's `sealed` names the key of its prompt, request and response; it is empty where they are in clear. What was

@@ -12,15 +12,15 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.freshness import KEPT, KEPT_UNTIL, SKEW
 from kvproxy.index.store import eviction
-from kvproxy.index.store.heads import HEAD, read_heads
-from kvproxy.index.store.listing import EVERYTHING, Filter, Purge, Queued, Usage, UsageBy
-from kvproxy.index.store.protocol import Head
+from kvproxy.index.store.entry_heads import HEAD, read_heads
+from kvproxy.index.store.freshness_sql import KEPT, KEPT_UNTIL, SKEW
+from kvproxy.index.store.listing import EVERYTHING, EntryFilter, EvictionCandidate, Purge, StorageUsage, UsageKey
+from kvproxy.index.store.protocol import StoredQuestion
 from kvproxy.index.store.purging import purge_of
 from kvproxy.index.store.sealing import Row
-from kvproxy.index.store.share import share_of
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
+from kvproxy.index.store.tenant_usage import share_of
 
 _PAGE = 500
 _log = logging.getLogger("kvproxy")
@@ -55,7 +55,7 @@ class SqlStore(SqlWriter):
         """Bytes that the store takes where it is."""
 
     def failure(self) -> str | None:
-        return self.condition.failure
+        return self.health.failure
 
     def version(self) -> int | None:
         return None
@@ -80,7 +80,7 @@ class SqlStore(SqlWriter):
         return entry if entry is None or entry.id == id else None
 
     def _one(self, rows: list[Row]) -> Entry | None:
-        with self.condition.watch("read"):
+        with self.health.watch("read"):
             return self._texts.entry(rows[0]) if rows else None
 
     def _whole(self, rows: list[Row]) -> Iterator[Entry]:
@@ -91,7 +91,7 @@ class SqlStore(SqlWriter):
             except StoreDamaged as error:
                 _log.warning("%s", error)
 
-    def heads(self, ids: Sequence[str]) -> dict[str, Head]:
+    def heads(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
         sql = f"select {HEAD} from responses r where {self._members.replace('id ', 'r.id ', 1)}"
         rows = self._query(sql, {"ids": self._list(ids)} | self.now())
         return {head.id: head for _, head in read_heads(rows, self._texts)}
@@ -115,7 +115,7 @@ class SqlStore(SqlWriter):
     def has_key(self, key: str) -> bool:
         return bool(self._query("select 1 as there from responses where key = :key", {"key": key}))
 
-    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
+    def ls(self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
         self.flush()
         if (wanted := self._reader(where)) is not None:
             found = itertools.islice(self._read(where, wanted), offset, None if limit is None else offset + limit)
@@ -129,7 +129,7 @@ class SqlStore(SqlWriter):
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id{bound}"
         return list(self._whole(self._query(sql, values)))
 
-    def queue(self, limit: int, *, offset: int = 0) -> list[Queued]:
+    def queue(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
         self.flush()
         # What is past its time goes before anything else. The order is made of ids alone, not of whole answers.
         over = f"case when {KEPT_UNTIL} <= :now then 0 else 1 end"
@@ -138,7 +138,7 @@ class SqlStore(SqlWriter):
         values = {"now": self._clock(), "most": limit, "offset": offset}
         rows = {row["id"]: row for row in self._query(sql, values)}
         return [
-            Queued(entry, _why(row), float(row["priority"]), int(row["bytes"]))
+            EvictionCandidate(entry, _why(row), float(row["priority"]), int(row["bytes"]))
             for entry in self._whole(list(rows.values()))
             if (row := rows[entry.id])
         ]
@@ -153,7 +153,7 @@ class SqlStore(SqlWriter):
         )
         return [row["id"] for row in rows]
 
-    def usage(self, by: UsageBy) -> list[Usage]:
+    def usage(self, by: UsageKey) -> list[StorageUsage]:
         self.flush()
         tagged = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (
@@ -161,22 +161,24 @@ class SqlStore(SqlWriter):
             f" group by {by} order by sum(bytes) desc, 1"
         )
         rows = self._query(sql, {})
-        return [Usage(str(row["name"]), int(row["entries"]), int(row["bytes"]), int(row["hits"])) for row in rows]
+        return [
+            StorageUsage(str(row["name"]), int(row["entries"]), int(row["bytes"]), int(row["hits"])) for row in rows
+        ]
 
-    def ids(self, where: Filter = EVERYTHING) -> list[str]:
+    def ids(self, where: EntryFilter = EVERYTHING) -> list[str]:
         if (wanted := self._reader(where)) is not None:
             return list(self._read(where, wanted))
         condition, values = self._where(where)
         return [row["id"] for row in self._query(f"select id from responses{condition}", values)]
 
-    def _reader(self, where: Filter) -> Callable[[str], bool] | None:
+    def _reader(self, where: EntryFilter) -> Callable[[str], bool] | None:
         """Whether a prompt is meant, where the database itself cannot tell; None where it can."""
         if self._texts.cipher is None or (where.prompt is None and where.search is None):
             return None
         begin, part = where.prompt or "", where.search
         return lambda text: text.startswith(begin) and (part is None or (part != "" and part.lower() in text.lower()))
 
-    def _read(self, where: Filter, wanted: Callable[[str], bool]) -> Iterator[str]:
+    def _read(self, where: EntryFilter, wanted: Callable[[str], bool]) -> Iterator[str]:
         """Ids of entries whose prompts are meant, newest first: each prompt is decrypted, a page at a time."""
         condition, values = self._where(replace(where, **dict.fromkeys(_IN_TEXTS)))
         narrowed = f"{condition} and" if condition else " where"
@@ -189,7 +191,7 @@ class SqlStore(SqlWriter):
             yield from (row["id"] for row in rows if wanted(self._texts.open(row)["prompt"]))
             last = {name: rows[-1][name] for name in ("created", "id")}
 
-    def _where(self, where: Filter) -> tuple[str, dict[str, Any]]:
+    def _where(self, where: EntryFilter) -> tuple[str, dict[str, Any]]:
         chosen = [name for name in _CONDITIONS if getattr(where, name) is not None]
         values = {name: getattr(where, name) for name in chosen}
         if where.older_than is not None:

@@ -13,18 +13,18 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.freshness import KEPT_UNTIL
 from kvproxy.index.store import eviction
-from kvproxy.index.store.condition import Condition
+from kvproxy.index.store.eviction_plan import Comer, make_room
+from kvproxy.index.store.freshness_sql import KEPT_UNTIL
+from kvproxy.index.store.health import StoreHealth
 from kvproxy.index.store.hit_counts import HitCounts
-from kvproxy.index.store.listing import PurgedBy
-from kvproxy.index.store.protocol import Answer, Capacity, Gone, Put, Why, Written
+from kvproxy.index.store.listing import PurgeRequest
+from kvproxy.index.store.protocol import Capacity, ClassifiedAnswer, NewEntry, RemovalReason, RemovedEntry, WriteResult
 from kvproxy.index.store.purging import expire_now, remember
-from kvproxy.index.store.room import Comer, make_room
-from kvproxy.index.store.run import Run
-from kvproxy.index.store.sealing import Row, Texts
-from kvproxy.index.store.share import make_room_of, share_of
+from kvproxy.index.store.sealing import Row, RowCodec
+from kvproxy.index.store.tenant_usage import make_room_of, share_of
 from kvproxy.index.store.together import parts
+from kvproxy.index.store.transaction import Transaction
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -63,17 +63,17 @@ class SqlWriter(abc.ABC):
     _same_keys: str
     """Condition that a column `key` is in the list `:keys`."""
 
-    def __init__(self, name: str, clock: Callable[[], float], capacity: Capacity, texts: Texts) -> None:
+    def __init__(self, name: str, clock: Callable[[], float], capacity: Capacity, texts: RowCodec) -> None:
         self.name = name
-        self.condition = Condition(name)
+        self.health = StoreHealth(name)
         self._clock = clock
         self._capacity = capacity
         self._texts = texts
         self._hits = HitCounts()
-        self.when_gone: list[Callable[[Sequence[Gone]], None]] = []
+        self.removal_listeners: list[Callable[[Sequence[RemovedEntry]], None]] = []
 
     @abc.abstractmethod
-    def _writing(self, *, lasting: bool = True) -> contextlib.AbstractContextManager[Run]:
+    def _writing(self, *, lasting: bool = True) -> contextlib.AbstractContextManager[Transaction]:
         """One transaction, alone; durable when it is left.
 
         Args:
@@ -95,38 +95,38 @@ class SqlWriter(abc.ABC):
     def _stores(self, keys: Sequence[str]) -> None:  # noqa: B027
         """Told the keys that the transaction under way stores."""
 
-    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> Written:
-        return self.put_many([Put(entry, vector, embedder)])
+    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> WriteResult:
+        return self.put_many([NewEntry(entry, vector, embedder)])
 
-    def put_many(self, puts: Sequence[Put]) -> Written:
-        numbers, gone = list[int | None](), list[Gone]()
+    def put_many(self, puts: Sequence[NewEntry]) -> WriteResult:
+        numbers, gone = list[int | None](), list[RemovedEntry]()
         with self._writing() as run:
             for part in parts(run, self._capacity, puts, self._text, partial(self._replaces, run, puts)):
                 made, went = self._put(run, part)
                 numbers += made
                 gone += went
         self._tell(gone)
-        return Written(tuple(numbers), tuple(gone))
+        return WriteResult(tuple(numbers), tuple(gone))
 
-    def _tell(self, gone: Sequence[Gone]) -> None:
+    def _tell(self, gone: Sequence[RemovedEntry]) -> None:
         """What went is gone for good now."""
-        for listener in self.when_gone if gone else ():
+        for listener in self.removal_listeners if gone else ():
             listener(gone)
 
-    def _replaces(self, run: Run, puts: Sequence[Put]) -> list[bool]:
+    def _replaces(self, run: Transaction, puts: Sequence[NewEntry]) -> list[bool]:
         """Whether each put takes the place of what is stored."""
         old = self._in_the_way(run, puts)
         taken = {row["id"] for row in old} | {row["key"] for row in old}
         return [put.entry.id in taken or self._text(put.entry.key) in taken for put in puts]
 
-    def _in_the_way(self, run: Run, puts: Sequence[Put]) -> list[Row]:
+    def _in_the_way(self, run: Transaction, puts: Sequence[NewEntry]) -> list[Row]:
         """What is stored under the ids or keys of puts."""
         ids, keys = [put.entry.id for put in puts], [self._text(put.entry.key) for put in puts]
         chosen = "select id, key, priority from responses where"
         sql = f"{chosen} {self._members} union {chosen} {self._same_keys}"
         return run(sql, {"ids": self._list(ids), "keys": self._list(keys)})
 
-    def _put(self, run: Run, puts: Sequence[Put]) -> tuple[list[int | None], list[Gone]]:
+    def _put(self, run: Transaction, puts: Sequence[NewEntry]) -> tuple[list[int | None], list[RemovedEntry]]:
         """Put one, or one of the `parts`: the numbers of their vectors, and what went."""
         old = self._in_the_way(run, puts)
         gone, pinned = self._remove(run, [row["id"] for row in old], "replaced"), eviction.pinned_keys(old)
@@ -136,7 +136,7 @@ class SqlWriter(abc.ABC):
         for put in puts:
             entry, size = put.entry, eviction.put_bytes(put)
             if not eviction.room_for(self._capacity, size) or (share is not None and size > share):
-                gone.append(Gone(entry.id, entry.namespace))
+                gone.append(RemovedEntry(entry.id, entry.namespace))
             else:
                 comers.append(Comer(entry, size, self._text(entry.key) in pinned))
         if share is not None and comers:
@@ -160,7 +160,9 @@ class SqlWriter(abc.ABC):
         row = {name: self._text(value) if isinstance(value, str) else value for name, value in columns}
         return self._texts.close(row) | {"bytes": comer.size, "priority": priority}
 
-    def _put_vectors(self, run: Run, vectors: Sequence[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
+    def _put_vectors(
+        self, run: Transaction, vectors: Sequence[tuple[Entry, np.ndarray]], embedder: str
+    ) -> dict[str, int]:
         """Their numbers by the ids of the entries."""
         if not vectors:
             return {}
@@ -173,18 +175,18 @@ class SqlWriter(abc.ABC):
         sql = f"select id, number from vectors where embedder = :embedder and {self._members}"
         return {row["id"]: int(row["number"]) for row in run(sql, values)}
 
-    def _expired(self, run: Run) -> list[str]:
+    def _expired(self, run: Transaction) -> list[str]:
         over = f"select id from responses where {KEPT_UNTIL} <= :now limit {_MOST_AT_ONCE}"
         return [row["id"] for row in run(over, {"now": self._clock()})]
 
-    def delete(self, ids: Sequence[str], by: PurgedBy | None = None) -> list[Gone]:
+    def delete(self, ids: Sequence[str], by: PurgeRequest | None = None) -> list[RemovedEntry]:
         with self._writing() as run:
             gone = self._remove(run, ids, "removed")
             remember(run, by, len(gone), self._clock(), soft=False)
         self._tell(gone)
         return gone
 
-    def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
+    def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
         now = self._clock()
         with self._writing() as run:
             count = expire_now(run, self._members, self._list, COLUMNS, ids, now)
@@ -195,21 +197,21 @@ class SqlWriter(abc.ABC):
         with self._writing() as run:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
-    def unindex(self, ids: Sequence[str]) -> list[Gone]:
+    def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
         with self._writing() as run:
             values = {"ids": self._list(ids)}
             run(f"update responses set semantic = 0 where {self._members}", values)
             rows = run(f"delete from vectors where {self._members} returning id, namespace, number", values)
-        return [Gone(row["id"], row["namespace"], (row["number"],)) for row in rows]
+        return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
-    def classify(self, answer: Answer) -> None:
+    def classify(self, answer: ClassifiedAnswer) -> None:
         vector = None if answer.vector is None else answer.vector.astype(np.float32).tobytes()
         values = {"entry": answer.entry, "namespace": answer.namespace, "name": answer.name, "text": answer.text}
         with self._writing(lasting=False) as run:
             if run("select 1 as there from responses where id = :entry", values):
                 run(_CLASSIFY, values | {"vector": vector, "embedder": answer.embedder})
 
-    def leave_class(self, ids: Sequence[str]) -> None:
+    def reset_classes(self, ids: Sequence[str]) -> None:
         entries = self._members.replace("id ", "entry ", 1)
         with self._writing() as run:
             run(f"update answers set name = entry where {entries}", {"ids": self._list(ids)})
@@ -232,13 +234,13 @@ class SqlWriter(abc.ABC):
                 return resealed
             resealed += len(rows)
 
-    def expire(self) -> list[Gone]:
+    def expire(self) -> list[RemovedEntry]:
         with self._writing() as run:
             gone = self._remove(run, self._expired(run), "expired")
         self._tell(gone)
         return gone
 
-    def _remove(self, run: Run, ids: Sequence[str], why: Why) -> list[Gone]:
+    def _remove(self, run: Transaction, ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
         if not ids:
             return []
         values = {"ids": self._list(ids)}
@@ -247,7 +249,10 @@ class SqlWriter(abc.ABC):
             numbers.setdefault(row["id"], []).append(row["number"])
         run(f"delete from tags where {self._members}", values)
         rows = run(f"delete from responses where {self._members} returning id, namespace, key", values)
-        return [Gone(row["id"], row["namespace"], tuple(numbers.get(row["id"], ())), row["key"], why) for row in rows]
+        return [
+            RemovedEntry(row["id"], row["namespace"], tuple(numbers.get(row["id"], ())), row["key"], why)
+            for row in rows
+        ]
 
     def touch(self, id: str) -> None:
         self._hits.add(id, self._clock())

@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kvproxy.index.store import eviction
-from kvproxy.index.store.protocol import Capacity, Put
-from kvproxy.index.store.run import Run
-from kvproxy.index.store.share import owned_by, owner_of, share_of
+from kvproxy.index.store.protocol import Capacity, NewEntry
+from kvproxy.index.store.tenant_usage import owned_by, owner_of, share_of
+from kvproxy.index.store.transaction import Transaction
 
 
 def parts(
-    run: Run,
+    run: Transaction,
     capacity: Capacity,
-    puts: Sequence[Put],
+    puts: Sequence[NewEntry],
     text: Callable[[str], str],
     replaces: Callable[[], Sequence[bool]],
-) -> list[list[Put]]:
+) -> list[list[NewEntry]]:
     """The puts, in their order, in parts that may be put at once.
 
     Args:

@@ -11,7 +11,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import Settings, UpstreamServer
 
 if TYPE_CHECKING:
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
     from kvproxy.upstreams.engine import FleetEngine
     from kvproxy.upstreams.fleet import Fleet
 
@@ -22,7 +22,7 @@ class Built:
 
     backend: Backend
     prefix: PrefixCache
-    worker: "EngineWorker | None" = None
+    worker: "AsyncLLM | None" = None
     fleet: "Fleet | None" = None
 
 
@@ -43,10 +43,10 @@ def build_backend(settings: Settings) -> Built:
 def _build_embedded(settings: Settings) -> Built:
     from kvproxy.backends.embedded import EmbeddedBackend
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
-    from kvproxy.engine.worker import EngineWorker
+    from kvproxy.engine.async_llm import AsyncLLM
 
     cipher = load_cipher(settings.encryption)
-    worker = EngineWorker.load(settings.engine, settings.model, settings.tiers, cipher, settings.data)
+    worker = AsyncLLM.load(settings.engine, settings.model, settings.tiers, cipher, settings.data)
     # The engine's own queue is fair between tenants, so waiting requests are admitted to it.
     limit = settings.engine.max_sequences + settings.limits.waiting
     backend = EmbeddedBackend(

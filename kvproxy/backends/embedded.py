@@ -11,8 +11,8 @@ from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.text.tool_calls import CallForm, CallReader
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
 
@@ -31,7 +31,7 @@ class EmbeddedBackend:
 
     def __init__(
         self,
-        worker: EngineWorker,
+        worker: AsyncLLM,
         *,
         shared_blocks: bool = True,
         global_priorities: bool = True,
@@ -85,7 +85,7 @@ class EmbeddedBackend:
         first = await anext(pieces)
 
         async def all_pieces() -> AsyncIterator[Delta]:
-            calls = None if form is None else CallReader(form)
+            calls = None if form is None else ToolCallParser(form)
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
                 yield first if calls is None else calls.read(first)
                 async for piece in rest:
@@ -138,7 +138,7 @@ class EmbeddedBackend:
             adapter=request.model if request.model in self.worker.adapters else None,
         )
 
-    async def _call_form(self, decoded: DecodedRequest) -> CallForm | None:
+    async def _call_form(self, decoded: DecodedRequest) -> ToolCallFormat | None:
         if decoded.tools is None:
             return None
         form = await self.worker.async_tokenizer.call_form()

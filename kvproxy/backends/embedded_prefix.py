@@ -21,12 +21,12 @@ from kvproxy.blocks.pins import Pins, PinsFull
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch, branches, links_of_blocks, named_blocks
-from kvproxy.engine.tiering.tiering import Models
+from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.figures import TierFigures
 
 _MAX_DIGITS = 12
-_MODELS: dict[str, Models] = {"own": "own", "others": "others", "all": "all"}
+_MODELS: dict[str, ModelScope] = {"own": "own", "others": "others", "all": "all"}
 
 
 class EmbeddedPrefix(PrefixCache):

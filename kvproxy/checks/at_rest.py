@@ -5,7 +5,7 @@ from pathlib import Path
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.encryption import is_sealed, load_cipher
 from kvproxy.errors import KvproxyError
-from kvproxy.index.private import open_to_others
+from kvproxy.index.private_files import open_to_others
 from kvproxy.settings import Settings
 
 _BEGINNING = 64  # Bytes of a chunk that tell whether it is encrypted.

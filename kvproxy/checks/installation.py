@@ -9,7 +9,7 @@ from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
-from kvproxy.index.private import open_to_others
+from kvproxy.index.private_files import open_to_others
 from kvproxy.settings import Settings
 
 Check = Callable[[], str]
@@ -88,7 +88,7 @@ def _model(settings: Settings) -> str:
     if settings.model == DEMO:
         weights = checked_model() / "model.safetensors"
         return f"demo, {weights.stat().st_size / 2**20:.1f} MiB (a demonstration)"
-    from kvproxy.engine.models import load_model
+    from kvproxy.engine.models.loader import load_model
 
     loaded = load_model(settings.model)
     return f"{settings.model}, up to {loaded.max_model_len} tokens"
@@ -122,8 +122,8 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
 def _own_chunks(settings: Settings) -> str | None:
     """How the keys of the model's chunks begin; None where the model cannot be loaded, which is told elsewhere."""
     from kvproxy.blocks.digest import BlockHasher
-    from kvproxy.engine.models import load_model
-    from kvproxy.engine.tiering.fingerprint import fingerprint
+    from kvproxy.engine.kv_connector.fingerprint import fingerprint
+    from kvproxy.engine.models.loader import load_model
     from kvproxy.tiers.codec import key_prefix
 
     engine = settings.engine

@@ -33,7 +33,7 @@ STEPS = 3
 """Failed steps in a row after which the engine counts as failing."""
 
 
-class Health:
+class EngineHealth:
     """What the engine's thread notes of its steps, and what others read of it.
 
     A device error is for good: CUDA answers every later call with it. Failed steps are forgotten with the next good one.

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from kvproxy.generation import GenerationRequest, SamplingParams
 
-MOST_ANSWERS = 128
-MOST_LOGPROBS = 20
-MOST_STOPS = 32
-LONGEST_STOP = 1024
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 32
+MAX_STOP_LENGTH = 1024
 _WHOLE_NUMBERS = {
     "max_tokens": (0, 2**53),
     "top_k": (-1, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
-    "logprobs": (0, MOST_LOGPROBS),
-    "prompt_logprobs": (0, MOST_LOGPROBS),
-    "n": (1, MOST_ANSWERS),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "n": (1, MAX_N),
 }
 _OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 _NUMBERS = {"temperature": (0, 100), "top_p": (0, 1)}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """Sizes of a model and its pool.
 
     Attributes:
@@ -101,7 +101,7 @@ def check_sampling(params: SamplingParams) -> None:
         if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
             raise InvalidRequest(f"{name} takes a number from {least} to {most}", param=name)
     texts = params.stop if isinstance(params.stop, tuple) else (None,)
-    if len(texts) > MOST_STOPS or any(not isinstance(text, str) or len(text) > LONGEST_STOP for text in texts):
+    if len(texts) > MAX_STOP_STRINGS or any(not isinstance(text, str) or len(text) > MAX_STOP_LENGTH for text in texts):
         raise InvalidRequest(
-            f"stop takes at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters", param="stop"
+            f"stop takes at most {MAX_STOP_STRINGS} texts of at most {MAX_STOP_LENGTH} characters", param="stop"
         )

@@ -216,6 +216,6 @@ class Answerer:
         """Cancel requests in flight, and wait for pending writes."""
         await self._revalidator.close()
         await self.shared_requests.close()
-        await self.cache.coming.settled()
+        await self.cache.pending_writes.wait()
         if self.semantic is not None:
             await self.semantic.behind.stop()

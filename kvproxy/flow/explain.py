@@ -17,7 +17,7 @@ from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Status, Verdict
 from kvproxy.index.search.lookup import FRESH, Candidate, Lookup
-from kvproxy.index.store import Filter, Store
+from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.causes import Texts
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.regions import parts_of
@@ -161,7 +161,7 @@ def _refused(request: ApiRequest) -> SemanticReport | None:
 
 async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
     """Whether an entry with this prompt has the key that the request would have if its tenant asked."""
-    where = Filter(prompt=await answerer.cache.shown(key.prompt))
+    where = EntryFilter(prompt=await answerer.cache.shown(key.prompt))
     alike = await asyncio.to_thread(answerer.store.ls, where, limit=_MOST_LIKE)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:

@@ -12,7 +12,7 @@ from kvproxy.exchange import Answer, CacheHit, Exchange, Match, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup import FRESH, KEPT, Lookup
 from kvproxy.settings import CacheSettings

@@ -16,7 +16,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
-from kvproxy.index.coming import Coming
+from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
 
 WINDOW = 256 * 1024
@@ -37,7 +37,7 @@ class Recorder(Protocol):
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
         """Read a chunk before the clients receive it. True if the response is complete with it."""
 
-    async def finish(self, response: BackendResponse) -> Coming | None:
+    async def finish(self, response: BackendResponse) -> PendingWrite | None:
         """Begin to store the response. Called once, when it is complete or has ended."""
 
 
@@ -62,7 +62,7 @@ class SharedRequest:
         self.error: BaseException | None = None
         self.response: BackendResponse | None = None
         self.ended = False
-        self._pending_write: Coming | None = None
+        self._pending_write: PendingWrite | None = None
         self.clients = 0
         self.task = asyncio.create_task(self._run())
 

@@ -13,9 +13,9 @@ from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.learn import Observer
 from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.ids import Ids
-from kvproxy.index.coming import Coming
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
@@ -61,7 +61,7 @@ class ResponseWriter:
         longest = default if self.settings.max_ttl is None else self.settings.max_ttl
         return min(default if requested is None else requested, longest)
 
-    async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Coming | None:
+    async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> PendingWrite | None:
         """Begin to store a response, and have it compared with the response to a similar question after that.
 
         The caller waits only if redaction takes time, or if too many writes are pending.
@@ -75,7 +75,7 @@ class ResponseWriter:
         entry = self._entry(exchange, whole, directives)
         if entry is None:
             return None
-        lookup, observer, is_full = exchange.lookup, self._observer, self._cache.coming.full
+        lookup, observer, is_full = exchange.lookup, self._observer, self._cache.pending_writes.full
         skipped = lookup is not None and lookup.skipped
         compare = None
         if skipped and observer is not None:
@@ -84,7 +84,7 @@ class ResponseWriter:
         pending.task.add_done_callback(partial(self._written, exchange, entry))
         await pending.entry(self.settings.budget)
         if is_full:
-            await self._cache.coming.room()
+            await self._cache.pending_writes.wait_for_space()
         return pending
 
     def _written(self, exchange: Exchange, entry: Entry, task: "asyncio.Task[bool]") -> None:
@@ -169,7 +169,7 @@ class ResponseRecorder:
     def _is_stored(self, response: BackendResponse) -> bool:
         return self._stores and response.status == 200 and not response.is_private
 
-    async def finish(self, response: BackendResponse) -> Coming | None:
+    async def finish(self, response: BackendResponse) -> PendingWrite | None:
         try:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:

@@ -22,7 +22,7 @@ from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.failures import failed
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.redaction import RedactionFailed
 
 _log = logging.getLogger("kvproxy")
 
@@ -38,7 +38,7 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    caught_up = Middleware(CaughtUp, coming=services.answerer.cache.coming)
+    caught_up = Middleware(CaughtUp, coming=services.answerer.cache.pending_writes)
     guarded = Mount(
         "/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access), caught_up]
     )

@@ -18,7 +18,7 @@ from kvproxy.http.data_folder import locked_folder
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hub import prefer_cached_models
 from kvproxy.http.services import Services, build
-from kvproxy.index.private import private_folder
+from kvproxy.index.private_files import private_folder
 from kvproxy.settings import Settings
 
 _GARBAGE = 200_000

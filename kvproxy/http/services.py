@@ -94,7 +94,7 @@ class Services:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
                 # Answers on their way to the store may have hits that are counted already.
-                await self.answerer.cache.coming.settled()
+                await self.answerer.cache.pending_writes.wait()
                 await asyncio.to_thread(self.answerer.cache.maintain)
             except CacheStoreError:
                 # A server that is down, a full disk: the store has said so, and it may not end all later rounds.

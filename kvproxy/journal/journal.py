@@ -13,8 +13,8 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
-from kvproxy.index.placed import PlacedFiles
-from kvproxy.index.redactor import Redactor
+from kvproxy.index.redaction import Redactor
+from kvproxy.index.store.sqlite.database_files import DatabaseFiles
 from kvproxy.journal.history import Gone, Kept
 from kvproxy.journal.queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
@@ -111,7 +111,7 @@ class FileJournal:
         try:
             self._connection = open_or_replace(path, clock)
             self._writer = Writer(self._connection, settings, clock, redact)
-            self._files = PlacedFiles(path, self._connection)
+            self._files = DatabaseFiles(path, self._connection)
         except (sqlite3.Error, OSError) as error:
             raise SettingsError(
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
@@ -279,9 +279,9 @@ def open_journal(
         return NoJournal()
     journal = FileJournal(data / FILE, settings, clock, redact)
 
-    def removed(entries: Sequence[stored.Gone]) -> None:
+    def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()
         journal.gone(Gone(each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
 
-    store.when_gone.append(removed)
+    store.removal_listeners.append(removed)
     return journal

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.index.many import insert_many, run_many, select_each
+from kvproxy.index.store.sqlite.many import insert_many, run_many, select_each
 
 _SELECT = "select key, number, entry, expires, seconds, last from prompts where key in (?)"
 _SAME_QUESTION = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.steps import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
 from kvproxy.journal.record import Record
 
 if TYPE_CHECKING:

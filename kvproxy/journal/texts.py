@@ -4,8 +4,7 @@ import zlib
 from collections import OrderedDict
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.redaction import redacted_json
-from kvproxy.index.redactor import RedactionFailed, Redactor
+from kvproxy.index.redaction import RedactionFailed, Redactor, redacted_json
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import written
 

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterable
 
-from kvproxy.index.many import insert_many, run_many
+from kvproxy.index.store.sqlite.many import insert_many, run_many
 
 _MAX_ROWS = 100_000
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.many import insert_many
-from kvproxy.index.redactor import Redactor
+from kvproxy.index.redaction import Redactor
+from kvproxy.index.store.sqlite.many import insert_many
 from kvproxy.journal.history import Gone, History, Kept, Prompt
 from kvproxy.journal.queue import Event
 from kvproxy.journal.reasons import reason_without_history

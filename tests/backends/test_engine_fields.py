@@ -10,7 +10,7 @@ import torch
 
 from kvproxy.apis.codecs import CODECS
 from kvproxy.backends.embedded import sampling_params
-from kvproxy.engine.models import prepare
+from kvproxy.engine.models.loader import prepare_model
 from kvproxy.http.services import Services
 from tests.engine.models import LetterTokenizer, random_model
 
@@ -170,7 +170,7 @@ def test_a_request_that_does_not_say_is_sampled_as_the_model_recommends(
 ) -> None:
     model = random_model("llama")
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
-    recommended = prepare("m", model, LetterTokenizer(), torch.device("cpu")).sampling
+    recommended = prepare_model("m", model, LetterTokenizer(), torch.device("cpu")).sampling
     found = sampling_params(CODECS["chat"].decode({"messages": []} | said), recommended)
     assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
 

@@ -12,8 +12,8 @@ from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.embedded import EmbeddedBackend
-from kvproxy.engine.models import LoadedModel, load_model
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.models.loader import LoadedModel, load_model
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings import EngineSettings
 from tests.engine.templates import HERMES
@@ -36,7 +36,7 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 async def backend(loaded: LoadedModel) -> AsyncIterator[EmbeddedBackend]:
-    backend = EmbeddedBackend(EngineWorker(loaded, EngineSettings(num_blocks=300)))
+    backend = EmbeddedBackend(AsyncLLM(loaded, EngineSettings(num_blocks=300)))
     await backend.start()
     yield backend
     await backend.close()

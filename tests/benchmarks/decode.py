@@ -9,8 +9,8 @@ import random
 import torch
 
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import prepare
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import prepare_model
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.models import fifty_million
@@ -29,8 +29,8 @@ def main() -> None:
         prompts = [[chance.randrange(16_000) for _ in range(PROMPT)] for _ in range(rows)]
 
         def ours(prompts: list[list[int]] = prompts, rows: int = rows) -> None:
-            loaded = prepare("random", model, LetterTokenizer(), torch.device("cpu"))
-            engine = Engine(loaded, EngineSettings(num_blocks=rows * 16 + 8, block_size=16, max_sequences=64))
+            loaded = prepare_model("random", model, LetterTokenizer(), torch.device("cpu"))
+            engine = EngineCore(loaded, EngineSettings(num_blocks=rows * 16 + 8, block_size=16, max_sequences=64))
             for prompt in prompts:
                 sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0)
                 engine.submit(GenerationRequest(str(next(numbers)), tuple(prompt), sampling), lambda delta: None)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import load_model
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import load_model
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.timing import interleave, report
@@ -23,7 +23,7 @@ from tests.benchmarks.timing import interleave, report
 _NUMBERS = itertools.count()
 
 
-def answer(engine: Engine, chance: random.Random, rows: int, prompt: int, tokens: int) -> None:
+def answer(engine: EngineCore, chance: random.Random, rows: int, prompt: int, tokens: int) -> None:
     """Answer so many prompts at once."""
     for _ in range(rows):
         ids = tuple(chance.randrange(100, engine.limits.vocab_size) for _ in range(prompt))
@@ -44,7 +44,7 @@ def main() -> None:
         chosen = load_model(given.model, "cpu", "auto", remembered=Path(folder)).dtype
     loaded = {kind: load_model(given.model, "cpu", kind) for kind in ("float32", "bfloat16")}
     loaded["int8 weights"] = load_model(given.model, "cpu", "bfloat16", weights="int8")
-    engines = {name: Engine(each, EngineSettings(num_blocks=2000)) for name, each in loaded.items()}
+    engines = {name: EngineCore(each, EngineSettings(num_blocks=2000)) for name, each in loaded.items()}
     print(f"auto chooses {chosen} for {given.model}, {given.threads} threads")
     for title, rows, prompt, tokens in (
         ("a prompt of 512 tokens, 1 new one", 1, 512, 1),

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvproxy.engine import answers
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import load_model
-from kvproxy.engine.sampling import grammars
+from kvproxy.engine import output_processor as answers
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import load_model
+from kvproxy.engine.sampler import structured_output as grammars
 from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
 from kvproxy.settings import EngineSettings
 
@@ -56,7 +56,7 @@ class Clock:
 
 
 def measure(
-    engine: Engine, clock: Clock, rows: int, grammar: Grammar | None, round: str, top_p: float
+    engine: EngineCore, clock: Clock, rows: int, grammar: Grammar | None, round: str, top_p: float
 ) -> tuple[float, float]:
     """Time of a decode step, and of the part of it that masks change."""
     prompt = tuple(engine.tokenizer.encode("What is a block?"))
@@ -82,7 +82,7 @@ def main() -> None:
     clock = Clock()
     answers.draw = clock(answers.draw)  # type: ignore[assignment]
     grammars.Matcher.accept = clock(grammars.Matcher.accept)  # type: ignore[method-assign]
-    engine = Engine(load_model(given.model, "cpu"), EngineSettings(num_blocks=1000))
+    engine = EngineCore(load_model(given.model, "cpu"), EngineSettings(num_blocks=1000))
     for name, schema in SCHEMAS.items():
         grammar = Grammar("json_schema", schema)
         measure(engine, clock, given.rows, grammar, f"{name}, warm up", given.top_p)

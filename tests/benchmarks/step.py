@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import load_model
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import load_model
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 
 _ROWS, _PROMPT, _ANSWER = (1, 8, 32), 16, 64
 
 
-def answer(engine: Engine, rows: int, seed: int) -> None:
+def answer(engine: EngineCore, rows: int, seed: int) -> None:
     """Answer so many prompts of random tokens at once."""
     chance = random.Random(seed)
     for row in range(rows):
@@ -50,7 +50,7 @@ def costs(name: str) -> dict[str, tuple[float, float]]:
         return output
 
     loaded.model.forward = timed
-    engine = Engine(loaded, EngineSettings(num_blocks=2000))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=2000))
     answer(engine, 8, 0)
     found = {}
     for rows in _ROWS:

@@ -18,8 +18,8 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import prepare
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import prepare_model
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.models import fifty_million
@@ -29,7 +29,7 @@ from tests.engine.models import LetterTokenizer
 _numbers = itertools.count()
 
 
-def ours(engine: Engine, prompts: list[list[int]], answer: int) -> list[list[int]]:
+def ours(engine: EngineCore, prompts: list[list[int]], answer: int) -> list[list[int]]:
     answers: list[list[int]] = [[] for _ in prompts]
     for tokens, prompt in zip(answers, prompts, strict=True):
 
@@ -70,10 +70,10 @@ def main() -> None:
     def tokens(count: int) -> list[int]:
         return [chance.randrange(16_000) for _ in range(count)]
 
-    loaded = prepare("random", fifty_million(), LetterTokenizer(), torch.device("cpu"))
+    loaded = prepare_model("random", fifty_million(), LetterTokenizer(), torch.device("cpu"))
     # Without blocks to spare neither of the two would batch all of them.
     blocks = chosen.requests * (-(-(chosen.prompt + chosen.answer) // 16) + 1) + 1
-    engine = Engine(loaded, EngineSettings(num_blocks=blocks, max_sequences=chosen.requests))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=blocks, max_sequences=chosen.requests))
     peer = fifty_million()
     for kind, shared in (("nothing shared", 0), (f"{chosen.shared} tokens shared", chosen.shared)):
         seconds: dict[str, list[float]] = {"kvproxy": [], "generate_batch": []}

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from tests.benchmarks.models import fifty_million
@@ -43,11 +43,11 @@ def tokens(count: int) -> list[int]:
     return [_chance.randrange(16_000) for _ in range(count)]
 
 
-def make(loaded: LoadedModel, **tiers: Any) -> Engine:
-    return Engine(loaded, EngineSettings(num_blocks=600, max_batch_tokens=2048), TierSettings(**tiers))
+def make(loaded: LoadedModel, **tiers: Any) -> EngineCore:
+    return EngineCore(loaded, EngineSettings(num_blocks=600, max_batch_tokens=2048), TierSettings(**tiers))
 
 
-def first_token(engine: Engine, prompt: list[int]) -> float:
+def first_token(engine: EngineCore, prompt: list[int]) -> float:
     """Seconds to one token; whatever is to be saved is put away after the clock stopped."""
     began = time.perf_counter()
     request = GenerationRequest(str(next(_numbers)), tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0))
@@ -59,7 +59,7 @@ def first_token(engine: Engine, prompt: list[int]) -> float:
     return time.perf_counter() - began
 
 
-def emptied(engine: Engine, prompt: list[int], folder: Path | None = None) -> float:
+def emptied(engine: EngineCore, prompt: list[int], folder: Path | None = None) -> float:
     """The same with an empty pool, and with a tail that nobody has seen; the files of a folder come from the device."""
     assert engine.manager.reset_prefix_cache()
     if folder is not None:
@@ -83,7 +83,7 @@ def forget_files(folder: Path) -> None:
 class Way:
     """A way to a first token: an engine, and the folder of its chunks where they are to come from the device."""
 
-    engine: Engine
+    engine: EngineCore
     device: Path | None = None
 
     def first_token(self, prompt: list[int]) -> float:
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; by default that of temporary files")
     chosen = parser.parse_args()
     attention.register()
-    loaded = prepare("random", fifty_million(), LetterTokenizer(), torch.device("cpu"))
+    loaded = prepare_model("random", fifty_million(), LetterTokenizer(), torch.device("cpu"))
     block = loaded.shape.block_bytes(16, loaded.dtype)
     print(f"{torch.get_num_threads()} threads; {block / 16 / 1024:.0f} KiB of keys and values a token")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:

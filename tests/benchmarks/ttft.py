@@ -15,8 +15,8 @@ import torch
 from transformers import DynamicCache
 
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import prepare
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import prepare_model
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.models import fifty_million
@@ -53,8 +53,8 @@ def main() -> None:
     print(
         f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}M parameters, {torch.get_num_threads()} threads"
     )
-    loaded = prepare("random", model, LetterTokenizer(), torch.device("cpu"))
-    engine = Engine(loaded, EngineSettings(num_blocks=2000, block_size=16, max_batch_tokens=2048))
+    loaded = prepare_model("random", model, LetterTokenizer(), torch.device("cpu"))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=2000, block_size=16, max_batch_tokens=2048))
     chance = random.Random(0)
     numbers = itertools.count()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvproxy.http.services import Services
-from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store import NewEntry, SqliteStore
 from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, process, result, variables
 from tests.index.entries import make_entry
 
@@ -163,8 +163,8 @@ def test_help_loads_nothing_that_is_slow() -> None:
 
 @pytest.mark.parametrize("reader", ["head -1", "true"])
 def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, reader: str) -> None:
-    store = ResponseStore(tmp_path / "a.db")
-    store.put_many([Put(make_entry(f"question {number} " * 300)) for number in range(50)])
+    store = SqliteStore(tmp_path / "a.db")
+    store.put_many([NewEntry(make_entry(f"question {number} " * 300)) for number in range(50)])
     store.close()
     for arguments in (("cache", "ls"), ("cache", "export")):
         line = shlex.join([*command(*arguments), "--store", str(tmp_path / "a.db")])

@@ -3,15 +3,15 @@
 import time
 from pathlib import Path
 
-from kvproxy.index.store import ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store import SqliteStore
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 
 
 def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     path, entry = tmp_path / "responses.db", make_entry("What is a block?", created=time.time())
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     store.put(entry)
     store.close()
 

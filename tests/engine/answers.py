@@ -1,10 +1,10 @@
 """Greedy answers of an engine that is stepped by hand."""
 
-from kvproxy.engine.engine import Engine
+from kvproxy.engine.core import EngineCore
 from kvproxy.generation import GenerationRequest, SamplingParams
 
 
-def run(engine: Engine, prompts: list[list[int]], n: int = 1, answer: int = 8) -> list[list[int]]:
+def run(engine: EngineCore, prompts: list[list[int]], n: int = 1, answer: int = 8) -> list[list[int]]:
     answers: dict[str, list[int]] = {}
     for number, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=answer, temperature=0.0, n=n)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import LoadedModel, load_model
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import LoadedModel, load_model
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 
@@ -54,7 +54,7 @@ def expected(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
 
 
 def answers(
-    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, chance: random.Random, *, leaving: float = 0.0
+    engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, chance: random.Random, *, leaving: float = 0.0
 ) -> tuple[dict[int, list[int]], int]:
     """Answers of those who stay, and the tokens that were cached. A share is asked twice; the second asker leaves."""
     found: dict[int, list[int]] = {}
@@ -103,10 +103,10 @@ def main() -> int:
     size = 16
     longest = given.longest + given.tokens
     roomy = EngineSettings(block_size=size, num_blocks=20_000, max_batch_tokens=STEP, max_sequences=8)
-    engine = Engine(loaded, roomy)
+    engine = EngineCore(loaded, roomy)
     tight = roomy.model_copy(update={"num_blocks": 1 + int(1.2 * engine.manager.most_held(longest, STEP))})
     wrong = 0
-    small = Engine(loaded, tight)
+    small = EngineCore(loaded, tight)
     for name, each, leaving in (
         ("cold", engine, 0.0),
         ("warm", engine, 0.0),

@@ -12,8 +12,8 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, FormatChecker
 
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import load_model
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
 from kvproxy.settings import EngineSettings
@@ -86,7 +86,7 @@ def _either(chance: random.Random, depth: int) -> Schema:
     return {"anyOf": [_any(chance, depth - 1), _any(chance, depth - 1)]}
 
 
-def answers(engine: Engine, schemas: list[Schema], tokens: int = 160) -> list[tuple[str, str | None]]:
+def answers(engine: EngineCore, schemas: list[Schema], tokens: int = 160) -> list[tuple[str, str | None]]:
     """The answer to each schema, drawn with a seed, and how it ended; None where the schema was refused."""
     found: dict[int, list[Any]] = {}
     for number, schema in enumerate(schemas):
@@ -116,7 +116,7 @@ def check(schema: Schema, answer: str) -> None:
 def main() -> int:
     count, seed = (int(given) for given in [*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]])
     chance = random.Random(seed)
-    engine = Engine(load_model("demo", "cpu"), EngineSettings(num_blocks=4000, max_sequences=16))
+    engine = EngineCore(load_model("demo", "cpu"), EngineSettings(num_blocks=4000, max_sequences=16))
     schemas = [random_schema(chance) for _ in range(count)]
     ended = wrong = refused = 0
     for schema, (answer, how) in zip(schemas, answers(engine, schemas), strict=True):

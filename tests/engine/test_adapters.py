@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvproxy.engine import attention
-from kvproxy.engine.adapters import Adapters
-from kvproxy.engine.engine import Engine
+from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.fused_layers import fuse
-from kvproxy.engine.models import prepare
+from kvproxy.engine.models.loader import prepare_model
+from kvproxy.engine.models.lora import LoraManager
 from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
@@ -63,9 +63,9 @@ def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> N
     attention.register()
     if fused:
         fuse(model)
-    loaded = prepare("llama", model, LetterTokenizer(), torch.device("cpu"))
-    adapters = Adapters(model, {name: tmp_path / name for name in ("one", "two")})
-    engine = Engine(
+    loaded = prepare_model("llama", model, LetterTokenizer(), torch.device("cpu"))
+    adapters = LoraManager(model, {name: tmp_path / name for name in ("one", "two")})
+    engine = EngineCore(
         replace(loaded, adapters=adapters),
         EngineSettings(num_blocks=400, block_size=4, max_batch_tokens=32, speculate=2),
     )
@@ -81,7 +81,7 @@ def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> N
 Key = tuple[str | None, int]
 
 
-def ask(engine: Engine, prompts: list[list[int]], asked: list[Key], round: str) -> dict[Key, tuple[list[int], int]]:
+def ask(engine: EngineCore, prompts: list[list[int]], asked: list[Key], round: str) -> dict[Key, tuple[list[int], int]]:
     """Tokens of each answer, and how many of its prompt's were cached."""
     found: dict[Key, tuple[list[int], int]] = {}
 
@@ -112,18 +112,18 @@ def test_an_adapter_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         make_adapter(folder, model, 0, CONFIG | change)
         with pytest.raises(ModelUnsupported, match=reason):
-            Adapters(model, {"x": folder})
+            LoraManager(model, {"x": folder})
     with pytest.raises(ModelUnsupported, match="cannot read adapter 'x'"):
-        Adapters(model, {"x": tmp_path / "nowhere"})
+        LoraManager(model, {"x": tmp_path / "nowhere"})
     make_adapter(tmp_path / "other", model, 0)
     with pytest.raises(ModelUnsupported, match="does not fit this model"):
-        Adapters(random_model("gpt-neox"), {"x": tmp_path / "other"})
+        LoraManager(random_model("gpt-neox"), {"x": tmp_path / "other"})
 
 
 def test_an_unknown_adapter_is_refused() -> None:
     attention.register()
-    loaded = prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
-    engine = Engine(loaded, EngineSettings(num_blocks=40, block_size=4))
+    loaded = prepare_model("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=40, block_size=4))
     with pytest.raises(InvalidRequest, match="no adapter 'x'"):
         engine.submit(GenerationRequest("r", (1, 2), SamplingParams(), adapter="x"), lambda piece: None)
 
@@ -141,5 +141,7 @@ def test_an_adapter_is_named_by_its_numbers_and_by_where_they_stand(tmp_path: Pa
     assert moved.keys() != tensors.keys()
     save_file(moved, tmp_path / "moved" / "adapter_model.safetensors")
     (tmp_path / "moved" / "adapter_config.json").write_text(json.dumps(CONFIG))
-    digests = {name: Adapters(model, {name: tmp_path / name}).by_name[name].digest for name in ("one", "same", "moved")}
+    digests = {
+        name: LoraManager(model, {name: tmp_path / name}).by_name[name].digest for name in ("one", "same", "moved")
+    }
     assert digests["one"] == digests["same"] != digests["moved"]

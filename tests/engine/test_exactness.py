@@ -9,9 +9,9 @@ import torch
 from kvproxy.blocks.groups import Kept
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
+from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.fused_layers import fuse
-from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import ARCHITECTURES, HYBRIDS, VOCABULARY, LetterTokenizer, random_model, reference
@@ -30,14 +30,14 @@ def load(architecture: str) -> tuple[LoadedModel, list[list[int]], list[list[int
     expected = [reference(model, prompt, ANSWER) for prompt in prompts]
     attention.register()
     fuse(model)
-    return prepare(architecture, model, LetterTokenizer(), torch.device("cpu")), prompts, expected
+    return prepare_model(architecture, model, LetterTokenizer(), torch.device("cpu")), prompts, expected
 
 
 def collect(answers: dict[str, list[int]], id: str) -> Callable[[Delta], None]:
     return lambda delta: answers.setdefault(f"{id}#{delta.index}", []).extend(delta.tokens)
 
 
-def submit(engine: Engine, id: str, prompt: list[int], answers: dict[str, list[int]], **sampling: int) -> None:
+def submit(engine: EngineCore, id: str, prompt: list[int], answers: dict[str, list[int]], **sampling: int) -> None:
     params = SamplingParams(**({"max_tokens": ANSWER, "temperature": 0.0} | sampling))  # type: ignore[arg-type]
     engine.submit(GenerationRequest(id, tuple(prompt), params), collect(answers, id))
 
@@ -47,7 +47,7 @@ def test_tokens_equal_generate(architecture: str) -> None:
     loaded, prompts, expected = load(architecture)
     for blocks, policy in ((400, "lru"), (40, "lru"), (26, "lru")):
         settings = EngineSettings(num_blocks=blocks, block_size=4, max_batch_tokens=32, max_sequences=8, policy=policy)  # type: ignore[arg-type]
-        engine = Engine(loaded, settings)
+        engine = EngineCore(loaded, settings)
         for round in ("cold", "warm"):
             answers: dict[str, list[int]] = {}
             for number, prompt in enumerate(prompts):
@@ -72,7 +72,7 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
     pools: list[tuple[int, Kept]] = [(20 * least, "last"), (2 * least, "all"), (least, "all"), (least, "last")]
     for blocks, kept in pools:
         sizes = EngineSettings(num_blocks=blocks, block_size=4, max_batch_tokens=32, max_sequences=8, speculate=2)
-        engine = Engine(loaded, sizes.model_copy(update={"cached_windows": kept}))
+        engine = EngineCore(loaded, sizes.model_copy(update={"cached_windows": kept}))
         for round in ("cold", "warm"):
             answers: dict[str, list[int]] = {}
             for number, prompt in enumerate(prompts):
@@ -95,7 +95,7 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
 def test_cancellations_leave_the_others_exact() -> None:
     loaded, prompts, expected = load("llama")
     chance = random.Random(5)
-    engine = Engine(loaded, EngineSettings(num_blocks=60, block_size=4, max_batch_tokens=24, max_sequences=6))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=60, block_size=4, max_batch_tokens=24, max_sequences=6))
     answers: dict[str, list[int]] = {}
     doomed = set()
     for turn in range(4):
@@ -118,7 +118,7 @@ def test_cancellations_leave_the_others_exact() -> None:
 
 def test_several_answers_share_the_prompt_and_each_is_exact() -> None:
     loaded, prompts, expected = load("llama")
-    engine = Engine(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=64))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=64))
     answers: dict[str, list[int]] = {}
     submit(engine, "r", prompts[0], answers, n=3)
     most = 0
@@ -136,7 +136,7 @@ def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
     loaded, prompts, _ = load("llama")
 
     def draw(others: int) -> list[int]:
-        engine = Engine(loaded, EngineSettings(num_blocks=400, block_size=4, max_batch_tokens=256))
+        engine = EngineCore(loaded, EngineSettings(num_blocks=400, block_size=4, max_batch_tokens=256))
         answers: dict[str, list[int]] = {}
         engine.submit(
             GenerationRequest("s", tuple(prompts[0]), SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_k=5)),
@@ -154,7 +154,7 @@ def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
 def test_strict_hits_are_bit_exact() -> None:
     loaded, prompts, _ = load("llama")
     prompt = (prompts[0] * 4)[:150]
-    engine = Engine(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=32, strict=True))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=32, strict=True))
     seen: list[list[float]] = []
     for round in range(2):
         values: list[float] = []

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine import answers
-from kvproxy.engine.engine import Engine
+from kvproxy.engine import output_processor as answers
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.core import EngineCore
 from kvproxy.engine.health import StepFailed, is_device_error
-from kvproxy.engine.runner import Runner
-from kvproxy.engine.scheduler import Scheduler
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.scheduler.scheduler import Scheduler
+from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
@@ -28,7 +28,7 @@ class Desk:
     """An engine stepped by hand, with what became of its requests."""
 
     def __init__(self, **settings: Any) -> None:
-        self.engine = Engine(tiny(), EngineSettings(**({"num_blocks": 60, "block_size": 4} | settings)))
+        self.engine = EngineCore(tiny(), EngineSettings(**({"num_blocks": 60, "block_size": 4} | settings)))
         self.tokens: dict[str, list[int]] = {}
         self.errors: dict[str, list[KvproxyError]] = {}
 
@@ -80,9 +80,9 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
     emit = None
     if what == "sampler":
         # As a value would that only the sampler stumbles over.
-        draw = answers.draw
+        draw = answers.sample_constrained
         monkeypatch.setattr(
-            "kvproxy.engine.answers.draw",
+            "kvproxy.engine.output_processor.sample_constrained",
             lambda logits, params, *more: (
                 raising()() if any(each.top_k == 7 for each in params) else draw(logits, params, *more)
             ),
@@ -91,7 +91,7 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
     elif what == "callback":
         emit = raising()
     elif what == "prompt logprobs":
-        monkeypatch.setattr("kvproxy.engine.sequence.score", raising())
+        monkeypatch.setattr("kvproxy.engine.scheduler.sequence.score_tokens", raising())
         more = {"prompt_logprobs": 1}
     desk.submit("bad", PROMPTS["bad"], emit, **more)
     if what == "detokenizer":
@@ -116,14 +116,14 @@ def test_seeded_answers_do_not_change_when_a_neighbour_fails(monkeypatch: pytest
         desk.submit("seeded", PROMPTS["good"], temperature=1.0, seed=11)
         if neighbour:
             desk.submit("bad", PROMPTS["bad"], temperature=1.0, top_k=7)
-            draw = answers.draw
+            draw = answers.sample_constrained
 
             def harmed(logits: Any, params: Any, *more: Any, draw: Any = draw) -> Any:
                 # Only after the draw, which must not be lost for the others.
                 drawn = draw(logits, params, *more)
                 return raising()() if any(each.top_k == 7 for each in params) else drawn
 
-            monkeypatch.setattr("kvproxy.engine.answers.draw", harmed)
+            monkeypatch.setattr("kvproxy.engine.output_processor.sample_constrained", harmed)
         desk.run()
         drawn_before.append(desk.tokens["seeded"])
     assert drawn_before[0] == drawn_before[1]
@@ -134,13 +134,13 @@ def test_a_failed_forward_costs_its_own_requests_and_leaves_what_was_cached(monk
     desk = Desk(max_batch_tokens=9, max_sequences=2)
     desk.submit("before", PROMPTS["good"])
     desk.run()
-    forward = Runner.forward
+    forward = ModelRunner.forward
 
-    def harmed(runner: Runner, plan: Any) -> Any:
+    def harmed(runner: ModelRunner, plan: Any) -> Any:
         outputs = forward(runner, plan)
         return raising()() if any(sequence.source.id.startswith("bad") for sequence, _ in plan.prefills) else outputs
 
-    monkeypatch.setattr(Runner, "forward", harmed)
+    monkeypatch.setattr(ModelRunner, "forward", harmed)
     long = PROMPTS["bad"] * 3
     desk.submit("bad", long)
     desk.submit("bad too", long)
@@ -152,7 +152,7 @@ def test_a_failed_forward_costs_its_own_requests_and_leaves_what_was_cached(monk
     # The prompt that was cached before the failure still is; of the failed one nothing is.
     assert desk.cached(PROMPTS["good"]) == 8
     assert desk.cached(long) == 0
-    monkeypatch.setattr(Runner, "forward", forward)
+    monkeypatch.setattr(ModelRunner, "forward", forward)
     desk.submit("again", long)
     desk.run()
     assert desk.tokens["again"] == reference(random_model("llama"), long, 6)
@@ -162,7 +162,7 @@ def test_whoever_shares_blocks_that_were_not_written_fails_with_them(monkeypatch
     desk = Desk()
     desk.submit("first", PROMPTS["bad"])
     desk.submit("sharer", (*PROMPTS["bad"][:8], 99, 98))
-    monkeypatch.setattr(Runner, "forward", raising())
+    monkeypatch.setattr(ModelRunner, "forward", raising())
     assert desk.run() == 1
     assert len(desk.errors["first"]) == len(desk.errors["sharer"]) == 1
     assert desk.engine.manager.stats().cached == 0
@@ -184,7 +184,7 @@ def test_whoever_waits_for_a_tier_with_such_blocks_fails_too(monkeypatch: pytest
     params = SamplingParams(max_tokens=4, temperature=0.0)
     for id, tokens in (("computes", prompt[:20]), ("loads", prompt)):
         driven.engine.submit(GenerationRequest(id, tokens, params), lambda delta: None, errors[id].append)
-    monkeypatch.setattr(Runner, "forward", raising())
+    monkeypatch.setattr(ModelRunner, "forward", raising())
     with pytest.raises(StepFailed):
         driven.step()
     assert [len(told) for told in errors.values()] == [1, 1]
@@ -204,14 +204,14 @@ def test_the_same_id_twice_is_refused_and_the_first_goes_on() -> None:
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[EngineWorker]:
-    made = EngineWorker(tiny(), EngineSettings(num_blocks=60, block_size=4))
+async def worker() -> AsyncIterator[AsyncLLM]:
+    made = AsyncLLM(tiny(), EngineSettings(num_blocks=60, block_size=4))
     await made.start()
     yield made
     await made.stop()
 
 
-def ask(worker: EngineWorker, name: str, id: str, **more: Any) -> "asyncio.Future[list[int]]":
+def ask(worker: AsyncLLM, name: str, id: str, **more: Any) -> "asyncio.Future[list[int]]":
     params = SamplingParams(**({"max_tokens": 6, "temperature": 0.0} | more))
 
     async def collect() -> list[int]:
@@ -222,10 +222,10 @@ def ask(worker: EngineWorker, name: str, id: str, **more: Any) -> "asyncio.Futur
 
 
 async def test_failed_steps_are_told_and_forgotten_with_the_next_good_one(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+    worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = Runner.forward
-    monkeypatch.setattr(Runner, "forward", raising("out of luck"))
+    forward = ModelRunner.forward
+    monkeypatch.setattr(ModelRunner, "forward", raising("out of luck"))
     for number in range(3):
         assert worker.failure is None
         with pytest.raises(Overloaded, match="failed on this request"):
@@ -233,14 +233,12 @@ async def test_failed_steps_are_told_and_forgotten_with_the_next_good_one(
     # The client is told before the step's end is noted; a job comes after it.
     await worker.inspect(lambda manager: None)
     assert "out of luck" in (worker.failure or "")
-    monkeypatch.setattr(Runner, "forward", forward)
+    monkeypatch.setattr(ModelRunner, "forward", forward)
     assert await ask(worker, "good", "good") == expected("good")
     assert worker.failure is None
 
 
-async def test_an_engine_in_an_unknown_state_starts_empty(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_in_an_unknown_state_starts_empty(worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await ask(worker, "good", "one") == expected("good")
     plan = Scheduler.plan
 
@@ -257,10 +255,8 @@ async def test_an_engine_in_an_unknown_state_starts_empty(
     assert await ask(worker, "good", "three") == expected("good")
 
 
-async def test_a_dead_device_is_known_and_refuses_at_once(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Runner, "forward", raising("CUDA error: an illegal memory access was encountered"))
+async def test_a_dead_device_is_known_and_refuses_at_once(worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "forward", raising("CUDA error: an illegal memory access was encountered"))
     both = [ask(worker, name, name) for name in PROMPTS]
     for answer in both:
         with pytest.raises(Overloaded):
@@ -273,9 +269,11 @@ async def test_a_dead_device_is_known_and_refuses_at_once(
         await ask(worker, "good", "later")
 
 
-@pytest.mark.parametrize("where", ["kvproxy.engine.answers.draw", "kvproxy.engine.sequence.score"])
+@pytest.mark.parametrize(
+    "where", ["kvproxy.engine.output_processor.sample_constrained", "kvproxy.engine.scheduler.sequence.score_tokens"]
+)
 async def test_a_device_that_dies_while_tokens_are_drawn_is_dead_too(
-    where: str, worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+    where: str, worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(where, raising("CUDA error: device-side assert triggered"))
     with pytest.raises(Overloaded):
@@ -284,7 +282,7 @@ async def test_a_device_that_dies_while_tokens_are_drawn_is_dead_too(
     assert "device-side assert" in (worker.failure or "")
 
 
-async def test_who_cannot_even_be_queued_is_told(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_cannot_even_be_queued_is_told(worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(worker._engine, "submit", raising("out of luck"))
         with pytest.raises(Overloaded, match="failed on this request"):
@@ -292,7 +290,7 @@ async def test_who_cannot_even_be_queued_is_told(worker: EngineWorker, monkeypat
     assert await ask(worker, "good", "two") == expected("good")
 
 
-async def test_a_refused_twin_does_not_take_the_first_with_it(worker: EngineWorker) -> None:
+async def test_a_refused_twin_does_not_take_the_first_with_it(worker: AsyncLLM) -> None:
     first = ask(worker, "good", "twin")
     with pytest.raises(KvproxyError, match="under way"):
         await ask(worker, "bad", "twin")
@@ -300,7 +298,7 @@ async def test_a_refused_twin_does_not_take_the_first_with_it(worker: EngineWork
 
 
 async def test_events_that_cannot_be_published_cost_no_answer(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+    worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken:
         publish = staticmethod(raising("no socket"))
@@ -315,9 +313,9 @@ async def test_events_that_cannot_be_published_cost_no_answer(
 
 
 async def test_a_thread_that_ends_is_known_and_leaves_nobody_waiting(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+    worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "fail", raising("broken twice"))
+    monkeypatch.setattr(EngineCore, "fail", raising("broken twice"))
     monkeypatch.setattr(Scheduler, "plan", raising("broken"))
     with pytest.raises(Overloaded):
         await asyncio.wait_for(ask(worker, "good", "one"), 10)

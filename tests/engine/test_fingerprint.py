@@ -8,8 +8,8 @@ import torch
 
 from kvproxy.blocks.digest import BlockHasher
 from kvproxy.engine import attention
-from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.tiering.fingerprint import fingerprint
+from kvproxy.engine.kv_connector.fingerprint import fingerprint
+from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.settings import EngineSettings
 from tests.engine.models import LetterTokenizer, random_model
 
@@ -19,7 +19,7 @@ HASHER = BlockHasher(seed="0")
 @pytest.fixture
 def loaded() -> LoadedModel:
     attention.register()
-    return prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    return prepare_model("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
 
 
 def digest(loaded: LoadedModel, **settings: Any) -> bytes:
@@ -63,6 +63,6 @@ def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(
 
 def test_our_own_arithmetic_counts_in_strict_mode_only(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, strict = digest(loaded), digest(loaded, strict=True)
-    monkeypatch.setattr("kvproxy.engine.tiering.fingerprint._ARITHMETIC", 999)
+    monkeypatch.setattr("kvproxy.engine.kv_connector.fingerprint._ARITHMETIC", 999)
     assert digest(loaded) == plain
     assert digest(loaded, strict=True) != strict

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kvproxy.engine.kernels.fused_layers import GatedMLP, Norm, fuse
-from kvproxy.engine.kernels.packed_linear import PackedPart, can_pack
-from kvproxy.engine.transfer import stacked
+from kvproxy.engine.kernels.fused_layers import FusedGatedMLP, FusedRMSNorm, fuse
+from kvproxy.engine.kernels.packed_linear import PackedSlice, can_pack
+from kvproxy.engine.worker.transfer import stack_rows
 from tests.engine.models import VOCABULARY, random_model
 
 CPU = torch.device("cpu")
@@ -50,19 +50,19 @@ def test_each_part_computes_what_it_stands_for(architecture: str, dtype: torch.d
             if each.dim() == 1:
                 other.copy_(each.add_(torch.randn_like(each) * 0.3))
     fuse(fused)
-    places = [name for name, module in fused.named_modules() if isinstance(module, Norm | GatedMLP)]
-    assert sum(isinstance(fused.get_submodule(name), GatedMLP) for name in places) >= 2
+    places = [name for name, module in fused.named_modules() if isinstance(module, FusedRMSNorm | FusedGatedMLP)]
+    assert sum(isinstance(fused.get_submodule(name), FusedGatedMLP) for name in places) >= 2
     error = 1e-5 if dtype == torch.float32 else 3e-2
     for name in places:
         own, expected = fused.get_submodule(name), plain.get_submodule(name)
-        width = own.weight.shape[0] if isinstance(own, Norm) else own.gate_proj.in_features
+        width = own.weight.shape[0] if isinstance(own, FusedRMSNorm) else own.gate_proj.in_features
         for rows in (1, 9):
             given = torch.randn(1, rows, width, dtype=dtype)
             with torch.inference_mode():
                 found, wanted = own(given), expected(given)
             assert found.dtype == dtype
             assert torch.allclose(found, wanted, rtol=error, atol=error * float(wanted.abs().max())), name
-            if isinstance(own, GatedMLP):
+            if isinstance(own, FusedGatedMLP):
                 own.is_split = True
                 assert torch.allclose(own(given), wanted, rtol=error, atol=error * float(wanted.abs().max())), name
 
@@ -84,7 +84,7 @@ def test_layers_that_are_computed_together_do_not_take_another_input_for_theirs(
     plain, fused = random_model("qwen2-window"), random_model("qwen2-window")
     fuse(fused)
     layer, expected = fused.model.layers[0].self_attn, plain.model.layers[0].self_attn
-    assert isinstance(layer.k_proj, PackedPart)
+    assert isinstance(layer.k_proj, PackedSlice)
     one, other = torch.randn(2, 1, 3, layer.q_proj.in_features)
     calls = [("q_proj", one), ("k_proj", other), ("v_proj", one), ("q_proj", other), ("q_proj", one), ("v_proj", one)]
     with torch.inference_mode():
@@ -102,11 +102,11 @@ def test_a_fused_model_says_what_the_model_says() -> None:
 
 def test_rows_that_lie_together_are_not_copied() -> None:
     whole = torch.arange(24.0).view(6, 4)
-    together = stacked([whole[1:2], whole[2:5]])
+    together = stack_rows([whole[1:2], whole[2:5]])
     assert torch.equal(together, whole[1:5])
     assert together.data_ptr() == whole[1:].data_ptr()
     apart = [whole[3:4], whole[0:2], whole[2:3]]
-    assert torch.equal(stacked(apart), torch.cat(apart))
-    assert torch.equal(stacked([whole[:1], whole[:1]]), torch.cat([whole[:1], whole[:1]]))
+    assert torch.equal(stack_rows(apart), torch.cat(apart))
+    assert torch.equal(stack_rows([whole[:1], whole[:1]]), torch.cat([whole[:1], whole[:1]]))
     strided = [whole[0:2, :2], whole[2:3, :2]]
-    assert torch.equal(stacked(strided), torch.cat(strided))
+    assert torch.equal(stack_rows(strided), torch.cat(strided))

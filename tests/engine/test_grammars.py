@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import load_model
-from kvproxy.engine.sampling.grammars import allowed
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import load_model
+from kvproxy.engine.sampler.structured_output import allowed_tokens
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
 from kvproxy.settings import EngineSettings
@@ -14,11 +14,11 @@ from tests.engine.schemas import answers, check, random_schema
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine(load_model("demo", "cpu"), EngineSettings(num_blocks=1500, max_sequences=16, speculate=3))
+def engine() -> EngineCore:
+    return EngineCore(load_model("demo", "cpu"), EngineSettings(num_blocks=1500, max_sequences=16, speculate=3))
 
 
-def test_answers_to_random_schemas_validate(engine: Engine) -> None:
+def test_answers_to_random_schemas_validate(engine: EngineCore) -> None:
     chance = random.Random(7)
     schemas = [random_schema(chance, depth=2) for _ in range(16)]
     found = answers(engine, schemas, tokens=100)
@@ -29,7 +29,7 @@ def test_answers_to_random_schemas_validate(engine: Engine) -> None:
     assert engine.manager.stats().used == 0
 
 
-def test_a_schema_holds_for_each_of_several_answers_and_not_for_those_beside_it(engine: Engine) -> None:
+def test_a_schema_holds_for_each_of_several_answers_and_not_for_those_beside_it(engine: EngineCore) -> None:
     heard: dict[str, dict[int, str]] = {"held": {}, "free": {}}
 
     def ask(name: str, params: SamplingParams, grammar: Grammar | None) -> None:
@@ -50,7 +50,7 @@ def test_a_schema_holds_for_each_of_several_answers_and_not_for_those_beside_it(
 
 
 @pytest.mark.parametrize("text", ['{"type": "strange"}', '{"$ref": "#/nowhere"}', '{"type": "string", "pattern": "("}'])
-def test_a_schema_that_cannot_be_followed_is_refused(engine: Engine, text: str) -> None:
+def test_a_schema_that_cannot_be_followed_is_refused(engine: EngineCore, text: str) -> None:
     request = GenerationRequest("x", (1, 2), SamplingParams(), grammar=Grammar("json_schema", text))
     with pytest.raises(InvalidRequest, match="the schema cannot be followed"):
         engine.submit(request, lambda piece: None)
@@ -59,6 +59,6 @@ def test_a_schema_that_cannot_be_followed_is_refused(engine: Engine, text: str) 
 
 def test_a_row_without_a_grammar_may_have_any_token() -> None:
     for vocabulary in (1, 32, 70):
-        mask = allowed([None, None], vocabulary)
+        mask = allowed_tokens([None, None], vocabulary)
         assert mask.shape == (2, vocabulary)
         assert mask.all()

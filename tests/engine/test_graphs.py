@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.engine import attention
-from kvproxy.engine.attention.interface import Attend
+from kvproxy.engine.attention.interface import AttentionOp
 from kvproxy.engine.attention.sdpa import SdpaDecode
-from kvproxy.engine.batch import StepBatch
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.graphs import CudaCapture, DecodeGraphs, Step, plainly, sizes
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.pool import KVPool, KVShape
-from kvproxy.engine.runner import Runner
-from kvproxy.engine.span import Span
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.models.loader import LoadedModel, prepare_model
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.cuda_graphs import CapturedSteps, CudaCapture, Step, capture_sizes, no_capture
+from kvproxy.engine.worker.input_batch import InputBatch
+from kvproxy.engine.worker.kv_pool import KVPool, KVShape
+from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.answers import run
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 @given(st.integers(1, 600))
 def test_sizes_waste_little(most: int) -> None:
-    found = sizes(most)
+    found = capture_sizes(most)
     assert list(found) == sorted(set(found))
     assert found[-1] == most
     for rows in range(1, most + 1):
@@ -44,8 +44,8 @@ def test_sizes_waste_little(most: int) -> None:
 
 
 def test_sizes_are_the_usual_ones() -> None:
-    assert sizes(64) == (1, 2, 4, 8, 16, 32, 48, 64)
-    assert sizes(3) == (1, 2, 3)
+    assert capture_sizes(64) == (1, 2, 4, 8, 16, 32, 48, 64)
+    assert capture_sizes(3) == (1, 2, 3)
 
 
 class Recorder:
@@ -66,22 +66,24 @@ class Recorder:
         return replay
 
 
-def inputs_of(most: int = 5, width: int = 6) -> tuple[DecodeGraphs, Recorder]:
+def inputs_of(most: int = 5, width: int = 6) -> tuple[CapturedSteps, Recorder]:
     """Graphs of a "model" whose logits are its inputs: token, position, slot, length and the table."""
     pool = KVPool(KVShape(1, 1, 4), 20, 4, torch.float32, CPU)
     recorder = Recorder()
     seen: dict[str, torch.Tensor] = {}
 
     class Spy(SdpaDecode):
-        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
+        def prepare(
+            self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+        ) -> AttentionOp:
             seen.update(table=table, lengths=lengths)
             return super().prepare(table, lengths, pool, group)
 
-    def forward(step: StepBatch) -> torch.Tensor:
+    def forward(step: InputBatch) -> torch.Tensor:
         columns = [step.tokens[0], step.positions[0], step.layer(0)[0].slots, seen["lengths"], *seen["table"].T]
         return torch.stack([column.long() for column in columns], dim=1)
 
-    return DecodeGraphs(
+    return CapturedSteps(
         forward, pool, [LayerGroup(layers=(0,))], Spy(), most=most, width=width, capture=recorder
     ), recorder
 
@@ -89,8 +91,8 @@ def inputs_of(most: int = 5, width: int = 6) -> tuple[DecodeGraphs, Recorder]:
 def test_inputs_reach_the_step_and_padding_points_at_block_0() -> None:
     graphs, recorder = inputs_of()
     assert recorder.captured == [5, 4, 2, 1]
-    long = Span([7], 13, [[3, 9, 4, 8]])
-    short = Span([5], 2, [[6]])
+    long = TokenSpan([7], 13, [[3, 9, 4, 8]])
+    short = TokenSpan([5], 2, [[6]])
     assert graphs([long, short, short]).tolist() == [
         [7, 13, 8 * 4 + 1, 14, 3, 9, 4, 8, 0, 0],
         [5, 2, 6 * 4 + 2, 3, 6, 0, 0, 0, 0, 0],
@@ -112,7 +114,7 @@ def load() -> tuple[LoadedModel, list[list[int]], list[list[int]]]:
     prompts = [torch.randint(0, 300, (size,), generator=generator).tolist() for size in (30, 5, 17, 3, 41)]
     expected = [reference(model, prompt, 8) for prompt in prompts]
     attention.register()
-    return prepare("llama", model, LetterTokenizer(), CPU), prompts, expected
+    return prepare_model("llama", model, LetterTokenizer(), CPU), prompts, expected
 
 
 @pytest.mark.parametrize(("most", "n", "replays"), [(8, 1, 6), (3, 2, 1)])
@@ -120,18 +122,18 @@ def test_replayed_answers_equal_generate(most: int, n: int, replays: int) -> Non
     loaded, prompts, expected = load()
     recorder = Recorder()
     settings = EngineSettings(num_blocks=100, block_size=4, max_batch_tokens=40, max_sequences=most)
-    engine = Engine(loaded, settings, capture=recorder)
+    engine = EngineCore(loaded, settings, capture=recorder)
     answers = run(engine, prompts, n)
     assert answers == [tokens for tokens in expected for _ in range(n)]
     assert recorder.captured == sorted(recorder.captured, reverse=True)
     # With n = 2, more rows may decode than were captured for; such steps run eagerly.
-    assert set(recorder.replayed) <= set(sizes(most))
+    assert set(recorder.replayed) <= set(capture_sizes(most))
     assert len(recorder.replayed) >= replays
 
 
 def test_padding_touches_no_block_but_the_first() -> None:
     loaded, prompts, _ = load()
-    engine = Engine(loaded, EngineSettings(num_blocks=60, block_size=4, max_sequences=8), capture=plainly)
+    engine = EngineCore(loaded, EngineSettings(num_blocks=60, block_size=4, max_sequences=8), capture=no_capture)
     pool = engine._runner.pool.data
     pool[:, :, 1:] = 7.0
     run(engine, prompts[:3])
@@ -144,13 +146,13 @@ def test_padding_touches_no_block_but_the_first() -> None:
 def count_eager(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The tokens of each span of the steps that were not replayed."""
     eager: list[list[int]] = []
-    compute = Runner.compute
+    compute = ModelRunner.compute
 
-    def counted(runner: Runner, prefills: list[Span], decodes: list[Span], counts: list[int]) -> object:
+    def counted(runner: ModelRunner, prefills: list[TokenSpan], decodes: list[TokenSpan], counts: list[int]) -> object:
         eager.append([len(span.tokens) for span in [*prefills, *decodes]])
         return compute(runner, prefills, decodes, counts)
 
-    monkeypatch.setattr(Runner, "compute", counted)
+    monkeypatch.setattr(ModelRunner, "compute", counted)
     return eager
 
 
@@ -161,7 +163,7 @@ def test_steps_with_guesses_are_replayed(monkeypatch: pytest.MonkeyPatch) -> Non
     expected = [reference(random_model("llama"), prompt, 40) for prompt in prompts]
     recorder = Recorder()
     settings = EngineSettings(num_blocks=100, block_size=4, max_sequences=4, speculate=5)
-    assert run(Engine(loaded, settings, capture=recorder), prompts, answer=40) == expected
+    assert run(EngineCore(loaded, settings, capture=recorder), prompts, answer=40) == expected
     assert recorder.captured[0] == 4 * 6
     assert eager == [[30, 32]], "only the prompts"
     assert max(recorder.replayed) > 2
@@ -172,7 +174,7 @@ def test_a_short_end_of_a_prompt_joins_the_answers_of_a_replayed_step(monkeypatc
     loaded, prompts, _ = load()
     eager = count_eager(monkeypatch)
     recorder = Recorder()
-    engine = Engine(loaded, EngineSettings(num_blocks=100, block_size=4, max_sequences=32), capture=recorder)
+    engine = EngineCore(loaded, EngineSettings(num_blocks=100, block_size=4, max_sequences=32), capture=recorder)
     run(engine, [prompts[4]])
     eager.clear()
     # 40 of the first 41 tokens are cached; the second prompt is short as a whole, the third is not.
@@ -187,8 +189,8 @@ def test_a_short_end_of_a_prompt_joins_the_answers_of_a_replayed_step(monkeypatc
 def test_prompt_logprobs_of_a_replayed_step_are_those_of_an_eager_one() -> None:
     loaded, _, _ = load()
     found = []
-    for capture in (None, plainly):
-        engine = Engine(loaded, EngineSettings(num_blocks=50, block_size=4, max_sequences=16), capture=capture)
+    for capture in (None, no_capture):
+        engine = EngineCore(loaded, EngineSettings(num_blocks=50, block_size=4, max_sequences=16), capture=capture)
         pieces: list[Delta] = []
         params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2)
         engine.submit(GenerationRequest("r", tuple(range(20, 32)), params), pieces.append)

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.pins import PinsFull
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.limits import Limits, check_sampling
-from kvproxy.engine.models import prepare
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.limits import EngineLimits, check_sampling
+from kvproxy.engine.models.loader import prepare_model
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import LetterTokenizer, random_model
 from tests.engine.tiered import tiny
 
-LIMITS = Limits(vocab_size=300, max_model_len=100, pool_tokens=80)
+LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_accepted_can_be_computed(params: SamplingParams) -> None:
     assert params.max_tokens is None or len([reason for reason in pieces if reason]) == params.n
 
 
-ENGINE = Engine(tiny(), EngineSettings(num_blocks=30, block_size=4))
+ENGINE = EngineCore(tiny(), EngineSettings(num_blocks=30, block_size=4))
 
 
 def _raise(error: Exception) -> None:
@@ -122,13 +122,13 @@ def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest
     model = random_model("llama")
     for name, value in (("temperature", 0.3), ("top_p", 1.7), ("top_k", 40)):
         setattr(model.generation_config, name, value)
-    loaded = prepare("m", model, LetterTokenizer(), torch.device("cpu"))
+    loaded = prepare_model("m", model, LetterTokenizer(), torch.device("cpu"))
     assert loaded.sampling == SamplingParams(temperature=0.3, top_k=40)
     assert "top_p = 1.7" in caplog.text
 
 
 def test_pins_leave_room_for_the_longest_request() -> None:
-    engine = Engine(tiny(), EngineSettings(num_blocks=24, block_size=4, max_model_len=32))
+    engine = EngineCore(tiny(), EngineSettings(num_blocks=24, block_size=4, max_model_len=32))
 
     def answer(id: str, prompt: list[int]) -> list[int]:
         tokens: list[int] = []

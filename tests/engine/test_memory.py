@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from kvproxy.engine import memory
-from kvproxy.engine.attention.backend import SDPA
-from kvproxy.engine.attention.interface import Attend
+from kvproxy.engine.attention.interface import AttentionOp
 from kvproxy.engine.attention.sdpa import SdpaDecode
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.memory import count_blocks, peak_of_step, share_of
-from kvproxy.engine.pool import KVPool
-from kvproxy.engine.runner import Runner
+from kvproxy.engine.attention.selector import SDPA
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.worker import memory_profiling as memory
+from kvproxy.engine.worker.kv_pool import KVPool
+from kvproxy.engine.worker.memory_profiling import determine_num_blocks, pool_bytes, profile_peak_memory
+from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import SettingsError
 from kvproxy.settings import EngineSettings
 from tests.engine.tiered import tiny
@@ -31,7 +31,7 @@ GIB = 2**30
     ],
 )
 def test_the_pool_leaves_a_step_its_room(free: int, share: float, step: int, expected: float) -> None:
-    assert share_of(free, share, step) == pytest.approx(expected)
+    assert pool_bytes(free, share, step) == pytest.approx(expected)
 
 
 class Meter:
@@ -52,9 +52,9 @@ class Meter:
 def test_the_largest_step_is_what_is_measured(
     batch: int, longest: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter, compute = Meter(), Runner.compute
+    meter, compute = Meter(), ModelRunner.compute
 
-    def spy(runner: Runner, prefills: Any, decodes: Any, counts: Any) -> Any:
+    def spy(runner: ModelRunner, prefills: Any, decodes: Any, counts: Any) -> Any:
         meter.log.append([len(span.tokens) for span in prefills])
         return compute(runner, prefills, decodes, counts)
 
@@ -62,10 +62,10 @@ def test_the_largest_step_is_what_is_measured(
         meter.log.append(tuple(logits.shape))
         return []
 
-    monkeypatch.setattr(Runner, "compute", spy)
+    monkeypatch.setattr(ModelRunner, "compute", spy)
     monkeypatch.setattr(memory, "sample", drawn)
     settings = EngineSettings(max_batch_tokens=batch, max_model_len=longest, max_sequences=20, block_size=16)
-    assert peak_of_step(tiny(), SDPA, settings, meter) == 123
+    assert profile_peak_memory(tiny(), SDPA, settings, meter) == 123
     assert meter.log == ["start", [tokens], (20, 300), "peak"]
 
 
@@ -73,14 +73,16 @@ def test_what_graphs_keep_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> No
     class Capturable(SdpaDecode):
         capturable = True
 
-        def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
+        def prepare(
+            self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+        ) -> AttentionOp:
             meter.log.append(tuple(table.shape))
             return super().prepare(table, lengths, pool, group)
 
     meter = Meter()
     backends = replace(SDPA, decode=Capturable())
     settings = EngineSettings(max_batch_tokens=64, max_sequences=3, speculate=2, block_size=16)
-    assert peak_of_step(tiny(), backends, settings, meter) == 2 * 123
+    assert profile_peak_memory(tiny(), backends, settings, meter) == 2 * 123
     # Nine rows of the model's 512 tokens, after the prompt.
     assert meter.log == ["start", "peak", "start", (9, 32), "peak"]
 
@@ -88,10 +90,10 @@ def test_what_graphs_keep_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> No
 def test_blocks_follow_the_memory_allowed() -> None:
     loaded = tiny()
     block = loaded.shape.block_bytes(16, loaded.dtype)
-    assert count_blocks(loaded, SDPA, EngineSettings(kv_memory=10.5 * block)) == 10
-    assert count_blocks(loaded, SDPA, EngineSettings(num_blocks=7)) == 7
+    assert determine_num_blocks(loaded, SDPA, EngineSettings(kv_memory=10.5 * block)) == 10
+    assert determine_num_blocks(loaded, SDPA, EngineSettings(num_blocks=7)) == 7
     with pytest.raises(SettingsError, match="raise kv_memory"):
-        count_blocks(loaded, SDPA, EngineSettings(kv_memory=1.5 * block))
+        determine_num_blocks(loaded, SDPA, EngineSettings(kv_memory=1.5 * block))
 
 
 @pytest.mark.parametrize(
@@ -100,4 +102,4 @@ def test_blocks_follow_the_memory_allowed() -> None:
 def test_a_pool_that_the_host_has_no_memory_for_is_refused_at_the_start(given: dict[str, Any], name: str) -> None:
     """The system gives a pool its memory when it is written to, so it ended the process in the middle of an answer."""
     with pytest.raises(SettingsError, match=f"of memory are free: lower engine.{name}"):
-        count_blocks(tiny(), SDPA, EngineSettings(**given))
+        determine_num_blocks(tiny(), SDPA, EngineSettings(**given))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvproxy.engine.kernels.packed_linear import Packed, PackedLinear, can_pack, pack
-from kvproxy.engine.models import load_model
+from kvproxy.engine.kernels.packed_linear import PackedLinear, PackedModule, can_pack, pack_linears
+from kvproxy.engine.models.loader import load_model
 from tests.engine.models import random_model
 
 CPU = torch.device("cpu")
@@ -49,8 +49,8 @@ def test_packed_models_are_told_apart_by_their_weights() -> None:
         model = random_model("llama")
         with torch.no_grad():
             next(each for each in model.modules() if isinstance(each, torch.nn.Linear)).weight.mul_(scale)
-        pack(model)
-        return torch.cat([each.digest for each in model.modules() if isinstance(each, Packed)])
+        pack_linears(model)
+        return torch.cat([each.digest for each in model.modules() if isinstance(each, PackedModule)])
 
     assert torch.equal(digest(1.0), digest(1.0))
     assert not torch.equal(digest(1.0), digest(1.001))

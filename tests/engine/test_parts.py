@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Phi3Config, Phi3ForCausalLM
 
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.models import load_model, prepare
-from kvproxy.engine.sampling.sampler import Draws, sample
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models.loader import load_model, prepare_model
+from kvproxy.engine.sampler.sampler import UniformStream, sample
 from kvproxy.engine.text.detokenizer import Detokenizer
-from kvproxy.engine.worker import EngineWorker
 from kvproxy.errors import ContextTooLong, InvalidRequest, ModelUnsupported
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
@@ -59,25 +59,25 @@ def test_top_k_and_top_p_keep_to_the_likely() -> None:
         SamplingParams(temperature=0.0),
     )
     for params in likeliest:
-        assert {sample(logits, [params], Draws(params, 0).peek(1))[0].token for _ in range(20)} == {3}
+        assert {sample(logits, [params], UniformStream(params, 0).peek(1))[0].token for _ in range(20)} == {3}
     params = SamplingParams(top_k=2, seed=1)
-    points = Draws(params, 0).peek(100)
+    points = UniformStream(params, 0).peek(100)
     assert {sample(logits, [params], [point])[0].token for point in points} == {2, 3}
 
 
 def test_logprobs_are_those_of_the_model() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     params = SamplingParams(temperature=0.0, logprobs=2)
-    (drawn,) = sample(logits, [params], Draws(params, 0).peek(1))
+    (drawn,) = sample(logits, [params], UniformStream(params, 0).peek(1))
     expected = logits.log_softmax(-1)[0]
     assert drawn.logprob == pytest.approx(float(expected[3]))
     assert [token for token, _ in drawn.top] == [3, 2]
 
 
-def tiny(**settings: Any) -> Engine:
+def tiny(**settings: Any) -> EngineCore:
     attention.register()
-    loaded = prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
-    return Engine(loaded, EngineSettings(**({"num_blocks": 11, "block_size": 4} | settings)))
+    loaded = prepare_model("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    return EngineCore(loaded, EngineSettings(**({"num_blocks": 11, "block_size": 4} | settings)))
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,15 @@ def test_models_that_cannot_share_blocks_are_refused_with_the_reason() -> None:
         (Gemma3ForCausalLM(both_ways), "its tokens attend to later ones"),
     ):
         with pytest.raises(ModelUnsupported, match=reason):
-            prepare("m", model, LetterTokenizer(), torch.device("cpu"))
+            prepare_model("m", model, LetterTokenizer(), torch.device("cpu"))
     with pytest.raises(ModelUnsupported, match="no such folder"):
         load_model("nobody/no-such-model")
 
 
 async def test_closing_the_iterator_frees_the_blocks() -> None:
     attention.register()
-    loaded = prepare("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
-    worker = EngineWorker(loaded, EngineSettings(num_blocks=100, block_size=4))
+    loaded = prepare_model("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    worker = AsyncLLM(loaded, EngineSettings(num_blocks=100, block_size=4))
     await worker.start()
     request = GenerationRequest("a", tuple(range(10)), SamplingParams(max_tokens=300, temperature=0.0))
     pieces = worker.generate(request)

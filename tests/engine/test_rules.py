@@ -10,22 +10,22 @@ import pytest
 import torch
 
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.health import STEPS, Health, describe, request_failed
-from kvproxy.engine.layers import group_layers, layer_kinds, places
-from kvproxy.engine.limits import Limits, check_sampling
-from kvproxy.engine.pieces import Pieces, make_pieces
-from kvproxy.engine.pool import KVPool
-from kvproxy.engine.sampling.sampler import Draws
-from kvproxy.engine.scheduler import WaitingLine
-from kvproxy.engine.sequence import PromptLookup
-from kvproxy.engine.span import Span
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.health import STEPS, EngineHealth, describe, request_failed
+from kvproxy.engine.limits import EngineLimits, check_sampling
+from kvproxy.engine.models.layer_groups import group_layers, layer_kinds, places
+from kvproxy.engine.sampler.sampler import UniformStream
+from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill, create_chunked_prefill
+from kvproxy.engine.scheduler.scheduler import RequestQueue
+from kvproxy.engine.scheduler.sequence import NgramProposer
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.errors import ContextTooLong, InvalidRequest, SettingsError
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from tests.engine.tiered import Driven, tiny
 
-LIMITS = Limits(vocab_size=300, max_model_len=100, pool_tokens=80)
+LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_who_draws_with_a_seed_draws_the_same_in_every_version() -> None:
     for seed, index, used in ((5, 0, 5), (5, 2, 5 + 2 * 0x9E3779B9), (2**63 + 7, 0, 7), (-1, 0, 2**63 - 1)):
         generator = torch.Generator().manual_seed(used)
         expected = [torch.rand((), generator=generator, dtype=torch.float64).item() for _ in range(3)]
-        assert Draws(SamplingParams(seed=seed), index).peek(3) == expected
-    assert Draws(SamplingParams(), 0).peek(1) != Draws(SamplingParams(), 0).peek(1)
+        assert UniformStream(SamplingParams(seed=seed), index).peek(3) == expected
+    assert UniformStream(SamplingParams(), 0).peek(1) != UniformStream(SamplingParams(), 0).peek(1)
 
 
 def test_guesses_need_three_equal_tokens() -> None:
-    assert PromptLookup().guess([1, 2, 3, 4, 5, 1, 2, 3], 2) == [4, 5]
-    assert PromptLookup().guess([1, 2, 3, 4, 9, 2, 3], 2) == []
-    assert PromptLookup().guess([1, 2], 2) == []
+    assert NgramProposer().guess([1, 2, 3, 4, 5, 1, 2, 3], 2) == [4, 5]
+    assert NgramProposer().guess([1, 2, 3, 4, 9, 2, 3], 2) == []
+    assert NgramProposer().guess([1, 2], 2) == []
 
 
 def test_almost_no_temperature_is_none() -> None:
@@ -109,32 +109,32 @@ def sequence(id: str, tenant: str = "", *, rank: int = 0, own: int = 0, tokens: 
 
 
 def test_strict_pieces_begin_and_end_at_multiples() -> None:
-    ordinary, strict = Pieces(16, 100), Pieces(16, 100, 64)
+    ordinary, strict = ChunkedPrefill(16, 100), ChunkedPrefill(16, 100, 64)
     assert (ordinary.exact, ordinary.multiple, ordinary.most) == (False, 16, 100)
-    assert (strict.exact, strict.multiple, strict.most, Pieces(16, 10, 64).most) == (True, 64, 100, 64)
+    assert (strict.exact, strict.multiple, strict.most, ChunkedPrefill(16, 10, 64).most) == (True, 64, 100, 64)
     one = sequence("a", tokens=210, prompt=200)
     assert [ordinary.next(one, start, 100) for start in (0, 150, 205)] == [100, 60, 5]
     assert [strict.next(one, start, 5) for start in (0, 10, 64, 191, 192, 199, 200, 209)] == [64, 54, 64, 1, 8, 1, 1, 1]
     assert [ordinary.reusable(one, computed) for computed in (10, 205)] == [10, 205]
     assert [strict.reusable(one, computed) for computed in (64, 192, 200, 210)] == [64, 192, 192, 192]
     assert strict.reusable(sequence("b", tokens=128, prompt=128), 128) == 128
-    assert make_pieces(16, 100, strict=True).multiple == 96
-    assert make_pieces(16, 10, strict=True).multiple == 16
-    assert not make_pieces(16, 100, strict=False).exact
+    assert create_chunked_prefill(16, 100, strict=True).multiple == 96
+    assert create_chunked_prefill(16, 10, strict=True).multiple == 16
+    assert not create_chunked_prefill(16, 100, strict=False).exact
 
 
-def waiting(line: WaitingLine, *sequences: Any) -> None:
+def waiting(line: RequestQueue, *sequences: Any) -> None:
     for each in sequences:
         line.enter(each)
         line.append(each)
 
 
-def order(line: WaitingLine) -> list[str]:
+def order(line: RequestQueue) -> list[str]:
     return [each.cache.id for each in line]
 
 
 def test_whose_turn_it_is() -> None:
-    line = WaitingLine()
+    line = RequestQueue()
     first, second, third = sequence("1", "a"), sequence("2", "b"), sequence("3", "a")
     waiting(line, first, second, third)
     assert (order(line), len(line), second in line, sequence("4") in line) == (["1", "2", "3"], 3, True, False)
@@ -159,7 +159,7 @@ def test_whose_turn_it_is() -> None:
 
 
 def test_who_comes_back_begins_level_with_who_got_least() -> None:
-    line = WaitingLine()
+    line = RequestQueue()
     one, other = sequence("1", "a"), sequence("2", "b")
     waiting(line, one, other)
     line.charge(one, 10)
@@ -179,7 +179,7 @@ def test_who_comes_back_begins_level_with_who_got_least() -> None:
 
 
 def test_where_keys_and_values_go() -> None:
-    span = Span([7, 8, 9], 3, [[5, 2], [1, 4]], drafts=1, adapter=2)
+    span = TokenSpan([7, 8, 9], 3, [[5, 2], [1, 4]], drafts=1, adapter=2)
     assert (span.end, span.slots(4), span.slots(4, 1)) == (6, [23, 8, 9], [7, 16, 17])
     assert [(row.tokens, row.start, row.drafts, row.adapter) for row in span.rows()] == [
         ([7], 3, 0, 2),
@@ -189,7 +189,7 @@ def test_where_keys_and_values_go() -> None:
 
 
 def test_an_engine_fails_after_so_many_steps_and_is_dead_for_good() -> None:
-    health = Health()
+    health = EngineHealth()
     for number in range(STEPS - 1):
         health.step_failed(RuntimeError(f"\nstep {number}\nmore"))
     assert health.failure is None
@@ -268,7 +268,7 @@ def test_a_chunk_has_the_name_of_its_last_block() -> None:
 
 
 def test_in_strict_mode_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PromptLookup, "guess", lambda lookup, tokens, count: [1] * count)
+    monkeypatch.setattr(NgramProposer, "guess", lambda lookup, tokens, count: [1] * count)
     drafts: dict[bool, set[int]] = {}
     for strict in (False, True):
         driven = Driven(tiny(), {}, strict=strict, speculate=3)
@@ -308,9 +308,7 @@ def test_queries_that_grow_with_their_place_do_so_once_and_by_the_batchs_positio
 
 async def test_what_each_tier_would_add_is_told_without_loading_it() -> None:
     tokens = list(range(50))
-    worker = EngineWorker(
-        tiny(), EngineSettings(num_blocks=100, block_size=4), TierSettings(host="64MiB", chunk_tokens=16)
-    )
+    worker = AsyncLLM(tiny(), EngineSettings(num_blocks=100, block_size=4), TierSettings(host="64MiB", chunk_tokens=16))
     await worker.start()
     try:
         asked = GenerationRequest("a", tuple(tokens), SamplingParams(max_tokens=1, temperature=0.0))
@@ -322,5 +320,5 @@ async def test_what_each_tier_would_add_is_told_without_loading_it() -> None:
         assert await worker.tier_match(CacheRequest("q", [7, *tokens]), 0) == {}
     finally:
         await worker.stop()
-    plain = EngineWorker(tiny(), EngineSettings(num_blocks=100, block_size=4))
+    plain = AsyncLLM(tiny(), EngineSettings(num_blocks=100, block_size=4))
     assert await plain.tier_match(CacheRequest("q", tokens), 0) == {}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from kvproxy.engine.sampling import sampler
-from kvproxy.engine.sampling.sampler import Draws, likeliest, sample, score
+from kvproxy.engine.sampler import sampler
+from kvproxy.engine.sampler.sampler import UniformStream, argmax_rows, sample, score_tokens
 from kvproxy.generation import SamplingParams
 
 DRAWS = 4000
@@ -42,7 +42,7 @@ def plain(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 )
 def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     logits = torch.tensor([0.1, 2.0, -1.0, 1.5, 0.7, -3.0])
-    drawn = sample(logits.expand(DRAWS, -1), [params] * DRAWS, Draws(params, 0).peek(DRAWS))
+    drawn = sample(logits.expand(DRAWS, -1), [params] * DRAWS, UniformStream(params, 0).peek(DRAWS))
     counts = torch.bincount(torch.tensor([each.token for each in drawn]), minlength=len(logits))
     expected = plain(logits, params)
     assert counts[expected == 0].sum() == 0
@@ -62,8 +62,8 @@ _PARAMS = st.builds(
 @given(st.lists(_PARAMS, min_size=1, max_size=5), st.integers(0, 1000))
 def test_a_draw_does_not_depend_on_the_others(params: list[SamplingParams], seed: int) -> None:
     logits = torch.randn(len(params), 20, generator=torch.Generator().manual_seed(seed)) * 3
-    together = sample(logits, params, [Draws(each, 0).peek(1)[0] for each in params])
-    alone = [sample(logits[row][None], [each], Draws(each, 0).peek(1))[0] for row, each in enumerate(params)]
+    together = sample(logits, params, [UniformStream(each, 0).peek(1)[0] for each in params])
+    alone = [sample(logits[row][None], [each], UniformStream(each, 0).peek(1))[0] for row, each in enumerate(params)]
     assert together == alone
     for row, each in enumerate(params):
         if each.temperature == 0 or each.top_k == 1 or each.top_p == 0:
@@ -141,7 +141,7 @@ def test_a_batch_waits_for_the_device_once_whatever_its_rows_ask_for(monkeypatch
     assert waits.count == 1
     assert [len(each.top) for each in drawn[:4]] == [0, 0, 5, 2]
     with Waits() as waits:
-        score(torch.randn(300, 50), [7] * 300, 3)
+        score_tokens(torch.randn(300, 50), [7] * 300, 3)
     assert waits.count == 2, "one wait for 256 tokens of a prompt"
 
 
@@ -159,12 +159,12 @@ def test_logprobs_of_each_row_are_those_that_it_asked_for() -> None:
 
 def test_a_random_number_that_was_only_looked_at_comes_again() -> None:
     params = SamplingParams(seed=3)
-    draws = Draws(params, 1)
+    draws = UniformStream(params, 1)
     five = draws.peek(5)
     assert draws.peek(2) == five[:2]
     draws.use()
     assert draws.peek(3) == five[1:4]
-    assert Draws(params, 0).peek(1) != Draws(params, 1).peek(1)
+    assert UniformStream(params, 0).peek(1) != UniformStream(params, 1).peek(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -177,4 +177,4 @@ def test_the_likeliest_token_is_the_first_of_the_highest(dtype: torch.dtype) -> 
     logits[3:5] = float("-inf")
     logits[3, 499] = logits[4, 0] = -2.0
     expected = [row.index(max(row)) if number != 2 else 7 for number, row in enumerate(logits.tolist())]
-    assert likeliest(logits).tolist() == expected == logits.argmax(dim=-1).tolist()
+    assert argmax_rows(logits).tolist() == expected == logits.argmax(dim=-1).tolist()

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from kvproxy.engine.scheduler import WaitingLine
+from kvproxy.engine.scheduler.scheduler import RequestQueue
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from tests.engine.models import VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny
@@ -150,7 +150,7 @@ def test_a_line_forgets_who_left() -> None:
     driven.run()
     log.submit("last", prompt(10), tenant="new")
     driven.run()
-    line: WaitingLine = driven.engine._scheduler.waiting
+    line: RequestQueue = driven.engine._scheduler.waiting
     assert len(line) == 0
     assert line._live == {}
     assert line._numbers == {}

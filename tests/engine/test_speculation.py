@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.engine.runner import Runner
-from kvproxy.engine.scheduler import Plan
-from kvproxy.engine.sequence import PromptLookup
+from kvproxy.engine.scheduler.scheduler import SchedulerOutput
+from kvproxy.engine.scheduler.sequence import NgramProposer
+from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny
@@ -19,7 +19,7 @@ from tests.engine.tiered import Driven, tiny
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 4), st.integers(1, 5))
 def test_guesses_are_what_followed_the_latest_equal_run(tokens: list[int], size: int, count: int) -> None:
-    lookup = PromptLookup(size)
+    lookup = NgramProposer(size)
     for length in range(len(tokens) + 1):
         text = tokens[:length]
         expected: list[int] = []
@@ -38,14 +38,14 @@ def repetitive(seed: int) -> list[int]:
 def count_guesses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Forward passes, and guesses computed in them."""
     seen: Counter[str] = Counter()
-    forward = Runner.forward
+    forward = ModelRunner.forward
 
-    def counted(runner: Runner, plan: Plan) -> object:
+    def counted(runner: ModelRunner, plan: SchedulerOutput) -> object:
         seen["steps"] += 1
         seen["guesses"] += sum(span.drafts for _, span in plan.prefills)
         return forward(runner, plan)
 
-    monkeypatch.setattr(Runner, "forward", counted)
+    monkeypatch.setattr(ModelRunner, "forward", counted)
     return seen
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvproxy.blocks.pins import PinsFull
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
@@ -187,7 +187,7 @@ def test_a_storm_over_other_architectures(architecture: str, tmp_path: Path) -> 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: Path) -> None:
     chance = random.Random(4)
-    worker = EngineWorker(
+    worker = AsyncLLM(
         tiny(),
         EngineSettings(
             num_blocks=60, block_size=4, max_batch_tokens=24, max_sequences=6, max_model_len=200, speculate=3

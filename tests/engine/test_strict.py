@@ -12,10 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.view import match
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.graphs import Step
+from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.fused_layers import fuse
-from kvproxy.engine.models import LoadedModel, prepare
+from kvproxy.engine.models.loader import LoadedModel, prepare_model
+from kvproxy.engine.worker.cuda_graphs import Step
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
@@ -36,14 +36,14 @@ def wide() -> LoadedModel:
     model.generation_config.eos_token_id = None
     attention.register()
     fuse(model.float().eval())
-    return prepare("wide", model, LetterTokenizer(), torch.device("cpu"))
+    return prepare_model("wide", model, LetterTokenizer(), torch.device("cpu"))
 
 
 @cache
 def windowed() -> LoadedModel:
     """Some of its layers attend to the last 11 tokens only."""
     attention.register()
-    return prepare("windowed", random_model("gemma3"), LetterTokenizer(), torch.device("cpu"))
+    return prepare_model("windowed", random_model("gemma3"), LetterTokenizer(), torch.device("cpu"))
 
 
 def tokens(count: int) -> list[int]:
@@ -111,7 +111,7 @@ def test_steps_that_are_replayed_do_not_overwrite_each_others_logits() -> None:
     def replayed(prompts: list[list[int]]) -> list[list[float]]:
         driven = engine()
         settings = EngineSettings(strict=True, num_blocks=100, block_size=4, max_batch_tokens=32, max_sequences=8)
-        driven.engine = Engine(wide(), settings, capture=capture)
+        driven.engine = EngineCore(wide(), settings, capture=capture)
         found = [ask(driven, str(number), prompt, 6)[0] for number, prompt in enumerate(prompts)]
         driven.run()
         return found

@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from kvproxy.engine.thread import on_a_thread_that_ends
+from kvproxy.engine.engine_thread import run_on_temporary_thread
 
 
 def test_it_gives_what_the_work_gives_and_its_thread_ends() -> None:
-    thread = on_a_thread_that_ends(threading.current_thread)
+    thread = run_on_temporary_thread(threading.current_thread)
     assert thread is not threading.current_thread()
     thread.join(10)
     assert not thread.is_alive()
@@ -19,4 +19,4 @@ def test_an_error_of_the_work_is_the_callers() -> None:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        on_a_thread_that_ends(fail)
+        run_on_temporary_thread(fail)

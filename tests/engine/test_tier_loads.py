@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from kvproxy.engine.worker import EngineWorker
+from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
@@ -108,7 +108,7 @@ def _request(prompt: list[int]) -> GenerationRequest:
 
 async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_thread_sleeps() -> None:
     prompts, expected = prompts_of("llama")
-    worker = EngineWorker(
+    worker = AsyncLLM(
         tiny(),
         EngineSettings(num_blocks=200, block_size=4),
         TierSettings(host=1 << 26, chunk_tokens=16),  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvproxy.engine.engine import Engine
+from kvproxy.engine.core import EngineCore
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Timing
 from kvproxy.settings import EngineSettings
 from tests.engine.tiered import tiny
@@ -20,12 +20,12 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("kvproxy.engine.sequence.now", clock)
+    monkeypatch.setattr("kvproxy.engine.scheduler.sequence.now", clock)
     return clock
 
 
-def engine(**settings: int) -> Engine:
-    return Engine(tiny(), EngineSettings(**({"num_blocks": 50, "block_size": 4} | settings)))  # type: ignore[arg-type]
+def engine(**settings: int) -> EngineCore:
+    return EngineCore(tiny(), EngineSettings(**({"num_blocks": 50, "block_size": 4} | settings)))  # type: ignore[arg-type]
 
 
 def request(id: str, count: int, n: int = 1) -> GenerationRequest:

@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvproxy.demo import model_path
-from kvproxy.engine.limits import Limits
+from kvproxy.engine.limits import EngineLimits
 from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
-from kvproxy.engine.text.tokenizer import ChatTokenizer, longest_token
+from kvproxy.engine.text.tokenizer import ChatTokenizer, max_token_bytes
 from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 from tests.engine.models import LetterTokenizer
 
@@ -56,7 +56,7 @@ DENSE = ["`" * 90, "\u1fef" * 90, " " * 200, "<|assistant|>" * 9, "\u1112\u1161\
     | st.sampled_from(["`" * 90, "\u1fef" * 90, " " * 200, "<|assistant|>" * 9, "\u1112\u1161\u11ab" * 30])
 )
 def test_no_text_has_fewer_tokens_than_its_bytes_allow(tokenizer: Any, text: str) -> None:
-    longest = longest_token(tokenizer)
+    longest = max_token_bytes(tokenizer)
     assert longest is not None
     assert len(tokenizer.encode(text, add_special_tokens=False)) >= len(text.encode()) / longest
 
@@ -99,7 +99,7 @@ def test_composition_never_shortens_more_than_is_counted_for() -> None:
     ids=["strip", "nfkc", "blanks", "removed", "lstrip", "slow"],
 )
 def test_where_text_may_be_lost_nothing_is_promised(tokenizer: Any) -> None:
-    assert longest_token(tokenizer) is None
+    assert max_token_bytes(tokenizer) is None
 
 
 @given(st.lists(st.text(max_size=20), max_size=3))
@@ -111,7 +111,7 @@ def test_ids_are_those_of_the_template_and_the_tokenizer(texts: list[str]) -> No
 
 async def test_a_text_that_can_never_fit_is_refused_without_being_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = ChatTokenizer(DEMO, frozenset())
-    limits = Limits(2048, 4096, 100_000)
+    limits = EngineLimits(2048, 4096, 100_000)
     ours = AsyncTokenizer(tokenizer, lambda at_least: limits.check_length(at_least, 0, at_least=True))
     monkeypatch.setattr(tokenizer, "_ids", lambda text, **options: pytest.fail("it was tokenised"))
     huge = "word " * 800_000
@@ -123,9 +123,9 @@ async def test_a_text_that_can_never_fit_is_refused_without_being_tokenised(monk
 
 
 async def test_what_the_template_drops_does_not_count() -> None:
-    longest = longest_token(PLAIN)
+    longest = max_token_bytes(PLAIN)
     assert longest is not None
-    limits = Limits(300, 50, 50)
+    limits = EngineLimits(300, 50, 50)
     ours = AsyncTokenizer(ChatTokenizer(PLAIN, frozenset()), lambda at_least: limits.check_length(at_least, 0))
     assert len(await ours.chat([{"role": "user", "content": " " * (longest * 60) + "hello"}])) < 50
     with pytest.raises(ContextTooLong):

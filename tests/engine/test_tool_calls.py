@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from kvproxy.demo import model_path
-from kvproxy.engine.text.tool_calls import CallForm, CallReader, learn_form
+from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser, learn_tool_call_format
 from kvproxy.generation import Delta, Usage
 from tests.engine.templates import HERMES, LLAMA, MISTRAL, NAMELESS, PLAIN, PYTHONIC
 
 SPECIAL = {"[TOOL_CALLS]": 5, "<|im_start|>": 6, "<|im_end|>": 7}
 
 
-def form_of(template: str) -> CallForm | None:
+def form_of(template: str) -> ToolCallFormat | None:
     compiled = jinja2.Environment().from_string(template)
 
     def render(messages: Any, tools: Any, speaks: bool) -> str:
         return compiled.render(messages=messages, tools=tools, add_generation_prompt=speaks)
 
-    return learn_form(render, SPECIAL)
+    return learn_tool_call_format(render, SPECIAL)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def form_of(template: str) -> CallForm | None:
     ],
 )
 def test_a_template_tells_how_it_writes_calls(template: str, begin: str, middle: str, between: str, end: str) -> None:
-    assert form_of(template) == CallForm(begin, middle, between, end, SPECIAL)
+    assert form_of(template) == ToolCallFormat(begin, middle, between, end, SPECIAL)
 
 
 @pytest.mark.parametrize("template", [PLAIN, PYTHONIC, NAMELESS], ids=["no tools", "no JSON", "no names"])
@@ -121,7 +121,7 @@ def test_calls_are_read_whatever_pieces_they_come_in(
     form = form_of(template)
     assert form is not None
     written = [name + form.middle + json.dumps(arguments) for name, arguments in calls]
-    reader = CallReader(form)
+    reader = ToolCallParser(form)
     read = [
         reader.read(piece) for piece in pieces_of(form.spoken(form.begin + form.between.join(written) + form.end), cuts)
     ]
@@ -134,7 +134,7 @@ def test_calls_are_read_whatever_pieces_they_come_in(
 def test_other_text_passes_as_it_is(text: str, cuts: list[int]) -> None:
     form = form_of(HERMES)
     assert form is not None
-    reader = CallReader(form)
+    reader = ToolCallParser(form)
     read = [reader.read(piece) for piece in pieces_of("." + text, cuts)]
     assert "".join(piece.text for piece in read) == "." + text
     assert not any(piece.calls for piece in read)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from kvproxy.engine import attention
-from kvproxy.engine.engine import Engine
-from kvproxy.engine.graphs import Capture
+from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.fused_layers import fuse
-from kvproxy.engine.models import LoadedModel, prepare
-from kvproxy.engine.tiering.tiering import Tiering
+from kvproxy.engine.kv_connector.tier_connector import TierConnector
+from kvproxy.engine.models.loader import LoadedModel, prepare_model
+from kvproxy.engine.worker.cuda_graphs import StepCapture
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
@@ -33,16 +33,16 @@ class Driven:
     """
 
     def __init__(
-        self, loaded: LoadedModel, tiers: dict[str, Any], *, capture: Capture | None = None, **engine: Any
+        self, loaded: LoadedModel, tiers: dict[str, Any], *, capture: StepCapture | None = None, **engine: Any
     ) -> None:
         sizes = {"num_blocks": 200, "block_size": 4, "max_batch_tokens": 32, "max_sequences": 8} | engine
         tiering = TierSettings(**({"chunk_tokens": 16} | tiers))
-        self.engine = Engine(loaded, EngineSettings(**sizes), tiering, capture=capture)
+        self.engine = EngineCore(loaded, EngineSettings(**sizes), tiering, capture=capture)
         self.tokens: dict[str, list[int]] = {}
         self.usage: dict[str, Usage] = {}
 
     @property
-    def tiers(self) -> Tiering:
+    def tiers(self) -> TierConnector:
         assert self.engine.tiers is not None
         return self.engine.tiers
 
@@ -86,7 +86,7 @@ def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
     attention.register()
     model = random_model(architecture, seed)
     fuse(model)
-    return prepare(architecture, model, LetterTokenizer(), torch.device("cpu"))
+    return prepare_model(architecture, model, LetterTokenizer(), torch.device("cpu"))
 
 
 def prompts_of(name: str, count: int = 8) -> tuple[list[list[int]], list[list[int]]]:
@@ -113,7 +113,7 @@ def replace_store(driven: Driven, *stores: ChunkStore) -> None:
     replace_chain(driven.tiers, TierChain(stores))
 
 
-def replace_chain(tiers: Tiering, chain: TierChain) -> None:
+def replace_chain(tiers: TierConnector, chain: TierChain) -> None:
     """Put another chain in the place of the one that the settings made."""
     tiers.chain.close()
     tiers.chain = tiers.saving._chain = chain

@@ -22,14 +22,14 @@ from kvproxy.http.access.clients import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.index.observations import Observations
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store import SqliteStore
+from kvproxy.index.store.observations import Observations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings, load_settings
 from tests.index.doubles import HashEmbedder, OverlapVerifier
@@ -69,7 +69,7 @@ def proxy(
     model = Model()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", model.chat, methods=["POST"])])) as upstream:
         settings = load_settings(data=path, upstream=upstream, cache={"judge": "equality"} | cache)
-        store, observations = ResponseStore(settings.store_path), SqliteObservations(settings.store_path)
+        store, observations = SqliteStore(settings.store_path), SqliteObservations(settings.store_path)
         decides = policy(observations) if callable(policy) else policy
         # Above every chance: nothing is explored.
         semantic = SemanticCache(store, HashEmbedder(), decides, observations, chance=lambda: 0.999)

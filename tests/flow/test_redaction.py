@@ -11,7 +11,7 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
-from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.redaction import RedactionFailed
 from kvproxy.redaction import load_redactor
 from kvproxy.settings import RedactionSettings, load_settings
 from tests.plain_upstream import ANSWER, run_plain_upstream

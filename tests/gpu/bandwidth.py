@@ -74,16 +74,16 @@ def _decode_rate(backend: Any, rows: int, context: int, device: torch.device) ->
     table = (torch.randperm(rows * width, device=device) + 1).view(rows, -1).int()
     query = torch.randn(rows, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16)
     attend = backend.prepare(table, torch.full((rows,), context, device=device), pool)
-    from kvproxy.engine.attention.interface import PLAIN
+    from kvproxy.engine.attention.interface import DEFAULT_SCORES
 
     layer = pool.layer(0)
-    took = seconds(lambda: attend(query, layer, layer, PLAIN), repeat=scale_of(device).repeat // 2)
+    took = seconds(lambda: attend(query, layer, layer, DEFAULT_SCORES), repeat=scale_of(device).repeat // 2)
     return rows * context * 2 * shape.kv_heads * shape.head_dim * 2 / took
 
 
 @cache
 def _pool(blocks: int, device: torch.device) -> Any:
-    from kvproxy.engine.pool import KVPool, KVShape
+    from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 
     shape = scale_of(device).shape
     made = KVPool(KVShape(1, shape.kv_heads, shape.head_dim), blocks, 16, torch.bfloat16, device)

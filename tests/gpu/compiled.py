@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvproxy.engine.attention import decode_kernel
-from kvproxy.engine.attention.triton_decode import launch_options, tile_of
+from kvproxy.engine.attention import triton_kernels
+from kvproxy.engine.attention.triton_decode import launch_options, tile_size
 
 _TYPES = {"bf16": (tl.bfloat16, 2), "fp16": (tl.float16, 2), "fp32": (tl.float32, 4)}
 _CUT = {"SPLIT": 128, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
@@ -69,12 +69,12 @@ def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind =
         "GROUP": group,
         "PADDED_GROUP": padded,
         "BLOCK_SIZE": 16,
-        "TILE": tile_of(128, size, padded),
+        "TILE": tile_size(128, size, padded),
         "PRODUCT": product,
     }
     content = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"table": "*i32"}
     options = launch_options(padded, roomy=roomy)
-    return facts(decode_kernel.attend_stretch, capability, _SCRATCH | content, _CUT | shape | kind, options)
+    return facts(triton_kernels.split_kv_attention, capability, _SCRATCH | content, _CUT | shape | kind, options)
 
 
 def merge(capability: int, dtype: str, *, sinks: bool = False) -> dict[str, int]:
@@ -86,7 +86,7 @@ def merge(capability: int, dtype: str, *, sinks: bool = False) -> dict[str, int]
         else {"KIND": "full", "REACH": 0, "HAS_SINKS": False}
     )
     return facts(
-        decode_kernel.merge_stretches,
+        triton_kernels.merge_splits,
         capability,
         _SCRATCH | {"output": f"*{dtype}", "sinks": f"*{dtype}"},
         _CUT | limits,

@@ -55,19 +55,19 @@ def prompts_of() -> list[list[int]]:
 
 def loaded_on(name: str, model: Any, device: torch.device) -> Any:
     from kvproxy.engine import attention
-    from kvproxy.engine.models import prepare
+    from kvproxy.engine.models.loader import prepare_model
     from tests.engine.models import LetterTokenizer
 
     attention.register()
-    return prepare(name, model, LetterTokenizer(), device)
+    return prepare_model(name, model, LetterTokenizer(), device)
 
 
 def bfloat16_logits(device: torch.device) -> Figures:
     """A prompt in three chunks and a decoded token, against float32's logits of the whole."""
-    from kvproxy.engine.attention.backend import choose
-    from kvproxy.engine.batch import build_batch
-    from kvproxy.engine.pool import KVPool
-    from kvproxy.engine.span import Span
+    from kvproxy.engine.attention.selector import select_backends
+    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.worker.input_batch import build_input_batch
+    from kvproxy.engine.worker.kv_pool import KVPool
     from tests.engine.models import random_model
 
     tokens = torch.randint(0, 300, (400,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -76,11 +76,11 @@ def bfloat16_logits(device: torch.device) -> Figures:
     plain = model.to(device)(torch.tensor([tokens], device=device)).logits[0, -1]
     loaded = loaded_on("llama", model, device)
     pool = KVPool(loaded.shape, 40, 16, loaded.dtype, device)
-    backends = choose(device, loaded.dtype, loaded.shape.head_dim)
+    backends = select_backends(device, loaded.dtype, loaded.shape.head_dim)
     table = list(range(1, 30))
     for start, end in ((0, 128), (128, 300), (300, 399), (399, 400)):
-        span = Span(tokens[start:end], start, [table])
-        step = build_batch(pool, *(([], [span]) if end - start == 1 else ([span], [])), backends)
+        span = TokenSpan(tokens[start:end], start, [table])
+        step = build_input_batch(pool, *(([], [span]) if end - start == 1 else ([span], [])), backends)
         output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, step=step)
     ours, theirs = (float((logits.float() - exact).norm() / exact.norm()) for logits in (output.logits[0, -1], plain))
     figures = {
@@ -96,7 +96,7 @@ def bfloat16_logits(device: torch.device) -> Figures:
 
 def draws_equal_the_cpus(device: torch.device) -> Figures:
     """Tokens drawn on the device from float32 logits, against those drawn on the CPU with the same seeds."""
-    from kvproxy.engine.sampling.sampler import Draws, sample
+    from kvproxy.engine.sampler.sampler import UniformStream, sample
     from kvproxy.generation import SamplingParams
 
     logits = torch.randn(400, 32_000, generator=torch.Generator().manual_seed(0)) * 3
@@ -107,7 +107,7 @@ def draws_equal_the_cpus(device: torch.device) -> Figures:
         for row in range(len(logits))
     ]
     cpu, ours = (
-        [each.token for each in sample(place, params, [Draws(each, 0).peek(1)[0] for each in params])]
+        [each.token for each in sample(place, params, [UniformStream(each, 0).peek(1)[0] for each in params])]
         for place in (logits, logits.to(device))
     )
     same = sum(one == other for one, other in zip(cpu, ours, strict=True))

@@ -13,10 +13,10 @@ from tests.gpu.engine import loaded_on, prompts_of
 
 def replay_equals_eager(device: torch.device) -> Figures:
     """The same padded steps, captured and not, in bfloat16; and nothing in them waits for the device."""
-    from kvproxy.engine.attention.backend import choose
-    from kvproxy.engine.graphs import CudaCapture, DecodeGraphs, plainly
-    from kvproxy.engine.pool import KVPool
-    from kvproxy.engine.span import Span
+    from kvproxy.engine.attention.selector import select_backends
+    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.worker.cuda_graphs import CapturedSteps, CudaCapture, no_capture
+    from kvproxy.engine.worker.kv_pool import KVPool
     from tests.engine.models import random_model
 
     if device.type != "cuda":
@@ -25,15 +25,15 @@ def replay_equals_eager(device: torch.device) -> Figures:
     loaded = loaded_on("llama", model, device)
     pool = KVPool(loaded.shape, 40 * 32 + 1, 16, loaded.dtype, device)
     pool.data.normal_()
-    decode = choose(device, loaded.dtype, loaded.shape.head_dim).decode
+    decode = select_backends(device, loaded.dtype, loaded.shape.head_dim).decode
 
     def forward(step: Any) -> torch.Tensor:
         output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, step=step)
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    make = partial(DecodeGraphs, forward, pool, decode, most=40, width=32)
-    captured, plain = make(capture=CudaCapture(device)), make(capture=plainly)
+    make = partial(CapturedSteps, forward, pool, decode, most=40, width=32)
+    captured, plain = make(capture=CudaCapture(device)), make(capture=no_capture)
     equal, worst = 0, 0.0
     chance = torch.Generator().manual_seed(0)
     for rows in (40, 1, 17, 3, 8, 33, 2):
@@ -42,7 +42,7 @@ def replay_equals_eager(device: torch.device) -> Figures:
         tokens = torch.randint(0, 300, (rows,), generator=chance).tolist()
         places = torch.randint(0, 512, (rows,), generator=chance).tolist()
         spans = [
-            Span([token], at, [table[: at // 16 + 1]])
+            TokenSpan([token], at, [table[: at // 16 + 1]])
             for token, at, table in zip(tokens, places, tables[:rows], strict=True)
         ]
         right = plain(spans).clone()
@@ -57,14 +57,14 @@ def replay_equals_eager(device: torch.device) -> Figures:
 
 def strict_bfloat16(device: torch.device) -> Figures:
     """Strict answers in bfloat16: the same cold, warm, in company, replayed and eager."""
-    from kvproxy.engine.graphs import plainly
+    from kvproxy.engine.worker.cuda_graphs import no_capture
     from tests.engine.models import random_model
     from tests.engine.tiered import Driven
 
     loaded = loaded_on("llama", random_model("llama").to(torch.bfloat16), device)
     found: dict[str, list[list[int]]] = {}
     for name, graphs in (("replayed", True), ("eager", False)):
-        capture = plainly if device.type == "cpu" and graphs else None
+        capture = no_capture if device.type == "cpu" and graphs else None
         driven = Driven(loaded, {}, capture=capture, num_blocks=400, strict=True, cuda_graphs=graphs)
         for turn in ("cold", "warm"):
             for number, prompt in enumerate(prompts_of()):

@@ -20,7 +20,7 @@ def neighbours(device: torch.device) -> Figures:
         import faiss
     except ModuleNotFoundError:
         raise NotHere("faiss is not installed") from None
-    from kvproxy.index.vectors import VectorIndex
+    from kvproxy.index.search.vector_index import VectorIndex
 
     if device.type == "cuda" and not getattr(faiss, "get_num_gpus", lambda: 0)():
         raise NotHere("this faiss has no GPU support: install kvproxy[gpu]")

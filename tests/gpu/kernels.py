@@ -3,12 +3,12 @@
 import torch
 
 from kvproxy.engine.attention import triton_decode, varlen
-from kvproxy.engine.attention.interface import PLAIN, DecodeBackend, PrefillBackend, Scores
+from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, PrefillBackend, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
 from kvproxy.engine.attention.triton_decode import TritonDecode
 from kvproxy.engine.attention.varlen import VarlenPrefill
-from kvproxy.engine.batch import decode_table
-from kvproxy.engine.span import Span
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.input_batch import decode_block_table
 from tests.gpu.check import Check, Figures, Missed, NotHere
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 
@@ -52,7 +52,7 @@ def sdpa(device: torch.device) -> Figures:
 
 
 def _decodes(backend: DecodeBackend, dtype: torch.dtype, device: torch.device) -> Figures:
-    if isinstance(backend, TritonDecode) and (reason := triton_decode.why_not(device)):
+    if isinstance(backend, TritonDecode) and (reason := triton_decode.unsupported_reason(device)):
         raise NotHere(reason)
     worst, count = 0.0, 0
     for heads in _HEADS if device.type == "cuda" else _HEADS[:_SMALL]:
@@ -74,17 +74,17 @@ def _decode_error(
     if not backend.capturable:
         pool.data.nan_to_num_()
     query = torch.randn(len(lengths), heads.heads, heads.head_dim, device=device).to(dtype)
-    spans = [Span([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
+    spans = [TokenSpan([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
     ends = torch.tensor(lengths, device=device)
-    attend = backend.prepare(decode_table(spans, block_size, device), ends, pool)
-    output = attend(query, pool.layer(0), pool.layer(0), PLAIN)
+    attend = backend.prepare(decode_block_table(spans, block_size, device), ends, pool)
+    output = attend(query, pool.layer(0), pool.layer(0), DEFAULT_SCORES)
     return error(output, expected_rows(query, pool, spans))
 
 
 def _prefills(backend: PrefillBackend, dtype: torch.dtype, device: torch.device) -> Figures:
     worst, count = 0.0, 0
     for heads in _HEADS:
-        if isinstance(backend, VarlenPrefill) and (reason := varlen.why_not(device, dtype, heads.head_dim)):
+        if isinstance(backend, VarlenPrefill) and (reason := varlen.unsupported_reason(device, dtype, heads.head_dim)):
             raise NotHere(reason)
         for shape in _PASTS if heads.head_dim <= 128 else _PASTS[:3]:
             for scaling in (None, 0.2):
@@ -107,13 +107,13 @@ def _prefill_error(
     tables = random_tables(lengths, 16, blocks)
     pool = poisoned_pool(heads, blocks, 16, dtype, device)
     fill(pool, tables, lengths)
-    spans = [Span([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
+    spans = [TokenSpan([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
     rows = sum(count for _, count in shape)
     query = torch.randn(rows, heads.heads, heads.head_dim, device=device).to(dtype)
     slots = torch.tensor([slot for span in spans for slot in span.slots(16)], device=device)
     key, value = (part.flatten(0, 1)[slots] for part in pool.layer(0))
-    output = backend.prepare(spans, pool)(query, (key, value), pool.layer(0), Scores(scaling))
-    return error(output, expected_rows(query, pool, spans, Scores(scaling)))
+    output = backend.prepare(spans, pool)(query, (key, value), pool.layer(0), ScoreOptions(scaling))
+    return error(output, expected_rows(query, pool, spans, ScoreOptions(scaling)))
 
 
 def _judge(worst: float, found: float, dtype: torch.dtype, case: str) -> float:

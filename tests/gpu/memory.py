@@ -11,9 +11,9 @@ from tests.gpu.scale import scale_of
 
 def large_pool(device: torch.device) -> Figures:
     """Blocks beyond 2^31 elements of a layer's keys: written, read, copied and attended to like the first ones."""
-    from kvproxy.engine.attention.backend import choose
-    from kvproxy.engine.attention.interface import PLAIN
-    from kvproxy.engine.pool import KVPool, KVShape
+    from kvproxy.engine.attention.interface import DEFAULT_SCORES
+    from kvproxy.engine.attention.selector import select_backends
+    from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 
     shape = scale_of(device).shape
     element = 16 * shape.kv_heads * shape.head_dim
@@ -29,12 +29,12 @@ def large_pool(device: torch.device) -> Figures:
     for block in (low[3], high[3]):
         pool.layer(0)[0].view(-1, *rows.shape[1:])[torch.arange(16, device=device) + block * 16] = rows
     query = torch.randn(1, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16)
-    decode = choose(device, torch.bfloat16, shape.head_dim).decode
+    decode = select_backends(device, torch.bfloat16, shape.head_dim).decode
 
     def attended(table: list[int]) -> torch.Tensor:
         rows = torch.tensor([table], dtype=torch.int32, device=device)
         return decode.prepare(rows, torch.tensor([500], device=device), pool)(
-            query, pool.layer(0), pool.layer(0), PLAIN
+            query, pool.layer(0), pool.layer(0), DEFAULT_SCORES
         )
 
     out = torch.empty((1, 2, 32, *pool.data.shape[3:]), dtype=torch.bfloat16, pin_memory=device.type == "cuda")
@@ -52,9 +52,9 @@ def large_pool(device: torch.device) -> Figures:
 
 def peak_memory(device: torch.device) -> Figures:
     """A pool of nine tenths of the memory leaves the largest step its room; what was measured is what it takes."""
-    from kvproxy.engine.attention.backend import choose
-    from kvproxy.engine.engine import Engine
-    from kvproxy.engine.memory import CudaMeter, peak_of_step
+    from kvproxy.engine.attention.selector import select_backends
+    from kvproxy.engine.core import EngineCore
+    from kvproxy.engine.worker.memory_profiling import CudaMemoryMeter, profile_peak_memory
     from kvproxy.settings import EngineSettings
 
     if device.type != "cuda":
@@ -62,10 +62,10 @@ def peak_memory(device: torch.device) -> Figures:
     seven.free()
     loaded = seven.model(device)
     settings = EngineSettings(kv_memory=0.9, max_batch_tokens=8192)
-    backends = choose(device, loaded.dtype, loaded.shape.head_dim)
-    expected = peak_of_step(loaded, backends, settings, CudaMeter(device))
-    engine = Engine(loaded, settings)
-    meter = CudaMeter(device)
+    backends = select_backends(device, loaded.dtype, loaded.shape.head_dim)
+    expected = profile_peak_memory(loaded, backends, settings, CudaMemoryMeter(device))
+    engine = EngineCore(loaded, settings)
+    meter = CudaMemoryMeter(device)
     meter.start()
     seven.answer(engine, seven.random_tokens(device, 8192))
     free, total = torch.cuda.mem_get_info(device)

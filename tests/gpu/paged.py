@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvproxy.engine.attention.interface import PLAIN, Scores
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.pool import KVPool, KVShape
-from kvproxy.engine.span import Span
+from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest error allowed, |output - exact| / |exact| over a whole tensor; the 16-bit ones round their output."""
@@ -53,7 +53,11 @@ def random_tables(
 
 
 def expected_rows(
-    query: torch.Tensor, pool: KVPool, spans: Sequence[Span], scores: Scores = PLAIN, group: LayerGroup = FULL
+    query: torch.Tensor,
+    pool: KVPool,
+    spans: Sequence[TokenSpan],
+    scores: ScoreOptions = DEFAULT_SCORES,
+    group: LayerGroup = FULL,
 ) -> torch.Tensor:
     """Attention of the spans' rows in float64, one sequence after the other, `[rows, heads, head_dim]`."""
     outputs, begin = [], 0

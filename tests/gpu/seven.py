@@ -20,7 +20,7 @@ def model(device: torch.device) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from kvproxy.engine import attention
-    from kvproxy.engine.models import prepare
+    from kvproxy.engine.models.loader import prepare_model
     from tests.engine.models import LetterTokenizer
 
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 22 << 30:
@@ -48,7 +48,7 @@ def model(device: torch.device) -> Any:
         torch.set_default_dtype(before)
     made.generation_config.eos_token_id = None
     attention.register()
-    return prepare("7B", made, LetterTokenizer(), device)
+    return prepare_model("7B", made, LetterTokenizer(), device)
 
 
 def free() -> None:
@@ -70,13 +70,13 @@ def check_memory(device: torch.device, tokens: int) -> None:
 
 def engine(device: torch.device, tokens: int, tiers: dict[str, Any] | None = None, **settings: Any) -> Any:
     """An engine with a pool for so many tokens."""
-    from kvproxy.engine.engine import Engine
+    from kvproxy.engine.core import EngineCore
     from kvproxy.settings import EngineSettings, TierSettings
 
     free()
     check_memory(device, tokens)
     sizes = {"num_blocks": tokens // 16 + 64, "max_batch_tokens": scale_of(device).context}
-    return Engine(model(device), EngineSettings(**(sizes | settings)), TierSettings(**(tiers or {})))
+    return EngineCore(model(device), EngineSettings(**(sizes | settings)), TierSettings(**(tiers or {})))
 
 
 def submit(engine: Any, prompt: list[int], count: int) -> list[int]:
@@ -109,11 +109,11 @@ def random_tokens(device: torch.device, count: int) -> list[int]:
 
 def runner(device: torch.device, rows: int, context: int, *, graphs: bool) -> tuple[Any, list[Any]]:
     """A runner over a pool of random content, and a decoding span of each of its sequences; no two share a block."""
-    from kvproxy.engine.attention.backend import choose
-    from kvproxy.engine.graphs import CudaCapture, plainly
-    from kvproxy.engine.pool import KVPool
-    from kvproxy.engine.runner import Runner
-    from kvproxy.engine.span import Span
+    from kvproxy.engine.attention.selector import select_backends
+    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.worker.cuda_graphs import CudaCapture, no_capture
+    from kvproxy.engine.worker.kv_pool import KVPool
+    from kvproxy.engine.worker.model_runner import ModelRunner
 
     free()
     check_memory(device, rows * context)
@@ -121,9 +121,9 @@ def runner(device: torch.device, rows: int, context: int, *, graphs: bool) -> tu
     width = -(-context // 16)
     pool = KVPool(loaded.shape, rows * width + 1, 16, loaded.dtype, device)
     pool.data.normal_()
-    made = Runner(loaded, pool, choose(device, loaded.dtype, loaded.shape.head_dim))
+    made = ModelRunner(loaded, pool, select_backends(device, loaded.dtype, loaded.shape.head_dim))
     if graphs:
-        capture = CudaCapture(device) if device.type == "cuda" else plainly
+        capture = CudaCapture(device) if device.type == "cuda" else no_capture
         made.capture(capture, most=rows, longest=scale_of(device).longest)
     tables = (torch.randperm(rows * width) + 1).view(rows, width).tolist()
-    return made, [Span([7], context - 1, [table]) for table in tables]
+    return made, [TokenSpan([7], context - 1, [table]) for table in tables]

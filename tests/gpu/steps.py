@@ -65,13 +65,13 @@ def engine_steps(device: torch.device) -> Figures:
 @torch.inference_mode()
 def mixed_steps(device: torch.device) -> Figures:
     """Answers and a prompt in one step, against the two apart; and that the answers' logits do not notice."""
-    from kvproxy.engine.span import Span
+    from kvproxy.engine.scheduler.token_span import TokenSpan
 
     scale = scale_of(device)
     rows, prompt = scale.rows[-1], scale.context // 16
     runner, spans = seven.runner(device, rows + 1, scale.context // 8, graphs=False)
     *decodes, last = spans
-    prefill = Span(seven.random_tokens(device, min(prompt, last.end)), 0, last.tables)
+    prefill = TokenSpan(seven.random_tokens(device, min(prompt, last.end)), 0, last.tables)
     both = launched(lambda: runner.compute([prefill], decodes, [1] * (1 + len(decodes))), scale.repeat)
     alone = launched(lambda: runner.compute([], decodes, [1] * len(decodes)), scale.repeat)
     first = launched(lambda: runner.compute([prefill], [], [1]), scale.repeat)
@@ -114,11 +114,11 @@ def prefill_rate(device: torch.device) -> Figures:
 @torch.inference_mode()
 def kernel_times(device: torch.device) -> Figures:
     """What an eager decode step and a prompt spend their time on, by the profiler."""
-    from kvproxy.engine.span import Span
+    from kvproxy.engine.scheduler.token_span import TokenSpan
 
     scale = scale_of(device)
     runner, spans = seven.runner(device, scale.rows[1], scale.context // 4, graphs=False)
-    prompt = Span(seven.random_tokens(device, spans[0].end), 0, spans[0].tables)
+    prompt = TokenSpan(seven.random_tokens(device, spans[0].end), 0, spans[0].tables)
     figures: Figures = {}
     for name, work in (
         (f"decode, {len(spans)} rows", lambda: runner.compute([], spans, [1] * len(spans))),

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.checks.installation import _data
-from kvproxy.index.private import private_folder
+from kvproxy.index.private_files import private_folder
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
 from tests.commands.run import kvproxy

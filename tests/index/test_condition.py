@@ -3,20 +3,20 @@
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import condition
-from kvproxy.index.store.condition import Condition, Kind
+from kvproxy.index.store import health as condition
+from kvproxy.index.store.health import Kind, StoreHealth
 
 
 class Store:
     def __init__(self) -> None:
-        self.condition = Condition("r.db")
+        self.health = StoreHealth("r.db")
 
     def fail(self, kind: Kind, why: str = "the disk is full") -> None:
-        with pytest.raises(CacheStoreError, match=why), self.condition.watch(kind):
+        with pytest.raises(CacheStoreError, match=why), self.health.watch(kind):
             raise CacheStoreError(why)
 
     def work(self, kind: Kind) -> None:
-        with self.condition.watch(kind):
+        with self.health.watch(kind):
             pass
 
 
@@ -32,27 +32,27 @@ def test_one_line_when_it_fails_and_one_when_it_works_again(
         caplog.clear()
         return lines
 
-    assert store.condition.failure is None
+    assert store.health.failure is None
     store.work("write")
     store.fail("write")
     store.fail("write", "another")
     assert told() == ["the disk is full; until then no answer is stored"]
-    assert store.condition.failure == "another"
+    assert store.health.failure == "another"
     # Reads are told of by themselves.
     store.fail("read", "a page is damaged")
     assert told() == ["a page is damaged; until then no answer is found"]
     store.work("read")
     assert told() == ["the store r.db can be read again"]
-    assert store.condition.failure == "another"
+    assert store.health.failure == "another"
     store.work("write")
     assert told() == ["the store r.db can be written again"]
-    assert store.condition.failure is None
+    assert store.health.failure is None
     store.work("write")
     # Failures and successes that take turns are told of once a minute.
     for _ in range(3):
         now[0] += 19.9
         store.fail("write")
-        assert store.condition.failure == "the disk is full"
+        assert store.health.failure == "the disk is full"
         store.work("write")
     assert told() == []
     now[0] += 0.4

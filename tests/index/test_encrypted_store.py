@@ -13,10 +13,10 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.observations import Observation
-from kvproxy.index.store import Filter, Put, ResponseStore, open_store
+from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, open_store
+from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.store.postgres import PostgresStore
+from kvproxy.index.store.postgres.store import PostgresStore
 from tests.index.entries import make_entry
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])
@@ -37,7 +37,7 @@ def content(folder: Path) -> bytes:
 
 def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store, observations = ResponseStore(path, cipher=NEW), open_observations(path)
+    store, observations = SqliteStore(path, cipher=NEW), open_observations(path)
     store.put(ENTRY, np.ones(3, np.float32), "e")
     observations.add([Observation.verdict(ENTRY.id, True)])
     written = content(tmp_path)
@@ -51,7 +51,7 @@ def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
 
 def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store = ResponseStore(path, cipher=OLD)
+    store = SqliteStore(path, cipher=OLD)
     store.put(ENTRY)
     store.close()
     before = path.read_bytes()
@@ -74,14 +74,14 @@ def test_in_postgres_too(empty_postgres: str) -> None:
 
 def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     clear = [make_entry(f"{SECRET} {number}", key=f"{number}") for number in range(700)]
-    store.put_many([Put(entry) for entry in clear])
+    store.put_many([NewEntry(entry) for entry in clear])
     store.close()
-    store = ResponseStore(path, cipher=OLD)
+    store = SqliteStore(path, cipher=OLD)
     store.put(ENTRY, np.ones(3, np.float32), "e")
     store.close()
-    store = ResponseStore(path, cipher=BOTH)
+    store = SqliteStore(path, cipher=BOTH)
     newest = make_entry("newest")
     store.put(newest)
     assert store.sealed_with() == {"": 700, OLD.name: 1, BOTH.name: 1}
@@ -96,11 +96,11 @@ def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_pa
     assert store.reseal() == 0
     store.close()
     # The old key is no longer needed.
-    ResponseStore(path, cipher=NEW).close()
+    SqliteStore(path, cipher=NEW).close()
 
 
 def test_without_a_cipher_nothing_is_encrypted_anew(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     store.put(ENTRY)
     assert (store.reseal(), store.sealed_with()) == (0, {"": 1})
     store.close()
@@ -112,7 +112,7 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
 ) -> None:
     """Who can write to the database but lacks the key could give one question another's answer."""
     path = tmp_path / "r.db"
-    store = ResponseStore(path, cipher=NEW)
+    store = SqliteStore(path, cipher=NEW)
     one, other, third = (make_entry(name) for name in ("one", "other", "third"))
     for entry in (one, other, third):
         store.put(entry)
@@ -133,21 +133,21 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
 
 
 def test_prompts_are_filtered_though_the_database_cannot_read_them(tmp_path: Path) -> None:
-    clear, sealed = ResponseStore(tmp_path / "clear.db"), ResponseStore(tmp_path / "sealed.db", cipher=NEW)
+    clear, sealed = SqliteStore(tmp_path / "clear.db"), SqliteStore(tmp_path / "sealed.db", cipher=NEW)
     puts = [
-        Put(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))
+        NewEntry(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))
         for number in range(1200)
     ]
     clear.put_many(puts)
     sealed.put_many(puts)
     for where in (
-        Filter(prompt="Odd"),
-        Filter(prompt="odd"),
-        Filter(search="ODD NUMBER 11"),
-        Filter(search=""),
-        Filter(prompt="Even", search="number 1", namespace="n"),
-        Filter(prompt="Even", model="other"),
-        Filter(search="7", tag="none"),
+        EntryFilter(prompt="Odd"),
+        EntryFilter(prompt="odd"),
+        EntryFilter(search="ODD NUMBER 11"),
+        EntryFilter(search=""),
+        EntryFilter(prompt="Even", search="number 1", namespace="n"),
+        EntryFilter(prompt="Even", model="other"),
+        EntryFilter(search="7", tag="none"),
     ):
         assert sealed.ls(where) == clear.ls(where)
         assert sealed.ls(where, limit=3) == clear.ls(where, limit=3)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import Capacity, Put, ResponseStore, known_keys
+from kvproxy.index.store import Capacity, NewEntry, SqliteStore, known_keys
 from tests.index.entries import make_entry
 
 FAR = 100.0  # Seconds that no test takes.
@@ -28,11 +28,11 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_keys, "_LEAST_ASKED", 1)
 
 
-def whole(store: ResponseStore) -> bool:
+def whole(store: SqliteStore) -> bool:
     return store._keys._keys is not None and store._keys._keys.whole
 
 
-def with_keys(store: ResponseStore) -> ResponseStore:
+def with_keys(store: SqliteStore) -> SqliteStore:
     """A store that has read its keys."""
     end = time.monotonic() + FAR
     while not whole(store):
@@ -43,8 +43,8 @@ def with_keys(store: ResponseStore) -> ResponseStore:
 
 
 @contextlib.contextmanager
-def opened(path: Path, **how: Any) -> Iterator[ResponseStore]:
-    store = ResponseStore(path, **how)
+def opened(path: Path, **how: Any) -> Iterator[SqliteStore]:
+    store = SqliteStore(path, **how)
     try:
         yield store
     finally:
@@ -55,7 +55,7 @@ def entry(name: str, **more: Any) -> Entry:
     return make_entry(name, key=f"key of {name}", **more)
 
 
-def statements(store: ResponseStore, ask: Callable[[], object]) -> list[str]:
+def statements(store: SqliteStore, ask: Callable[[], object]) -> list[str]:
     """What is asked of the file meanwhile."""
     seen, query = list[str](), store._query
 
@@ -127,9 +127,9 @@ def test_keys_are_read_after_some_questions_only(tmp_path: Path, monkeypatch: py
 def test_what_another_process_stores_is_found_soon(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     program = (
-        "import sys\nfrom pathlib import Path\nfrom kvproxy.index.store import ResponseStore\n"
+        "import sys\nfrom pathlib import Path\nfrom kvproxy.index.store import SqliteStore\n"
         "from tests.index.entries import make_entry\n"
-        "store = ResponseStore(Path(sys.argv[1]))\nstore.put(make_entry('theirs', key='key of theirs'))\nprint('stored')\n"
+        "store = SqliteStore(Path(sys.argv[1]))\nstore.put(make_entry('theirs', key='key of theirs'))\nprint('stored')\n"
     )
     with opened(path) as store:
         store.put(entry("ours"))
@@ -164,7 +164,7 @@ def test_a_process_that_is_not_alone_reads_the_keys_less_and_less_often(
 def test_what_was_not_committed_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_keys, "_LOOK_SECONDS", 0.0)
     with opened(tmp_path / "responses.db") as store:
-        store.put_many([Put(entry("kept")), Put(entry("kept too"))])
+        store.put_many([NewEntry(entry("kept")), NewEntry(entry("kept too"))])
         with_keys(store)
 
         def fail(*_: object) -> None:
@@ -186,7 +186,7 @@ def test_keys_of_entries_that_went_are_forgotten_some_time(tmp_path: Path, monke
     with opened(tmp_path / "responses.db", capacity=Capacity(entries=5)) as store:
         with_keys(store)
         for number in range(100):
-            store.put_many([Put(entry(f"{number} {place}")) for place in range(2)])
+            store.put_many([NewEntry(entry(f"{number} {place}")) for place in range(2)])
             assert store.find(f"key of {number} 1") is not None
             assert store._keys._keys is None or len(store._keys._keys.hashes) < 40
             with_keys(store)
@@ -222,7 +222,7 @@ def test_nothing_that_was_stored_is_missed_while_keys_are_read(tmp_path: Path, m
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "responses.db")
+    store = SqliteStore(tmp_path / "responses.db")
     with_keys(store)
     store.close()
     with pytest.raises(CacheStoreError, match="is closed"):

@@ -5,9 +5,9 @@ import sqlite3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.store.many_rows import _INSERT as PLAIN
-from kvproxy.index.store.many_rows import execute_many
 from kvproxy.index.store.sql_writer import _INSERT, _INSERT_TAG, _INSERT_VECTOR
+from kvproxy.index.store.sqlite.many_rows import _INSERT as PLAIN
+from kvproxy.index.store.sqlite.many_rows import execute_many
 
 TABLE = "create table things (number integer primary key autoincrement, name text, size real, body blob)"
 ADD = "insert into things (name, size, body) values (:name, :size, :body)"

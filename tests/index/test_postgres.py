@@ -16,8 +16,8 @@ from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services, build
 from kvproxy.index.errors import CacheStoreError, first_line
 from kvproxy.index.store import Capacity, open_store
-from kvproxy.index.store.postgres import PostgresStore
-from kvproxy.index.store.postgres_server import shown
+from kvproxy.index.store.postgres.server import shown
+from kvproxy.index.store.postgres.store import PostgresStore
 from kvproxy.settings import load_settings
 from tests.index.entries import make_entry
 from tests.servers import run_proxy
@@ -90,7 +90,7 @@ def test_proxies_answer_from_each_others_responses_and_live_without_them(
 def test_a_server_that_broke_the_connections_is_used_again(
     empty_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.store.postgres_server._REST", 60.0)
+    monkeypatch.setattr("kvproxy.index.store.postgres.server._REST", 60.0)
     store = PostgresStore(empty_postgres)
     store.put(make_entry())
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
@@ -101,7 +101,7 @@ def test_a_server_that_broke_the_connections_is_used_again(
         store.count()  # Told without another try, which would have found the server well.
     # The time is over.
     store.server._failed = None
-    monkeypatch.setattr("kvproxy.index.store.postgres_server._REST", 0.2)
+    monkeypatch.setattr("kvproxy.index.store.postgres.server._REST", 0.2)
     end = time.monotonic() + 60
     while time.monotonic() < end:
         time.sleep(0.25)

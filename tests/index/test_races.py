@@ -13,8 +13,8 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, Head, ResponseStore
-from kvproxy.index.vectors import VectorIndex
+from kvproxy.index.search.vector_index import VectorIndex
+from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -25,9 +25,9 @@ from tests.index.test_vectors import unit
 async def test_hits_are_right_and_the_index_agrees_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.vectors.TAIL_LIMIT", 40)
+    monkeypatch.setattr("kvproxy.index.search.vector_index.TAIL_LIMIT", 40)
     chance = random.Random(seed)
-    store = ResponseStore(tmp_path / "r.db", capacity=Capacity(entries=600))
+    store = SqliteStore(tmp_path / "r.db", capacity=Capacity(entries=600))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
     near = semantic._neighbours = FaissNeighbours(store, HashEmbedder.name, 64, small=20, flat_limit=120)
     semantic.rebuild()
@@ -73,7 +73,7 @@ async def test_hits_are_right_and_the_index_agrees_in_the_end(
 
 
 def test_a_lookup_waits_for_no_other_read(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     entry = make_entry()
     store.put(entry)
     with store._reading(), store._reading():  # A long listing, and the ids of a million vectors.
@@ -163,7 +163,7 @@ async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: Ma
         def __getattr__(self, name: str) -> object:
             return getattr(inner, name)
 
-        def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
+        def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
             return [(store.heads([other.id])[other.id], 1.0), *inner.search(namespace, vector, limit)]
 
     inner = semantic._neighbours

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.redaction import redacted
-from kvproxy.index.redactor import RedactionFailed
+from kvproxy.index.redaction import RedactionFailed, redacted
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
-from kvproxy.index.transfer import export_lines, import_into, read_lines
+from kvproxy.index.store import SqliteStore
+from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -67,7 +66,7 @@ def test_what_cannot_be_read_is_not_stored() -> None:
 
 
 async def test_questions_that_differ_in_what_was_redacted_never_match(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=redact) as cache:
         assert await cache.keep("what does the customer with mail a@b.c owe us", "nothing")
@@ -87,7 +86,7 @@ async def test_questions_that_differ_in_what_was_redacted_never_match(tmp_path: 
 
 
 async def test_an_answer_that_would_have_to_be_changed_is_not_kept(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, None, redact=redact) as cache:
         assert not await cache.keep("who asked", "It was a@b.c")
         assert await cache.ask("who asked") is None
@@ -99,7 +98,7 @@ async def test_where_redaction_fails_nothing_is_stored_or_compared(tmp_path: Pat
     def broken(text: str) -> str:
         raise RedactionFailed("it failed")
 
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=broken) as cache:
         with pytest.raises(RedactionFailed):
@@ -110,7 +109,7 @@ async def test_where_redaction_fails_nothing_is_stored_or_compared(tmp_path: Pat
 
 
 def test_imports_are_redacted(tmp_path: Path) -> None:
-    old, new = ResponseStore(tmp_path / "old.db"), ResponseStore(tmp_path / "new.db")
+    old, new = SqliteStore(tmp_path / "old.db"), SqliteStore(tmp_path / "new.db")
     old.put(make_entry("who is a@b.c", key="1"))
     old.put(make_entry("fine", key="2", response=b'{"x": "a@b.c"}'))
     lines = b"".join(export_lines(old))
@@ -130,7 +129,7 @@ async def test_a_slow_redactor_does_not_stop_the_others(tmp_path: Path) -> None:
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
         return text
 
-    async with ResponseCache(ResponseStore(tmp_path / "r.db"), None, redact=slow) as cache:
+    async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow) as cache:
         kept = asyncio.create_task(cache.keep("q", "a"))
         # This would hang if the function ran on the loop.
         await asyncio.wait_for(began.wait(), 60)

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from kvproxy.index.placed import PlacedFiles
-from kvproxy.index.steps import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.database_files import DatabaseFiles
 
 OPENER = """
 import sys
 from pathlib import Path
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.opening import open_observations
 import sqlite_utils
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(12):
     path = Path(sys.argv[1]) / f"{number}.db"
-    store, observations = ResponseStore(path), open_observations(path)
+    store, observations = SqliteStore(path), open_observations(path)
     assert store.count() == 0 and observations.summary()["observed"] == 0
     observations.close()
     store.close()
@@ -120,7 +120,7 @@ def test_what_stands_in_the_log_of_a_file_that_was_moved_is_moved_into_it(tmp_pa
     writer = connect(path)
     with writer:
         writer.execute("create table one (id integer)")
-    files = PlacedFiles(path, writer)
+    files = DatabaseFiles(path, writer)
     assert not files.gone
     with writer:
         writer.execute("insert into one values (7)")
@@ -134,6 +134,6 @@ def test_what_stands_in_the_log_of_a_file_that_was_moved_is_moved_into_it(tmp_pa
     again = sqlite3.connect(moved)
     assert again.execute("select id from one").fetchall() == [(7,)]
     again.close()
-    files = PlacedFiles(tmp_path / "none.db", writer)
+    files = DatabaseFiles(tmp_path / "none.db", writer)
     assert not files.gone
     files.leave()

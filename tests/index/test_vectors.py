@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.segments import Kind
-from kvproxy.index.vectors import TAIL_LIMIT, VectorIndex
+from kvproxy.index.search.faiss_segment import Kind
+from kvproxy.index.search.vector_index import TAIL_LIMIT, VectorIndex
 
 DIM = 16
 

@@ -26,8 +26,8 @@ from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, ResponseStore
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store import Capacity, SqliteStore
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.journal.causes import Explained, explain_record
 from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.reader import Reader
@@ -91,7 +91,7 @@ class World:
         self.now = 1_000_000.0
         self.random = generator
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
-        self.store = ResponseStore(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
+        self.store = SqliteStore(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
         observations = SqliteObservations(folder / "responses.db")
         # Nothing is so alike that it is served: only guards and the threshold speak.
         self.semantic = SemanticCache(self.store, HashEmbedder(), ThresholdPolicy(0.9), observations)
@@ -124,7 +124,7 @@ class World:
             answer.close()
         self.journal.add(exchange)
         # Nobody waits for an answer to be stored.
-        await self.cache.coming.settled()
+        await self.cache.pending_writes.wait()
         # What is stored gets its vector behind the answer.
         await self.semantic.behind.idle()
         return id

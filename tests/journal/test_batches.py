@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.store import Why
+from kvproxy.index.store import RemovalReason
 from kvproxy.journal.history import Gone, Kept
 from kvproxy.journal.queue import Event
 from kvproxy.journal.schema import open_file
@@ -19,7 +19,7 @@ from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
 
 NOW = 1_795_000_000.0
-WHYS: tuple[Why, ...] = ("expired", "evicted", "removed", "replaced")
+WHYS: tuple[RemovalReason, ...] = ("expired", "evicted", "removed", "replaced")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(("miss", "miss", "stored before", "stored after", "stored later", "hit", "gone", "kept")),

@@ -13,7 +13,7 @@ import zmq
 
 from kvproxy.blocks.digest import event_hash
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
-from kvproxy.engine.publisher import KVEventPublisher
+from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.errors import SettingsError
 from kvproxy.mirror.subscriber import Subscriber
 

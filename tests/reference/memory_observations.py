@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.index.observations import Observation
+from kvproxy.index.store.observations import Observation
 
 
 class MemoryObservations:

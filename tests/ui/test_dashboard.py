@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.index.store import Filter
+from kvproxy.index.store import EntryFilter
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
 from tests.ui.conftest import HOSTILE, ask
@@ -243,7 +243,7 @@ def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, 
     page.click(".grid .row[id]")
     page.click(".beside button", "Drop")
     page.until(lambda: "Dropped." in page.text(".beside [role=status]"))
-    assert store.ids(Filter(search="dropped?")) == []
+    assert store.ids(EntryFilter(search="dropped?")) == []
     page.until(lambda: not page.texts(".grid .row[id]"))
 
 

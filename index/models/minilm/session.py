@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvproxy.index.reporting import disable_usage_reports
+from kvproxy.index.usage_reports import disable_usage_reports
 
 
 def open_session(model: bytes | str) -> Any:

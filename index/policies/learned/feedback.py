@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.policies.learned.answer_classes import Settled, digest, rivals, settle
 from kvproxy.index.policies.policy import Learns, Overall, Status
 from kvproxy.index.search.batching import MicroBatcher
 from kvproxy.index.search.lookup import Judged, Lookup
-from kvproxy.index.store import Answer, Store
+from kvproxy.index.store import ClassifiedAnswer, Store
+from kvproxy.index.store.observations import Observation, Observations
 
 Compare = Callable[[str], Awaitable[bool | None]]
 """Whether the answer of the entry with an id is the same as a fresh one; None where that cannot be told."""
@@ -111,7 +111,7 @@ class Learning:
         joined = known or (found.joined if found is not None else None) or fresh.id
         # An answer is embedded when it is compared with another one by its vector, and many never are.
         vector = self._batcher.known(answer)
-        self._store.classify(Answer(fresh.id, fresh.namespace, joined, text, vector, self._embedder))
+        self._store.classify(ClassifiedAnswer(fresh.id, fresh.namespace, joined, text, vector, self._embedder))
         if judged is None or found is None:
             return None
         if found.odd:
@@ -166,7 +166,7 @@ class Learning:
                 accepted=judged.accepted,
             )
         if not right:
-            await asyncio.to_thread(self._store.leave_class, [entry.id])
+            await asyncio.to_thread(self._store.reset_classes, [entry.id])
         await asyncio.to_thread(self._keep, [verdict])
 
     def _vetoes(self, question: str, cached: str) -> tuple[str, ...]:

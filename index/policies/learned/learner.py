@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.observations import Observation
 from kvproxy.index.policies.learned.class_errors import Doubts
 from kvproxy.index.policies.learned.error_model import Score
 from kvproxy.index.policies.learned.features import evidence
 from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.learned.serving_level import Level
+from kvproxy.index.store.observations import Observation
 
 ENOUGH = 8.0
 """Expected errors among the comparisons of a namespace from which on `checked` is not asked any more."""

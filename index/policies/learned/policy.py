@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvproxy.index.observations import Observation, Observations
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.learned import state
@@ -21,6 +20,7 @@ from kvproxy.index.policies.learned.features import REACH
 from kvproxy.index.policies.learned.learner import Finding, Learner, Near
 from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Ruling, Status
+from kvproxy.index.store.observations import Observation, Observations
 
 _PART = 1000
 _SAVED_EVERY = 200
@@ -143,7 +143,9 @@ class LearnedPolicy:
         assert self._checked is not None
         ruling = self._checked.decide(question, neighbours[: self._checked.reach], limits)
         told = [
-            decision if decision.verdict in ("below threshold", "vetoed") else replace(decision, error=error)
+            decision
+            if decision.verdict in ("below threshold", "vetoed", "passed over")
+            else replace(decision, error=error)
             for decision in ruling.decisions
         ]
         told += decisions[len(told) :]

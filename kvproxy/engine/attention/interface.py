@@ -9,16 +9,16 @@ from typing import Protocol
 
 import torch
 
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.pool import KVPool
-from kvproxy.engine.span import Span
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.kv_pool import KVPool
 
 KV = tuple[torch.Tensor, torch.Tensor]
 """Keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreOptions:
     """How a layer weighs the keys that a row sees.
 
     Attributes:
@@ -37,11 +37,11 @@ class Scores:
         return self.cap is None and self.sinks is None
 
 
-PLAIN = Scores()
+DEFAULT_SCORES = ScoreOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class AttentionFeatures:
     """What a model asks of attention beyond softmax over all keys; not every backend can do it."""
 
     windows: bool = False
@@ -49,13 +49,13 @@ class Needs:
     sinks: bool = False
 
 
-NEEDS_NOTHING = Needs()
+NO_FEATURES = AttentionFeatures()
 
 
-class Attend(Protocol):
+class AttentionOp(Protocol):
     """Attention of one layer, for the rows that it was made for."""
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         """What the rows see, `[rows, heads, head_dim]`.
 
         Args:
@@ -71,7 +71,7 @@ class PrefillBackend(Protocol):
 
     name: str
 
-    def prepare(self, spans: Sequence[Span], pool: KVPool, group: LayerGroup = FULL) -> Attend:
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL) -> AttentionOp:
         """Attention for rows that hold the spans' tokens one after the other."""
 
 
@@ -83,7 +83,9 @@ class DecodeBackend(Protocol):
     """Whether it reads tables and lengths on the device only, at a cost that follows the lengths and not the width of
     the table, so that a captured step stays right and fast for other sequences."""
 
-    def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
+    def prepare(
+        self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+    ) -> AttentionOp:
         """Attention for one row a sequence.
 
         Args:

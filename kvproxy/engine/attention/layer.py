@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvproxy.engine.attention.interface import Scores
+from kvproxy.engine.attention.interface import ScoreOptions
 
 if TYPE_CHECKING:
-    from kvproxy.engine.batch import StepBatch
+    from kvproxy.engine.worker.input_batch import InputBatch
 
 NAME = "kvproxy_paged"
 
@@ -31,7 +31,7 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    step: "StepBatch",
+    step: "InputBatch",
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -55,7 +55,7 @@ def paged_attention(
     if tuning is not None:
         query = (query * tuning(step.positions[0])[:, None, None]).to(query.dtype)
     group, cached = step.layer(module.layer_idx)  # type: ignore[arg-type]
-    scores = Scores(scaling, softcap, s_aux)
+    scores = ScoreOptions(scaling, softcap, s_aux)
     for pool, new in zip(cached, (key, value), strict=True):
         pool.flatten(0, 1)[group.slots] = new
     if group.prefill is None or group.decode is None:

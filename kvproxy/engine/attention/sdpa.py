@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvproxy.engine.attention.interface import KV, Attend, Scores
-from kvproxy.engine.attention.plain import attend_rows, weigh
+from kvproxy.engine.attention.eager import eager_attention, eager_causal_attention
+from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
 from kvproxy.engine.kernels.packed_linear import can_pack
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.pool import KVPool
-from kvproxy.engine.span import Span
-from kvproxy.engine.transfer import upload
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.kv_pool import KVPool
+from kvproxy.engine.worker.transfer import upload
 
 _LONGEST_RUN = 256
 """Most rows that are computed together where attention is limited: each run reads its rows' keys and no others."""
@@ -29,7 +29,7 @@ class SdpaPrefill:
 
     name = "sdpa"
 
-    def prepare(self, spans: Sequence[Span], pool: KVPool, group: LayerGroup = FULL) -> Attend:
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL) -> AttentionOp:
         runs: list[_Run] = []
         begin = 0
         for span in spans:
@@ -45,7 +45,9 @@ class SdpaDecode:
     name = "sdpa"
     capturable = False
 
-    def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
+    def prepare(
+        self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+    ) -> AttentionOp:
         size = pool.block_size
         places = torch.arange(table.shape[1] * size, device=table.device)[None]
         seen = places < lengths[:, None]
@@ -78,7 +80,7 @@ class _Run:
     mask: torch.Tensor | None
 
 
-def _runs(span: Span, begin: int, pool: KVPool, group: LayerGroup) -> list[_Run]:
+def _runs(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) -> list[_Run]:
     """The runs of a span whose first row is `begin`."""
     device, size = pool.data.device, pool.block_size
     runs = []
@@ -105,14 +107,14 @@ class _PrefillRuns:
     runs: tuple[_Run, ...]
     has_products: bool
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         output = torch.empty_like(query)
         for run in self.runs:
             parts = new if run.blocks is None else _gather(cached, run.blocks)
             key, value = (part[run.keys] for part in parts)
             rows = query[run.rows]
             is_large = self.has_products and len(rows) * len(key) >= _MANY_SCORES
-            attend = _attend if scores.is_plain and not is_large else attend_rows
+            attend = _attend if scores.is_plain and not is_large else eager_causal_attention
             output[run.rows] = attend(rows, key, value, run.mask, scores)
         return output
 
@@ -124,7 +126,7 @@ def _gather(cached: KV, blocks: torch.Tensor) -> KV:
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: Scores
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: ScoreOptions
 ) -> torch.Tensor:
     group = query.shape[1] // key.shape[1]
     if group > 1 and query.is_cuda:
@@ -151,7 +153,7 @@ class _DecodeRows:
     table: torch.Tensor
     mask: torch.Tensor
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         rows, heads, head_dim = query.shape
         kv_heads = cached[0].shape[2]
         blocks = self.table.flatten()
@@ -163,7 +165,7 @@ class _DecodeRows:
         if scores.is_plain:
             output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)
         else:
-            output = weigh(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)
+            output = eager_attention(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)
         return output.reshape(rows, heads, head_dim)
 
 

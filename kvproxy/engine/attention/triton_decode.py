@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.attention.interface import KV, Attend, Scores
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.pool import KVPool
+from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.worker.kv_pool import KVPool
 
 _TILE = {2: 8192, 4: 2048}
 """Elements of keys that a program holds at once, by their bytes; more of four bytes would not fit the registers."""
@@ -49,7 +49,9 @@ class TritonDecode:
         self._warps = warps
         self._stages = stages
 
-    def prepare(self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL) -> Attend:
+    def prepare(
+        self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+    ) -> AttentionOp:
         roomy = _shared_memory(table.device) >= _ROOMY
         return _Rows(table, lengths, group, self._most, self._split, self._programs, self._warps, self._stages, roomy)
 
@@ -77,15 +79,15 @@ def launch_options(padded_group: int, *, roomy: bool) -> dict[str, int]:
     }
 
 
-def why_not(device: torch.device) -> str | None:
+def unsupported_reason(device: torch.device) -> str | None:
     """Why Triton's kernels cannot run on a device, or None where they can."""
     try:
         from triton.runtime.interpreter import InterpretedFunction
 
-        from kvproxy.engine.attention import decode_kernel
+        from kvproxy.engine.attention import triton_kernels
     except ImportError:
         return "triton is not installed"
-    if isinstance(decode_kernel.attend_stretch, InterpretedFunction):
+    if isinstance(triton_kernels.split_kv_attention, InterpretedFunction):
         return None
     if device.type == "cuda":
         new = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -105,8 +107,8 @@ class _Rows:
     stages: int | None
     roomy: bool
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
-        from kvproxy.engine.attention.decode_kernel import attend_stretch, merge_stretches
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
+        from kvproxy.engine.attention.triton_kernels import merge_splits, split_kv_attention
 
         keys, values = cached
         query = query if query.stride(-1) == 1 else query.contiguous()
@@ -128,7 +130,7 @@ class _Rows:
         scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
         # Every launch compiles for one kind of model, so what it does not have costs nothing.
         limits = {"KIND": self.group.kind, "REACH": self.group.reach}
-        attend_stretch[(rows, kv_heads, shares)](
+        split_kv_attention[(rows, kv_heads, shares)](
             query,
             keys,
             values,
@@ -150,13 +152,13 @@ class _Rows:
             BLOCK_SIZE=block_size,
             PADDED_GROUP=padded_group,
             PADDED_DIM=padded_dim,
-            TILE=tile_of(padded_dim, query.element_size(), padded_group),
+            TILE=tile_size(padded_dim, query.element_size(), padded_group),
             PRODUCT=_product_type(query),
             CAPPED=scores.cap is not None,
             **limits,
             **options,
         )
-        merge_stretches[(rows, heads)](
+        merge_splits[(rows, heads)](
             partial,
             logsums,
             self.lengths,
@@ -174,7 +176,7 @@ class _Rows:
         return output
 
 
-def tile_of(padded_dim: int, element_size: int, padded_group: int) -> int:
+def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
     """Keys that a program holds at once; a power of two, so that it divides every stretch."""
     # The scores of large groups need the registers that half of the keys would take.
     share = 2 if padded_group > 64 else 1

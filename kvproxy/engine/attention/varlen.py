@@ -14,24 +14,24 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kvproxy.engine.attention.interface import KV, NEEDS_NOTHING, Attend, Needs, Scores
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.pool import KVPool
-from kvproxy.engine.span import Span
-from kvproxy.engine.transfer import upload
+from kvproxy.engine.attention.interface import KV, NO_FEATURES, AttentionFeatures, AttentionOp, ScoreOptions
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.kv_pool import KVPool
+from kvproxy.engine.worker.transfer import upload
 
 
 class PackedAttention(Protocol):
     """Causal attention of packed sequences whose queries are the last of their keys."""
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: "Packing", scores: Scores
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: "PackedLayout", scores: ScoreOptions
     ) -> torch.Tensor:
         """`[queries, heads, head_dim]` for queries of that shape and `[keys, kv_heads, head_dim]`; no capped scores."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackedLayout:
     """Where sequences lie in packed tensors.
 
     Attributes:
@@ -57,16 +57,16 @@ class VarlenPrefill:
     name = "varlen"
 
     def __init__(self, attend: PackedAttention | None = None) -> None:
-        self._attend = attend or flash
+        self._attend = attend or flash_attention
 
-    def prepare(self, spans: Sequence[Span], pool: KVPool, group: LayerGroup = FULL) -> Attend:
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL) -> AttentionOp:
         device = pool.data.device
         # Chunks that cannot see each other become sequences of their own; a window is cut by the kernel.
         most = max(len(span.tokens) for span in spans)
         runs = [(span, *run) for span in spans for run in group.runs(span.start, span.end, most)]
         lengths = [end - start for _, _, start, end in runs]
         contexts = [end - first for _, first, _, end in runs]
-        packing = Packing(
+        packing = PackedLayout(
             upload([0, *accumulate(lengths)], device, np.int32),
             upload([0, *accumulate(contexts)], device, np.int32),
             max(lengths),
@@ -78,7 +78,7 @@ class VarlenPrefill:
         return _Rows(packing, slots, self._attend)
 
 
-def _slots(runs: Sequence[tuple[Span, int, int, int]], block_size: int, group: int) -> "np.ndarray[Any, Any]":
+def _slots(runs: Sequence[tuple[TokenSpan, int, int, int]], block_size: int, group: int) -> "np.ndarray[Any, Any]":
     """Where the tokens that each run sees are in a group's layers, `[tokens]`."""
     offsets = np.arange(block_size)
     parts = []
@@ -93,18 +93,20 @@ def _slots(runs: Sequence[tuple[Span, int, int, int]], block_size: int, group: i
 class _Rows:
     """`slots` are None where no run sees anything before it, so that the rows' own keys are all there are."""
 
-    packing: Packing
+    packing: PackedLayout
     slots: torch.Tensor | None
     attend: PackedAttention
 
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: Scores) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         key, value = new
         if self.slots is not None:
             key, value = (part.flatten(0, 1).index_select(0, self.slots) for part in cached)
         return self.attend(query, key, value, self.packing, scores)
 
 
-def why_not(device: torch.device, dtype: torch.dtype, head_dim: int, needs: Needs = NEEDS_NOTHING) -> str | None:
+def unsupported_reason(
+    device: torch.device, dtype: torch.dtype, head_dim: int, needs: AttentionFeatures = NO_FEATURES
+) -> str | None:
     """Why FlashAttention cannot run here, or None where it can."""
     try:
         known = _options()
@@ -125,8 +127,8 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int, needs: Need
     return None
 
 
-def flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scores: Scores
+def flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: PackedLayout, scores: ScoreOptions
 ) -> torch.Tensor:
     """`varlen_attn`, by whichever names this torch knows its options."""
     from torch.nn.attention.varlen import varlen_attn
@@ -152,10 +154,10 @@ def flash(
         assert isinstance(output, torch.Tensor)
         return output
     output, logsums = output
-    return with_sinks(output, logsums.transpose(0, 1), scores.sinks)
+    return apply_sinks(output, logsums.transpose(0, 1), scores.sinks)
 
 
-def with_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """Attention as it is when sinks take their share.
 
     Args:

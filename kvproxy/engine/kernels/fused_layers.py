@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvproxy.engine.kernels.packed_linear import PackedLinear, can_pack, is_linear, pack
+from kvproxy.engine.kernels.packed_linear import PackedLinear, can_pack, is_linear, pack_linears
 
 _ROWS = 5
 _ACTIVATIONS: dict[tuple[str, str], Callable[[torch.Tensor], torch.Tensor]] = {
@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[tuple[str, str], Callable[[torch.Tensor], torch.Tensor]] = {
 """What oneDNN computes together with a layer, by its names."""
 
 
-class Norm(torch.nn.Module):
+class FusedRMSNorm(torch.nn.Module):
     """Rows divided by the root of their mean square, and multiplied by weights; computed in float32 and rounded once.
 
     Args:
@@ -46,7 +46,7 @@ class Norm(torch.nn.Module):
         return torch.mul(given * scale, self._factor, out=torch.empty_like(given))
 
 
-class GatedMLP(torch.nn.Module):
+class FusedGatedMLP(torch.nn.Module):
     """`down(activation(gate(x)) * up(x))`, in three operations.
 
     Args:
@@ -78,7 +78,7 @@ def fuse(model: Any) -> None:
     """Replace the norms and the gated MLPs of a model on a CPU, and pack its other linear layers."""
     fuse_norms(model)
     _replace(model, _gated_mlp)
-    pack(model)
+    pack_linears(model)
 
 
 def fuse_norms(model: Any) -> None:
@@ -93,7 +93,7 @@ def _replace(model: Any, replacement: Callable[[Any], torch.nn.Module | None]) -
             model.set_submodule(name, found)
 
 
-def _norm(module: Any) -> Norm | None:
+def _norm(module: Any) -> FusedRMSNorm | None:
     """What stands for a norm by the root of the mean square, as transformers' models have it; None for anything else."""
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     names = [name for name, _ in module.named_parameters()]
@@ -106,13 +106,13 @@ def _norm(module: Any) -> Norm | None:
     # Small rows show whether eps is where it should be.
     given = (given * torch.logspace(-4, 2, _ROWS)[:, None]).to(weight.dtype)
     for factor in (weight.float(), 1.0 + weight.float()):
-        norm = Norm(weight, factor.detach(), eps)
+        norm = FusedRMSNorm(weight, factor.detach(), eps)
         if _alike(norm(given), module(given)):
             return norm
     return None
 
 
-def _gated_mlp(module: Any) -> GatedMLP | None:
+def _gated_mlp(module: Any) -> FusedGatedMLP | None:
     """What stands for a gated MLP; None for anything else."""
     layers = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     activation = _activation(getattr(module, "act_fn", getattr(module, "activation_fn", None)))
@@ -120,7 +120,7 @@ def _gated_mlp(module: Any) -> GatedMLP | None:
         return None
     width = module.gate_proj.in_features
     given = torch.randn(1, _ROWS, width, generator=torch.Generator().manual_seed(0)).to(module.gate_proj.weight.dtype)
-    mlp = GatedMLP(module, activation)
+    mlp = FusedGatedMLP(module, activation)
     return mlp if _alike(mlp(given), module(given)) else None
 
 

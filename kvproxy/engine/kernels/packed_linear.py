@@ -14,7 +14,7 @@ _TOGETHER = ("q_proj", "k_proj", "v_proj")
 """Layers that attention calls one after the other, with the same input."""
 
 
-class Packed(torch.nn.Module):
+class PackedModule(torch.nn.Module):
     """What stands for a linear layer. It can only be computed with: the weights cannot be read back.
 
     Args:
@@ -34,7 +34,7 @@ class Packed(torch.nn.Module):
         self.register_buffer("digest", torch.frombuffer(digest, dtype=torch.uint8))
 
 
-class PackedLinear(Packed):
+class PackedLinear(PackedModule):
     """A linear layer with packed weights."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -59,7 +59,7 @@ class PackedLinear(Packed):
         return output
 
 
-class PackedPart(Packed):
+class PackedSlice(PackedModule):
     """A linear layer that is computed together with others, when the first of them is called.
 
     Args:
@@ -118,13 +118,13 @@ def is_linear(module: Any) -> bool:
 
 
 @torch.inference_mode()
-def packed(linear: torch.nn.Linear) -> torch.nn.Module:
+def pack_linear(linear: torch.nn.Linear) -> torch.nn.Module:
     """A linear layer with packed weights; the layer itself where they cannot be packed."""
     return PackedLinear(linear) if is_linear(linear) else linear
 
 
 @torch.inference_mode()
-def pack(model: Any) -> None:
+def pack_linears(model: Any) -> None:
     """Pack the weights of a model's linear layers, where that can be done."""
     for module in list(model.modules()):
         _pack_together(module)
@@ -140,4 +140,4 @@ def _pack_together(module: torch.nn.Module) -> None:
         return
     whole = _Whole(linears)
     for place, (name, linear) in enumerate(zip(_TOGETHER, linears, strict=True)):
-        setattr(module, name, PackedPart(linear, whole, place))
+        setattr(module, name, PackedSlice(linear, whole, place))

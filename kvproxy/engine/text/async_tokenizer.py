@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from kvproxy.engine.text.tokenizer import ChatTokenizer
-from kvproxy.engine.text.tool_calls import CallForm
+from kvproxy.engine.text.tool_calls import ToolCallFormat
 from kvproxy.errors import Overloaded
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class AsyncTokenizer:
             _size(messages) + _size(tools), lambda: self._tokenizer.chat(messages, tools, self._check)
         )
 
-    async def call_form(self) -> CallForm | None:
+    async def call_form(self) -> ToolCallFormat | None:
         """How the chat template writes calls of tools; None where it cannot."""
         return await self._run(0, lambda: self._tokenizer.call_form)
 

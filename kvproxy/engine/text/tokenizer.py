@@ -7,14 +7,14 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
-from kvproxy.engine.text.tool_calls import CallForm, learn_form
+from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
 
 _COMPOSED = 4
 """More bytes than one byte can stand for after Unicode's composition (NFC), where 7 become 2 at the most."""
 
 
-def longest_token(tokenizer: Any) -> int | None:
+def max_token_bytes(tokenizer: Any) -> int | None:
     """Most bytes of text that one token covers; None where that cannot be told exactly.
 
     It can be told of byte-level BPE, which loses no byte: every character of a token's name is one byte. Normalizers and
@@ -75,7 +75,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_ids = eos_ids
-        self._longest = longest_token(tokenizer)
+        self._longest = max_token_bytes(tokenizer)
         # Fast tokenizers are safe across threads as long as nobody changes how they cut and pad, which the first call may do
         # (a tokenizer.json can say so). The slow ones are Python, and promise nothing.
         self._turn = nullcontext() if tokenizer.is_fast else Lock()
@@ -168,7 +168,7 @@ class ChatTokenizer:
         return partial((tokenizer.backend_tokenizer if plain else tokenizer).decode, skip_special_tokens=True)
 
     @cached_property
-    def call_form(self) -> CallForm | None:
+    def call_form(self) -> ToolCallFormat | None:
         """How the chat template writes calls of tools; None where it cannot."""
         if self._tokenizer.chat_template is None:
             return None
@@ -180,7 +180,7 @@ class ChatTokenizer:
             return text
 
         added = self._tokenizer.added_tokens_decoder.items()
-        return learn_form(render, {token.content: number for number, token in added if token.special})
+        return learn_tool_call_format(render, {token.content: number for number, token in added if token.special})
 
     def for_grammars(self, vocabulary: int) -> Any:
         """The same tokenizer as llguidance has it.

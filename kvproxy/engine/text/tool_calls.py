@@ -20,7 +20,7 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
+class ToolCallFormat:
     """What surrounds calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
 
     Attributes:
@@ -74,7 +74,7 @@ class CallForm:
         return " ".join(parts) or '""'
 
 
-def learn_form(render: Render, special: Mapping[str, int]) -> CallForm | None:
+def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCallFormat | None:
     """How a template writes calls; None where it has none, or writes them in a way that cannot be read back."""
     for written in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         try:
@@ -87,7 +87,7 @@ def learn_form(render: Render, special: Mapping[str, int]) -> CallForm | None:
     return None
 
 
-def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> CallForm | None:
+def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCallFormat | None:
     user = {"role": "user", "content": "?"}
     tools = [_tool(name) for name in _NAMES]
     calls = [
@@ -114,7 +114,7 @@ def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> CallFo
         return None
     begin, middle, rest = one
     end = rest[: len(rest) - len(turn_end)]
-    form = CallForm(begin, middle, two[2], end, special)
+    form = ToolCallFormat(begin, middle, two[2], end, special)
     if two != [begin, middle, form.between, middle, rest] or any("call0" in part for part in two):
         return None
     return form if form.opening and not form.opening[0].isspace() and form.spoken(middle) else None
@@ -147,14 +147,14 @@ def _in_class(letter: str) -> str:
     return f"\\{letter}" if letter in "\\]^-/" else letter
 
 
-class CallReader:
+class ToolCallParser:
     """Turns the pieces of answers into text and calls.
 
     Args:
         form: how calls are written.
     """
 
-    def __init__(self, form: CallForm) -> None:
+    def __init__(self, form: ToolCallFormat) -> None:
         self._form = form
         self._heard: dict[int, str] = {}
         self._inside: dict[int, bool] = {}

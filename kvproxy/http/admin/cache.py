@@ -16,10 +16,10 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.policies.policy import Overall
-from kvproxy.index.store import EVERYTHING, Filter, PurgedBy, UsageBy
-from kvproxy.index.transfer import IMPORT_BATCH, export_lines, read_lines
+from kvproxy.index.store import EVERYTHING, EntryFilter, PurgeRequest, UsageKey
+from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
-_USAGE_BY: dict[str, UsageBy] = {by: by for by in get_args(UsageBy)}
+_USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
 _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")
 
 
@@ -35,12 +35,12 @@ class SemanticFigures:
     learning: Overall | None
 
 
-def _filter(query: QueryParams) -> Filter:
+def _filter(query: QueryParams) -> EntryFilter:
     def text(name: str) -> str | None:
         return query.get(name) or None
 
     oldest = text("older_than")
-    return Filter(
+    return EntryFilter(
         text("namespace"),
         text("key"),
         text("model"),
@@ -142,7 +142,7 @@ async def delete(request: Request) -> Response:
 async def _purged(request: Request, ids: list[str], what: str) -> Response:
     """Remove entries, or let their time end now."""
     cache = services(request).answerer.cache
-    by = PurgedBy(f"admin at {request.client.host if request.client is not None else 'a socket'}", what)
+    by = PurgeRequest(f"admin at {request.client.host if request.client is not None else 'a socket'}", what)
     soft = request.query_params.get("soft") == "true"
     return reply({"removed": await (cache.expire_now if soft else cache.remove)(ids, by)})
 
@@ -160,7 +160,7 @@ async def delete_many(request: Request) -> Response:
     if where == EVERYTHING and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
     # However long that takes: what is purged must not appear afterwards.
-    await app.answerer.cache.coming.settled()
+    await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
     # The list of purges is neither encrypted nor redacted.
     clear = not (app.settings.encryption.enabled or app.settings.redaction.enabled)

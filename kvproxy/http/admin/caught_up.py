@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvproxy.index.coming import OnTheWay
+from kvproxy.index.pending_writes import PendingWrites
 
 _SECONDS = 5.0
 """A store that hangs must not keep its operator from looking."""
@@ -11,10 +11,10 @@ _SECONDS = 5.0
 class CaughtUp:
     """ASGI middleware in front of the admin routes: waits for what is on its way to the store when a request comes."""
 
-    def __init__(self, app: ASGIApp, coming: OnTheWay) -> None:
+    def __init__(self, app: ASGIApp, coming: PendingWrites) -> None:
         self._app = app
         self._coming = coming
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._coming.settled(_SECONDS)
+        await self._coming.wait(_SECONDS)
         await self._app(scope, receive, send)

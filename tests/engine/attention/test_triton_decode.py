@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.groups import GroupKind
-from kvproxy.engine.attention.interface import PLAIN, DecodeBackend, Scores
+from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.attention.triton_decode import TritonDecode
-from kvproxy.engine.batch import decode_table
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.span import Span
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.worker.input_batch import decode_block_table
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def attend(
     *,
     shared: int = 0,
     width: int = 0,
-    scores: Scores = PLAIN,
+    scores: ScoreOptions = DEFAULT_SCORES,
     group: LayerGroup = FULL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a backend gives for sequences of these lengths, and what is exact."""
@@ -43,8 +43,8 @@ def attend(
         # The engine has block 0 where a row does not reach.
         out_of_reach = group.first_seen(length - 1) // block_size
         each[:out_of_reach] = [0] * out_of_reach
-    spans = [Span([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
-    table, ends = decode_table(spans, block_size, CPU), torch.tensor(lengths)
+    spans = [TokenSpan([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
+    table, ends = decode_block_table(spans, block_size, CPU), torch.tensor(lengths)
     if width > table.shape[1]:
         table = torch.nn.functional.pad(table, (0, width - table.shape[1]), value=blocks - 1)
     new = (torch.full((len(lengths), heads.kv_heads, heads.head_dim), float("nan")),) * 2
@@ -90,7 +90,7 @@ def test_any_shape(
     heads: tuple[int, int], head_dim: int, block_size: int, lengths: list[int], shared: int, scaling: float | None
 ) -> None:
     output, exact = attend(
-        TritonDecode(4), Heads(*heads, head_dim), lengths, block_size, shared=shared, scores=Scores(scaling)
+        TritonDecode(4), Heads(*heads, head_dim), lengths, block_size, shared=shared, scores=ScoreOptions(scaling)
     )
     assert error(output, exact) < TOLERANCE[torch.float32]
 
@@ -105,7 +105,7 @@ def test_a_row_does_not_depend_on_the_rest_nor_on_the_width_of_the_table() -> No
         table = torch.arange(1, 1 + width, dtype=torch.int32).expand(len(lengths), width).contiguous()
         attend = TritonDecode().prepare(table, torch.tensor(lengths), pool)
         rows = query.expand(len(lengths), 2, 16).contiguous()
-        return attend(rows, pool.layer(0), pool.layer(0), PLAIN)[0]
+        return attend(rows, pool.layer(0), pool.layer(0), DEFAULT_SCORES)[0]
 
     alone = first_row([300], 19)
     assert torch.equal(first_row([300, 1, 129], 19), alone)
@@ -123,7 +123,7 @@ def test_how_many_programs_share_the_stretches_changes_no_bit() -> None:
 
     def rows(programs: int) -> torch.Tensor:
         backend = TritonDecode(8, programs=programs)
-        return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), PLAIN)
+        return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), DEFAULT_SCORES)
 
     one_each = rows(10_000)
     # 4 rows of 2 heads: one program for all stretches of a row and head, then 3, then 5.
@@ -143,12 +143,12 @@ def test_a_launch_does_not_grow_with_what_a_step_was_captured_for(
             grids.append(grid)
             return lambda *arguments, **options: None
 
-    for name in ("attend_stretch", "merge_stretches"):
-        monkeypatch.setattr(f"kvproxy.engine.attention.decode_kernel.{name}", Kernel())
+    for name in ("split_kv_attention", "merge_splits"):
+        monkeypatch.setattr(f"kvproxy.engine.attention.triton_kernels.{name}", Kernel())
     pool = poisoned_pool(Heads(32, 8, 16), 3, 16, torch.float32, CPU)
     table = torch.zeros((rows, 1024), dtype=torch.int32)
     attend = TritonDecode().prepare(table, torch.ones(rows, dtype=torch.int64), pool)
-    attend(torch.zeros(rows, 32, 16), pool.layer(0), pool.layer(0), PLAIN)
+    attend(torch.zeros(rows, 32, 16), pool.layer(0), pool.layer(0), DEFAULT_SCORES)
     assert grids == [(rows, 8, launched), (rows, 32)]
 
 
@@ -171,7 +171,7 @@ def test_limited_attention_capped_scores_and_sinks(
     kind: GroupKind, reach: int, block_size: int, lengths: list[int], cap: float | None, has_sinks: bool
 ) -> None:
     group = LayerGroup(0, kind, reach)
-    scores = Scores(0.4, cap, torch.randn(4) if has_sinks else None)
+    scores = ScoreOptions(0.4, cap, torch.randn(4) if has_sinks else None)
     for backend in (TritonDecode(4, split=16), SdpaDecode()):
         output, exact = attend(backend, Heads(4, 2, 8), lengths, block_size, scores=scores, group=group)
         assert error(output, exact) < TOLERANCE[torch.float32]

@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.groups import GroupKind
-from kvproxy.engine.attention.interface import PLAIN, Scores
+from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaPrefill
-from kvproxy.engine.attention.varlen import Packing, VarlenPrefill, why_not, with_sinks
+from kvproxy.engine.attention.varlen import PackedLayout, VarlenPrefill, apply_sinks, unsupported_reason
 from kvproxy.engine.kernels.packed_linear import can_pack
-from kvproxy.engine.layers import FULL, LayerGroup
-from kvproxy.engine.span import Span
+from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.scheduler.token_span import TokenSpan
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 
 CPU = torch.device("cpu")
 
 
 def packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scores: Scores
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: PackedLayout, scores: ScoreOptions
 ) -> torch.Tensor:
     """FlashAttention's contract on any device: causal, the last query aligned with the last key."""
     parts = []
@@ -45,7 +45,7 @@ def packed_attention(
             scale=scores.scaling,
             enable_gqa=True,
         ).transpose(0, 1)
-        parts.append(output if scores.sinks is None else with_sinks(output, weights.logsumexp(dim=-1), scores.sinks))
+        parts.append(output if scores.sinks is None else apply_sinks(output, weights.logsumexp(dim=-1), scores.sinks))
     return torch.cat(parts)
 
 
@@ -53,7 +53,7 @@ def check(
     shape: list[tuple[int, int]],
     block_size: int,
     shared: int,
-    scores: Scores,
+    scores: ScoreOptions,
     group: LayerGroup = FULL,
     dtype: torch.dtype = torch.float32,
 ) -> None:
@@ -64,7 +64,7 @@ def check(
     tables = random_tables(lengths, block_size, blocks, shared)
     pool = poisoned_pool(heads, blocks, block_size, dtype, CPU)
     fill(pool, tables, lengths)
-    spans = [Span([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
+    spans = [TokenSpan([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
     query = torch.randn(sum(count for _, count in shape), heads.heads, heads.head_dim, dtype=dtype)
     slots = torch.tensor([slot for span in spans for slot in span.slots(block_size)])
     new = tuple(part.flatten(0, 1)[slots] for part in pool.layer(0))
@@ -93,7 +93,7 @@ def check(
 def test_packed_prompts_equal_plain_attention(
     shape: list[tuple[int, int]], block_size: int, shared: int, scaling: float | None
 ) -> None:
-    check(shape, block_size, shared, Scores(scaling))
+    check(shape, block_size, shared, ScoreOptions(scaling))
 
 
 @settings(deadline=None)
@@ -108,13 +108,13 @@ def test_packed_prompts_equal_plain_attention(
 def test_limited_attention_capped_scores_and_sinks(
     shape: list[tuple[int, int]], block_size: int, kind: GroupKind, reach: int, cap: float | None, has_sinks: bool
 ) -> None:
-    scores = Scores(0.4, cap, torch.randn(4) if has_sinks else None)
+    scores = ScoreOptions(0.4, cap, torch.randn(4) if has_sinks else None)
     check(shape, block_size, 0, scores, LayerGroup(0, kind, reach))
 
 
 @pytest.mark.parametrize("group", [LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)], ids=str)
-@pytest.mark.parametrize("scores", [PLAIN, Scores(None, 20.0, torch.zeros(4))], ids=["plain", "capped"])
-def test_long_prompts_are_computed_in_runs(group: LayerGroup, scores: Scores) -> None:
+@pytest.mark.parametrize("scores", [DEFAULT_SCORES, ScoreOptions(None, 20.0, torch.zeros(4))], ids=["plain", "capped"])
+def test_long_prompts_are_computed_in_runs(group: LayerGroup, scores: ScoreOptions) -> None:
     check([(0, 700), (333, 290)], 16, 0, scores, group)
 
 
@@ -127,9 +127,9 @@ def test_prompts_in_bfloat16(group: LayerGroup) -> None:
     """Those with many scores are computed as products of matrices."""
     if not can_pack(CPU, torch.bfloat16):
         pytest.skip("this processor does not multiply bfloat16")
-    check([(0, 40), (0, 300), (333, 290), (700, 20), (5, 3)], 16, 0, PLAIN, group, torch.bfloat16)
+    check([(0, 40), (0, 300), (333, 290), (700, 20), (5, 3)], 16, 0, DEFAULT_SCORES, group, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("device", "reason"), [("cpu", "needs a CUDA device"), ("meta", "needs a CUDA device")])
 def test_flash_attention_says_where_it_cannot_run(device: str, reason: str) -> None:
-    assert reason in (why_not(torch.device(device), torch.bfloat16, 64) or "")
+    assert reason in (unsupported_reason(torch.device(device), torch.bfloat16, 64) or "")

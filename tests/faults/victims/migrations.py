@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from sqlite_utils import Database
 
-from kvproxy.index.migrations import NAME, STEPS
-from kvproxy.index.steps import apply_steps, connect
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.sqlite.connection import apply_steps, connect
+from kvproxy.index.store.sqlite.schema import NAME, STEPS
 from tests.faults.victims.victim import READY, Tell
 from tests.index.entries import make_entry
 
@@ -48,7 +48,7 @@ class Migrations:
 
     def work(self, folder: Path, seed: int, tell: Tell) -> None:
         tell(READY)
-        ResponseStore(folder / "r.db").close()
+        SqliteStore(folder / "r.db").close()
         open_observations(folder / "r.db").close()
         tell("done")
 
@@ -58,7 +58,7 @@ class Migrations:
             count = len(applied.fetchall())
         connection.close()
         assert "done" not in told or count == len(STEPS)
-        store, log = ResponseStore(folder / "r.db"), open_observations(folder / "r.db")
+        store, log = SqliteStore(folder / "r.db"), open_observations(folder / "r.db")
         assert store.check() == store.count() == _ENTRIES
         assert len(store.vector_ids("n", "e")[0]) == _ENTRIES
         assert {entry.prompt for entry in store.entries()} == {f"question {number}" for number in range(_ENTRIES)}

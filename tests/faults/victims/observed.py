@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvproxy.index.observations import Observation
+from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
 from tests.faults.victims.victim import READY, Tell
 

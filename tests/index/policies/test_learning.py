@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.observations import MemoryLog
 from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.feedback import Learned
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Answer, ResponseStore, Store
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store import ClassifiedAnswer, SqliteStore, Store
+from kvproxy.index.store.observations import ReplayObservations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -26,8 +26,8 @@ class Shop:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.policy = LearnedPolicy(MemoryLog(), None, 0.05, 0.1)
-        self.cache = SemanticCache(store, HashEmbedder(), self.policy, MemoryLog(), chance=lambda: 0.999)
+        self.policy = LearnedPolicy(ReplayObservations(), None, 0.05, 0.1)
+        self.cache = SemanticCache(store, HashEmbedder(), self.policy, ReplayObservations(), chance=lambda: 0.999)
         self.cache.rebuild()
         self.said: dict[str, str] = {}
         self.asked: list[str] = []
@@ -122,7 +122,7 @@ def test_a_rejected_entry_leaves_its_class_and_what_goes_takes_its_answer_along(
         assert shop.answer_class(second) == second.id != shop.answer_class(first)
         await shop.cache.remove([first.id])
         assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
-        shop.store.classify(Answer(first.id, "n", "x", "t"))
+        shop.store.classify(ClassifiedAnswer(first.id, "n", "x", "t"))
         assert shop.store.answer_class("n", "t") is None
 
     run(Shop(make_store()), script)
@@ -144,8 +144,8 @@ import random, sys
 from pathlib import Path
 from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.features import evidence
-from kvproxy.index.observations import Observation
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.observations import Observation
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 
 policy = LearnedPolicy(SqliteObservations(Path(sys.argv[1])), None, 0.05, 0.5)
@@ -187,8 +187,8 @@ def test_kill_loses_no_acknowledged_observation_and_the_same_is_decided_after_it
 def test_an_old_file_of_observations_is_brought_up_to_date(tmp_path: Path) -> None:
     import sqlite3
 
-    from kvproxy.index.steps import apply_steps
-    from kvproxy.index.store.sqlite_observations import m001_observations
+    from kvproxy.index.store.sqlite.connection import apply_steps
+    from kvproxy.index.store.sqlite.observations import m001_observations
 
     path = tmp_path / "o.db"
     with sqlite3.connect(path) as old:
@@ -204,4 +204,4 @@ def test_an_old_file_of_observations_is_brought_up_to_date(tmp_path: Path) -> No
     assert observations.rejected(["a", "b"]) == {"a"}
     assert observations.summary() == {"observed": 1, "right": 1, "accepted": 1, "accepted_wrong": 0, "rejected": 1}
     observations.close()
-    ResponseStore(path).close()
+    SqliteStore(path).close()

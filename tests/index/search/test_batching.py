@@ -10,16 +10,16 @@ import pytest
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.search.batching import Batcher, MicroBatcher, WriteBatcher
-from kvproxy.index.store import Capacity, Put, ResponseStore, Written
+from kvproxy.index.store import Capacity, NewEntry, SqliteStore, WriteResult
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 
 async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     sizes = []
 
-    def write(puts: Sequence[Put]) -> Written:
+    def write(puts: Sequence[NewEntry]) -> WriteResult:
         sizes.append(len(puts))
         return store.put_many(puts)
 
@@ -27,9 +27,9 @@ async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
 
     async def insert(number: int) -> None:
         entry = make_entry(f"question {number}")
-        assert await batcher.put(Put(entry))
+        assert await batcher.put(NewEntry(entry))
         # Another connection sees it: it is committed.
-        other = ResponseStore(tmp_path / "r.db")
+        other = SqliteStore(tmp_path / "r.db")
         assert other.find(entry.key) is not None
         other.close()
 
@@ -40,11 +40,11 @@ async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
 
 
 async def test_what_fails_fails_alone(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
+    store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     batcher = WriteBatcher(store.put_many)
-    puts = [Put(make_entry(f"question {number}")) for number in range(5)]
-    broken = Put(make_entry("broken", tenant=object()))
-    large = Put(make_entry("large", response=b'"' + b"x" * 3000 + b'"'))
+    puts = [NewEntry(make_entry(f"question {number}")) for number in range(5)]
+    broken = NewEntry(make_entry("broken", tenant=object()))
+    large = NewEntry(make_entry("large", response=b'"' + b"x" * 3000 + b'"'))
     results = await asyncio.gather(*map(batcher.put, [*puts, broken, large]), return_exceptions=True)
     assert results[:5] == [True] * 5
     assert isinstance(results[5], CacheStoreError)
@@ -56,13 +56,13 @@ async def test_what_fails_fails_alone(tmp_path: Path) -> None:
 async def test_a_caller_that_leaves_takes_nobody_along() -> None:
     written: list[str] = []
 
-    def write(puts: Sequence[Put]) -> Written:
+    def write(puts: Sequence[NewEntry]) -> WriteResult:
         time.sleep(0.05)
         written.extend(put.entry.prompt for put in puts)
-        return Written(tuple(None for _ in puts), ())
+        return WriteResult(tuple(None for _ in puts), ())
 
     batcher = WriteBatcher(write)
-    tasks = [asyncio.create_task(batcher.put(Put(make_entry(f"q {number}")))) for number in range(3)]
+    tasks = [asyncio.create_task(batcher.put(NewEntry(make_entry(f"q {number}")))) for number in range(3)]
     await asyncio.sleep(0)
     tasks[1].cancel()
     assert await tasks[0]

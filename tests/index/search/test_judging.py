@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Ruling
 from kvproxy.index.search.lookup import Lookup, judge
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
 
 
@@ -31,8 +31,8 @@ class Ruled:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ResponseStore:
-    store = ResponseStore(tmp_path / "r.db")
+def store(tmp_path: Path) -> SqliteStore:
+    store = SqliteStore(tmp_path / "r.db")
     for name in "abc":
         store.put(make_entry(f"what is {name}", id=name))
     store.put(make_entry("what is old", id="old", expires=1.0))
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> ResponseStore:
 
 
 def looked_up(
-    store: ResponseStore, ruling: Ruling, chance: float | None = None, near: str = "a b c"
+    store: SqliteStore, ruling: Ruling, chance: float | None = None, near: str = "a b c"
 ) -> tuple[Lookup, Ruled]:
     policy = Ruled(ruling)
     heads = store.heads(near.split())
@@ -55,7 +55,7 @@ ACCEPTED = Ruling([Decision("passed over"), Decision("accepted", score=0.9), Dec
 
 @pytest.mark.parametrize(("drawn", "explored"), [(0.0, True), (0.29, True), (0.3, False), (0.99, False), (None, False)])
 def test_as_large_a_share_is_explored_as_the_policy_says(
-    store: ResponseStore, drawn: float | None, explored: bool
+    store: SqliteStore, drawn: float | None, explored: bool
 ) -> None:
     found, _ = looked_up(store, ACCEPTED, drawn)
     assert found.chosen is not None
@@ -68,7 +68,7 @@ def test_as_large_a_share_is_explored_as_the_policy_says(
     assert (found.judged.accepted, found.judged.chance, found.judged.candidate.id) == (True, 0.3, "b")
 
 
-def test_without_a_note_the_neighbour_that_came_closest_is_compared(store: ResponseStore) -> None:
+def test_without_a_note_the_neighbour_that_came_closest_is_compared(store: SqliteStore) -> None:
     decisions = [Decision("below level", score=0.2), Decision("below level", score=0.7), Decision("vetoed", "names")]
     found, _ = looked_up(store, Ruling(decisions, None), 0.0)
     assert found.judged is not None
@@ -80,7 +80,7 @@ def test_without_a_note_the_neighbour_that_came_closest_is_compared(store: Respo
     assert nothing.outcome == "vetoed"
 
 
-def test_what_the_policy_notes_is_compared(store: ResponseStore) -> None:
+def test_what_the_policy_notes_is_compared(store: SqliteStore) -> None:
     noted = Noted(2, (1.0,), 0.1, 0.1)
     found, _ = looked_up(store, Ruling([Decision("passed over")] * 3, None, 0.0, noted), 0.0)
     assert found.judged is not None
@@ -88,7 +88,7 @@ def test_what_the_policy_notes_is_compared(store: ResponseStore) -> None:
     assert found.outcome == "no neighbour"
 
 
-def test_what_is_expired_or_of_another_namespace_is_not_put_before_the_policy(store: ResponseStore) -> None:
+def test_what_is_expired_or_of_another_namespace_is_not_put_before_the_policy(store: SqliteStore) -> None:
     found, policy = looked_up(store, Ruling([Decision("accepted", score=1.0)], 0), near="old theirs gone a")
     assert policy.asked == ["what is a"]
     assert [(each.id, each.verdict) for each in found.candidates] == [("old", "expired"), ("a", "accepted")]
@@ -96,8 +96,8 @@ def test_what_is_expired_or_of_another_namespace_is_not_put_before_the_policy(st
     assert found.entry.id == "a"
 
 
-def test_an_entry_that_goes_meanwhile_is_not_served(store: ResponseStore) -> None:
-    class Late(Ruled):
+def test_an_entry_that_goes_meanwhile_is_not_served(store: SqliteStore) -> None:
+    class DeferredEntry(Ruled):
         def decide(
             self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
         ) -> Ruling:
@@ -106,6 +106,6 @@ def test_an_entry_that_goes_meanwhile_is_not_served(store: ResponseStore) -> Non
 
     heads = store.heads(["a", "b", "c"])
     near = [(heads["a"], 0.9), (heads["b"], 0.8), (heads["c"], 0.7)]
-    found = judge(store, None, Late(ACCEPTED), "n", "q", near, Limits(), None)
+    found = judge(store, None, DeferredEntry(ACCEPTED), "n", "q", near, Limits(), None)
     assert found.entry is None
     assert found.similarity is None

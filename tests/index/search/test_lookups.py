@@ -12,7 +12,7 @@ from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -38,7 +38,7 @@ class Held(HashEmbedder):
 class Cache:
     def __init__(self, path: Path) -> None:
         self.embedder = Held()
-        self.store = ResponseStore(path / "r.db")
+        self.store = SqliteStore(path / "r.db")
         self.semantic = SemanticCache(self.store, self.embedder, ThresholdPolicy(0.8, guards=()))
 
 
@@ -156,7 +156,7 @@ async def test_what_waits_behind_makes_way_while_lookups_are_skipped_but_gets_it
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvproxy.index.search.lookup_queue._OVERLOADED", 1e9)
-    monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 600.0)
+    monkeypatch.setattr("kvproxy.index.search.deferred_embedding._MOST_SECONDS", 600.0)
     await cache.semantic.insert(make_entry("what is a block"))
     assert not cache.semantic.lookups.busy
     cache.embedder.go.clear()
@@ -168,7 +168,7 @@ async def test_what_waits_behind_makes_way_while_lookups_are_skipped_but_gets_it
     await asyncio.sleep(0.03)
     assert len(cache.semantic.behind) == 1
     await cache.semantic.behind.stop()
-    monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 0.02)
+    monkeypatch.setattr("kvproxy.index.search.deferred_embedding._MOST_SECONDS", 0.02)
     cache.semantic.behind._closed = False
     await cache.semantic.insert_soon(make_entry("what is a chain"), None)
     await until(lambda: cache.store.missing_vectors(HashEmbedder.name, 10) == [])
@@ -204,7 +204,7 @@ async def test_a_skipped_question_is_found_and_told_of_behind_its_answer(cache: 
 
 
 async def test_what_is_beyond_the_bound_waits_in_the_store(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.index.behind._MOST", 3)
+    monkeypatch.setattr("kvproxy.index.search.deferred_embedding._MOST", 3)
     told: list[Lookup] = []
     cache.embedder.go.clear()
     for number in range(10):
@@ -221,7 +221,7 @@ async def test_what_is_beyond_the_bound_waits_in_the_store(cache: Cache, monkeyp
 
 
 async def test_lookups_come_first(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.index.behind._MOST_SECONDS", 600.0)
+    monkeypatch.setattr("kvproxy.index.search.deferred_embedding._MOST_SECONDS", 600.0)
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please"))
@@ -293,7 +293,7 @@ async def test_who_may_wait_just_long_enough_is_worked_on(cache: Cache) -> None:
 async def test_a_namespace_is_known_to_hold_something_until_nothing_is_found_in_it(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.held._MOST", 2)
+    monkeypatch.setattr("kvproxy.index.search.namespace_cache._MOST", 2)
     asked: list[str] = []
     holds = cache.semantic._neighbours.holds
 

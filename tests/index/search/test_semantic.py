@@ -13,13 +13,13 @@ from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.batching import MicroBatcher
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 
 def cache(path: Path, threshold: float = 0.8) -> SemanticCache:
-    return SemanticCache(ResponseStore(path / "r.db"), HashEmbedder(), ThresholdPolicy(threshold))
+    return SemanticCache(SqliteStore(path / "r.db"), HashEmbedder(), ThresholdPolicy(threshold))
 
 
 async def test_lookup_stays_in_its_namespace(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.observations import Observation
 from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.class_errors import Doubts
 from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, most_expected
@@ -17,6 +16,7 @@ from kvproxy.index.policies.learned.features import FEATURES, evidence
 from kvproxy.index.policies.learned.learner import Learner, Near
 from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.learned.serving_level import Level
+from kvproxy.index.store.observations import Observation
 
 
 def test_evidence_of_an_example() -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.observations import Observation
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import policy as learned
 from kvproxy.index.policies.learned import state
@@ -21,7 +20,8 @@ from kvproxy.index.policies.learned.learner import Learner, Near
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.policy import Neighbour
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.observations import Observation
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -158,7 +158,7 @@ def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest
 WRITER = """
 import random, sys
 from pathlib import Path
-from kvproxy.index.store.sqlite_observations import SqliteObservations
+from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from tests.index.policies.learned.test_learned_policy import observation
 

@@ -1,0 +1,138 @@
+"""Near questions, sought by PostgreSQL itself: what one proxy stores, another finds with its next request.
+
+A namespace is searched exactly, through the index of namespaces, until it is large; then it gets a graph (HNSW) of its own.
+"""
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import psycopg
+from psycopg import sql
+
+from kvproxy.index.store.postgres.server import Row
+from kvproxy.index.store.postgres.store import PostgresStore, as_vector
+from kvproxy.index.store.protocol import NewEntry, RemovedEntry, StoredQuestion, WriteResult
+
+LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
+_log = logging.getLogger("kvproxy")
+
+
+class PostgresNeighbours:
+    """The `Neighbours` of a store in PostgreSQL.
+
+    Args:
+        store: the truth.
+        embedder: name of what makes the vectors.
+        dim: their width.
+        large: vectors from which on a namespace gets a graph.
+    """
+
+    def __init__(self, store: PostgresStore, embedder: str, dim: int, *, large: int = LARGE) -> None:
+        self._store = store
+        self._embedder = embedder
+        self._dim = int(dim)
+        self._large = large
+
+    def load(self) -> None:
+        """Nothing: the server has it all."""
+
+    def holds(self, namespace: str) -> bool:
+        condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
+        return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
+
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
+        # The same expression as in the graph, or the planner would not see that it fits.
+        distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
+        nearest = (
+            f"select id, -({distance}) as score from vectors"
+            f" where embedder = :embedder and namespace = :namespace order by {distance} limit :limit"
+        )
+        values = {"embedder": self._embedder, "namespace": namespace, "near": as_vector(vector), "limit": limit}
+        return self._store.near(nearest, values)
+
+    def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
+        with self._store.server.connection() as connection:
+            return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
+
+    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
+        """Nothing: the vectors were written with the entries."""
+
+    def remove(self, gone: Iterable[RemovedEntry]) -> None:
+        """Nothing: the vectors went with the entries."""
+
+    def maintain(self) -> None:
+        """Give namespaces that have become large their graphs, and take those of small ones; lookups and writes go on."""
+        rows = self._rows(
+            "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
+            " group by namespace having count(*) > %(least)s",
+            least=self._large // 2,
+        )
+        self._drop_graphs({self._name(row["namespace"]) for row in rows})
+        for row in rows:
+            if row["there"] > self._large:
+                self._make_graph(row["namespace"])
+
+    def _name(self, namespace: str) -> str:
+        return "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
+
+    def _drop_graphs(self, kept: set[str]) -> None:
+        """Every write is held against every graph there is, so none may outlive its use."""
+        graphs = self._rows(
+            "select c.relname as name from pg_index i join pg_class c on c.oid = i.indexrelid"
+            " where i.indrelid = 'vectors'::regclass and c.relname like 'near\\_%%' and i.indisvalid"
+            " and position(quote_literal(%(embedder)s) in pg_get_expr(i.indpred, i.indrelid)) > 0"
+        )
+        for graph in graphs:
+            if graph["name"] not in kept:
+                with self._alone(graph["name"]) as connection:
+                    if connection is not None:
+                        connection.execute(
+                            sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(graph["name"]))
+                        )
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
+        """A connection without a time limit, for the one proxy that works on a graph; None for the others."""
+        with self._store.server.connection() as connection:
+            mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
+            if not mine or not mine["mine"]:
+                yield None
+                return
+            try:
+                connection.execute("set statement_timeout = 0")
+                yield connection
+            finally:
+                connection.execute("set statement_timeout = '10s'")
+                connection.execute("select pg_advisory_unlock(hashtext(%s))", [name])
+
+    def _make_graph(self, namespace: str) -> None:
+        name = self._name(namespace)
+        if self._valid(name):
+            return
+        with self._alone(name) as connection:
+            if connection is None:
+                return
+            # What an interrupted attempt left is not used by anyone.
+            connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
+            connection.execute(
+                sql.SQL(
+                    "create index concurrently {} on vectors using hnsw ((vector::vector({})) vector_ip_ops)"
+                    " where embedder = {} and namespace = {}"
+                ).format(sql.Identifier(name), sql.Literal(self._dim), self._embedder, namespace)
+            )
+            _log.info("namespace %s has a graph now", namespace[:12])
+
+    def _valid(self, name: str) -> bool:
+        rows = self._rows(
+            "select 1 as there from pg_index i join pg_class c on c.oid = i.indexrelid"
+            " where c.relname = %(name)s and i.indisvalid",
+            name=name,
+        )
+        return bool(rows)
+
+    def close(self) -> None:
+        """Nothing goes on in the background."""

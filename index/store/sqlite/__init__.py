@@ -1,0 +1,1 @@
+"""The response store in an SQLite file."""

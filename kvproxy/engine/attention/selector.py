@@ -1,0 +1,63 @@
+"""Which attention backends compute a step, chosen by device or by name."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvproxy.engine.attention import triton_decode, varlen
+from kvproxy.engine.attention.interface import NO_FEATURES, AttentionFeatures, DecodeBackend, PrefillBackend
+from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
+from kvproxy.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackends:
+    """One backend for prompts, one for decoding rows."""
+
+    prefill: PrefillBackend
+    decode: DecodeBackend
+
+
+SDPA = AttentionBackends(SdpaPrefill(), SdpaDecode())
+
+
+def select_backends(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    needs: AttentionFeatures = NO_FEATURES,
+    prefill: str = "auto",
+    decode: str = "auto",
+) -> AttentionBackends:
+    """The backends asked for; with `auto` the fastest that run on the device, SDPA on a CPU.
+
+    Raises:
+        SettingsError: a backend that was named cannot run here.
+    """
+    return AttentionBackends(_prefill(device, dtype, head_dim, needs, prefill), _decode(device, decode))
+
+
+def _prefill(
+    device: torch.device, dtype: torch.dtype, head_dim: int, needs: AttentionFeatures, name: str
+) -> PrefillBackend:
+    if name == "sdpa":
+        return SdpaPrefill()
+    reason = varlen.unsupported_reason(device, dtype, head_dim, needs)
+    if reason is None:
+        return varlen.VarlenPrefill()
+    if name == "auto":
+        return SdpaPrefill()
+    raise SettingsError(f"engine.prefill_attention = {name} cannot run on {device}: {reason}; use auto or sdpa")
+
+
+def _decode(device: torch.device, name: str) -> DecodeBackend:
+    # Triton's interpreter would make it run on a CPU too, but thousands of times slower: only where it is named.
+    if name == "sdpa" or (name == "auto" and device.type != "cuda"):
+        return SdpaDecode()
+    reason = triton_decode.unsupported_reason(device)
+    if reason is None:
+        return triton_decode.TritonDecode()
+    if name == "auto":
+        return SdpaDecode()
+    raise SettingsError(f"engine.decode_attention = {name} cannot run on {device}: {reason}; use auto or sdpa")

@@ -1,1 +1,0 @@
-"""Sampling: the next token of each sequence, with and without a grammar."""

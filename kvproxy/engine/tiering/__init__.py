@@ -1,1 +1,0 @@
-"""Chunks between the block pool and the tiers."""

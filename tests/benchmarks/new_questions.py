@@ -1,0 +1,137 @@
+"""Semantic lookups of new questions: an open loop with Poisson arrivals, and an upstream that responds after 200 ms.
+
+python -m tests.benchmarks.new_questions STREAM [--rate 100] [--seconds 30] [--checkout FOLDER]
+
+STREAM has lines `{"text", "answer"}`, as for `kvproxy calibrate --stream`. Each question is sent once, in random order, to a
+proxy with an empty data folder and the default settings. The upstream responds with the question's answer. The load, the
+upstream, and the proxy run in processes of their own, so that the CPU time of the proxy is measured alone. Added latency is the
+time of a request beyond that of the upstream; it depends on the load of the machine.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvproxy.index.evaluation.streams import Line, read_stream
+from tests.benchmarks.proxy_load import PATH
+from tests.benchmarks.proxy_servers import elsewhere, kvproxy
+
+UPSTREAM_SECONDS = 0.2
+SYSTEM = "You are a helpful assistant."
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response: its `Cache-Status`, whether it is the answer to its question, and the seconds until its last byte."""
+
+    status: str
+    right: bool
+    seconds: float
+
+
+def upstream(stream: Path) -> Starlette:
+    """A server that answers each question of a stream after `UPSTREAM_SECONDS`."""
+    answers = {line.text: line.answer for line in read_stream(stream)}
+
+    async def chat(request: Request) -> Response:
+        end = time.perf_counter() + UPSTREAM_SECONDS
+        question = orjson.loads(await request.body())["messages"][-1]["content"]
+        message = {"role": "assistant", "content": f"This is the answer about {answers[question]}."}
+        document = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48},
+        }
+        await asyncio.sleep(end - time.perf_counter())
+        return Response(orjson.dumps(document), media_type="application/json")
+
+    return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
+
+
+async def load(url: str, lines: list[Line], rate: float) -> list[Reply]:
+    """Send each question at its time, whether earlier ones are answered or not."""
+    import aiohttp
+
+    generator, replies = random.Random(1), list[Reply]()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def send(line: Line) -> None:
+            messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": line.text}]
+            body = orjson.dumps({"model": "m", "messages": messages})
+            began = time.perf_counter()
+            async with session.post(url + PATH, data=body, headers={"content-type": "application/json"}) as response:
+                data = await response.read()
+                assert response.status == 200, data
+                right = f"about {line.answer}.".encode() in data
+                replies.append(Reply(response.headers["cache-status"], right, time.perf_counter() - began))
+
+        tasks, due = list[asyncio.Task[None]](), time.perf_counter()
+        for line in lines:
+            due += generator.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            tasks.append(asyncio.create_task(send(line)))
+        await asyncio.gather(*tasks)
+    return replies
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def report(replies: list[Reply], cpu: float, seconds: float) -> str:
+    found = Counter(
+        "served" if "hit" in reply.status else "skipped" if "skipped" in reply.status else "decided"
+        for reply in replies
+    )
+    wrong = sum("hit" in reply.status and not reply.right for reply in replies)
+    added = [1e3 * (reply.seconds - UPSTREAM_SECONDS) for reply in replies if "hit" not in reply.status]
+    p50, p99 = np.percentile(added, (50, 99))
+    return (
+        f"{len(replies)} requests, {len(replies) / seconds:.0f}/s: {1 - found['skipped'] / len(replies):.1%} decided,"
+        f" {found['served'] / len(replies):.1%} served ({wrong} wrong), {1e3 * cpu / len(replies):.1f} ms of CPU per request,"
+        f" added latency p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stream", type=Path)
+    parser.add_argument("--rate", type=float, default=100.0, help="requests per second")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--checkout", type=Path, help="measure the code of another checkout")
+    arguments = parser.parse_args()
+    unique = list({line.text: line for line in read_stream(arguments.stream)}.values())
+    random.Random(0).shuffle(unique)
+    lines = unique[: int(arguments.rate * arguments.seconds)]
+    with (
+        elsewhere(partial(upstream, arguments.stream)) as target,
+        tempfile.TemporaryDirectory() as folder,
+        kvproxy(target, Path(folder), arguments.checkout, semantic=True) as (url, process),
+    ):
+        before, began = cpu_seconds(process), time.perf_counter()
+        replies = asyncio.run(load(url, lines, arguments.rate))
+        seconds = time.perf_counter() - began
+        print(report(replies, cpu_seconds(process) - before, seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Weights in 8 bits."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.kernels.int8_linear import Int8Linear, quantize
+from kvproxy.engine.models.loader import load_model
+from kvproxy.errors import ModelUnsupported
+from kvproxy.generation import GenerationRequest, SamplingParams
+from kvproxy.settings import EngineSettings
+from tests.engine.models import random_model
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 160, 161])
+def test_a_layer_computes_with_its_rounded_weights(rows: int, bias: bool) -> None:
+    torch.manual_seed(rows)
+    linear = torch.nn.Linear(96, 64, bias=bias).bfloat16()
+    layer = Int8Linear(linear)
+    assert (layer.weight().float() - linear.weight.float()).abs().max() < linear.weight.abs().max() / 60
+    given = torch.randn(1, rows, 96).bfloat16()
+    expected = torch.nn.functional.linear(given.float(), layer.weight().float())
+    expected += linear.bias.float() if bias else 0.0
+    assert torch.allclose(layer(given).float(), expected, rtol=0.02, atol=0.02)
+
+
+def test_the_demo_still_answers_and_the_error_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "kvproxy"):
+        loaded = load_model("demo", "cpu", weights="int8")
+    assert loaded.dtype == torch.bfloat16
+    assert not any(isinstance(module, torch.nn.Linear) for module in loaded.model.modules())
+    assert "layers have weights in 8 bits: their error is" in caplog.text
+    engine = EngineCore(loaded, EngineSettings(num_blocks=200))
+    prompt = tuple(loaded.tokenizer.chat([{"role": "user", "content": "What is a block?"}]))
+    pieces: list[str] = []
+    request = GenerationRequest("1", prompt, SamplingParams(max_tokens=60, temperature=0.0))
+    engine.submit(request, lambda delta: pieces.append(delta.text))
+    while engine.has_work:
+        engine.step()
+    assert "".join(pieces).startswith("A block is a fixed number of tokens")
+
+
+def test_it_is_refused_where_it_would_be_slower() -> None:
+    with pytest.raises(ModelUnsupported, match=r"set engine\.dtype to bfloat16"):
+        quantize(random_model("llama"))
+    with pytest.raises(ModelUnsupported, match="8 bits"):
+        load_model("demo", "cpu", "float32", weights="int8")
+    with pytest.raises(ModelUnsupported, match="LoRA adapters need plain weights"):
+        AsyncLLM.load(EngineSettings(weights="int8", lora={"one": Path("nowhere")}), "demo")
+
+
+def test_the_error_is_that_of_eight_bits() -> None:
+    assert 0.001 < quantize(random_model("qwen3").bfloat16()) < 0.02

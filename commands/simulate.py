@@ -100,14 +100,14 @@ def _conformance(trace: Path, out: Path | None, as_json: bool) -> None:
 
 
 def _sweep(trace: Path, blocks: str | None, policies: str, block_size: int | None) -> "Sweep":
-    from kvproxy.offline.simulate.orders import POLICIES
+    from kvproxy.offline.simulate.eviction_policies import POLICY_NAMES
     from kvproxy.offline.simulate.sweep import default_sizes, sweep
     from kvproxy.offline.simulate.workload import read_chains
 
     chosen = [name.strip() for name in policies.split(",")]
-    unknown = [name for name in chosen if name not in POLICIES]
+    unknown = [name for name in chosen if name not in POLICY_NAMES]
     if unknown:
-        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICIES)}")
+        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICY_NAMES)}")
     try:
         sizes = [int(size) for size in blocks.split(",")] if blocks else None
     except ValueError:

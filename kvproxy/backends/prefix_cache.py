@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.map import PoolMap
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, GroupMatch, PinRow, PoolFigures
+from kvproxy.blocks.pool_map import PoolMap
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, GroupMatch, PinRow, PoolReport
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
@@ -46,7 +46,7 @@ class PrefixFigures:
         slots: whether the blocks are slots of llama.cpp, each of its own length.
     """
 
-    pool: PoolFigures
+    pool: PoolReport
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
-from kvproxy.offline.simulate.orders import ORDERS
+from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
 
 _SIZES = 8
@@ -101,8 +101,8 @@ def reused_by_each(chains: Sequence[ChainRequest], pool: int | None) -> list[int
     """Blocks that each request finds in a pool of so many blocks; None is a pool without end."""
     # One block of a pool stands for none, as in vLLM.
     capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
-    cache = ChainCache(capacity, ORDERS[_LRU](capacity))
-    return [cache.request(chain) or 0 for chain in chains]
+    cache = ChainCache(capacity, ONLINE_POLICIES[_LRU](capacity))
+    return [cache.serve(chain) or 0 for chain in chains]
 
 
 def estimate_prefixes(

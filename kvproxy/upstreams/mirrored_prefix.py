@@ -13,9 +13,9 @@ from kvproxy.backends.prefix_cache import (
     SpelledDivergence,
 )
 from kvproxy.backends.protocol import Relayed
-from kvproxy.blocks.map import PoolMap, map_rows
+from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, PinRow
-from kvproxy.blocks.tree import Branch, branches, links_of_rows
+from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.mirror import view
 from kvproxy.mirror.match import MirrorMatch, prepare
@@ -81,7 +81,7 @@ class MirroredPrefix(ToldPrefix):
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         rows = await self.blocks()
-        found, total = await asyncio.to_thread(lambda: branches(links_of_rows(rows), parent, start, limit))
+        found, total = await asyncio.to_thread(lambda: list_branches(nodes_of_rows(rows), parent, start, limit))
         contents = await asyncio.gather(*(self.show(branch.names[0]) for branch in found))
         texts = ["" if content is None else content.text for content in contents]
         return [replace(branch, text=text) for branch, text in zip(found, texts, strict=True)], total

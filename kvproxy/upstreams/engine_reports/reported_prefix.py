@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvproxy.backends.prefix_cache import EnginePool, NoPrefix, PrefixFigures
-from kvproxy.blocks.rows import PoolFigures
+from kvproxy.blocks.rows import PoolReport
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.engine_reports.metrics import EngineFigures
 from kvproxy.upstreams.fleet import Fleet
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 
-def pool_figures(mirrored: Sequence[PoolFigures], told: Sequence[EngineFigures | None]) -> PoolFigures:
+def pool_figures(mirrored: Sequence[PoolReport], told: Sequence[EngineFigures | None]) -> PoolReport:
     """One pool out of all.
 
     Args:
@@ -28,7 +28,7 @@ def pool_figures(mirrored: Sequence[PoolFigures], told: Sequence[EngineFigures |
     queries = _sum(figures.queries for figures in known) if all_told else None
     hits = _sum(figures.hits for figures in known) if all_told else None
     sizes = [pool.block_size for pool in mirrored] + [figures.block_size for figures in known]
-    return PoolFigures(
+    return PoolReport(
         num_blocks=blocks,
         block_size=next((size for size in sizes if size is not None), None),
         free=None,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineReset, PrefixFigures, PrefixReport, ResetReport, SpelledDivergence
-from kvproxy.blocks.map import PoolMap, map_rows
-from kvproxy.blocks.rows import BlockContent, BlockRow, BlockState, ChainRow, PinRow, Place, PoolFigures
+from kvproxy.blocks.pool_map import PoolMap, map_rows
+from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow, PinRow, PoolReport
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.upstreams.engine_reports.reported_prefix import ToldPrefix, engine_pool
 from kvproxy.upstreams.llama.packed_tokens import Tokens, count, first, shared, unpack
@@ -75,7 +75,7 @@ class SlotPrefix(ToldPrefix):
         return [
             ChainRow(
                 each.digest, None, 1, each.held, True, int(each.state == "used"), None,
-                tuple(unpack(first(each.tokens, _BEGINNING))), text, Place(each.server.url, medium=each.place),
+                tuple(unpack(first(each.tokens, _BEGINNING))), text, BlockLocation(each.server.url, medium=each.place),
             )
             for each, text in zip(found, texts, strict=True)
         ]  # fmt: skip
@@ -98,7 +98,7 @@ class SlotPrefix(ToldPrefix):
         known = await self._known()
         cached = [prefix for prefix in known if prefix.held]
         # Blocks of one size, as others have them, there are none.
-        pool = PoolFigures(
+        pool = PoolReport(
             num_blocks=None, block_size=None, free=None, cached=len(cached), used=None, usage=None, queries=None, hits=None,
             hit_rate=None, evictions=0, pinned=None, distinct=len({prefix.digest for prefix in cached}),
         )  # fmt: skip
@@ -233,5 +233,5 @@ def _prefixes(server: LlamaServer) -> list[_Prefix]:
 def _row(prefix: _Prefix) -> BlockRow:
     return BlockRow(
         prefix.slot, prefix.state, None, prefix.digest if prefix.tokens else None, None, bool(prefix.tokens), prefix.held,
-        None, None, None, copies=1 if prefix.held else 0, place=Place(prefix.server.url, medium=prefix.place),
+        None, None, None, copies=1 if prefix.held else 0, place=BlockLocation(prefix.server.url, medium=prefix.place),
     )  # fmt: skip

@@ -54,10 +54,9 @@ class CacheSettings(BaseModel):
         description="Largest share of wrong answers among those served for similar questions, for the policy learned.",
     )
     budget: float = Field(
-        0.03,
+        0.05,
         ge=0.0,
-        description="Seconds that a request waits at most for a similar question to be found. What takes longer goes on behind"
-        " the answer, and the lookup counts as skipped.",
+        description="Timeout of a semantic lookup in seconds. A lookup that exceeds it is skipped, and the request is forwarded.",
     )
     shadow: bool = Field(
         False, description="Serve no similar question's answer, but count what would have been served."

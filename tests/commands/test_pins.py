@@ -51,7 +51,7 @@ def test_a_pinned_chain_outlives_pressure(url: str, tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "pinned" in refused.stdout
     assert "▓ pinned" in kvproxy("blocks", url=url).stdout
-    assert "no longer pinned" in kvproxy("blocks", "unpin", "rules", url=url).stdout
+    assert "unpinned rules" in kvproxy("blocks", "unpin", "rules", url=url).stdout
     assert "pinned" not in states(url)
     assert result("blocks", "reset", url=url)["reset"]
 
@@ -68,7 +68,7 @@ def test_a_pin_ends_by_itself_and_by_its_leaf(url: str) -> None:
     deadline = time.monotonic() + 30
     while "pinned" in states(url):
         assert time.monotonic() < deadline
-    assert kvproxy("blocks", "pins", url=url).stderr == "nothing is pinned\n"
+    assert kvproxy("blocks", "pins", url=url).stderr == "no pins\n"
 
 
 def test_what_cannot_be_pinned_is_said_in_one_line(url: str) -> None:

@@ -17,13 +17,13 @@ from starlette.routing import Route
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.checks.servers import check_proxy
-from kvproxy.commands.upstreams import _print
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.engine_reports.metrics import EngineFigures, read_figures
 from kvproxy.upstreams.engine_reports.mirror_problems import PATIENCE, TELLING, Watch
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
+from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
 from tests.polling import until
 from tests.servers import run_app, run_proxy
@@ -211,7 +211,7 @@ def proxy(tmp_path: Path) -> Iterator[str]:
             yield proxy
 
 
-def test_figures_are_shown_with_their_age(proxy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_shown_with_their_age(proxy: str) -> None:
     httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}).raise_for_status()
     until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["figures"])
     stats = httpx.get(f"{proxy}/admin/blocks/stats").raise_for_status().json()
@@ -222,10 +222,9 @@ def test_figures_are_shown_with_their_age(proxy: str, capsys: pytest.CaptureFixt
     metrics = httpx.get(f"{proxy}/metrics").text
     assert 'kvproxy_engine{of="usage",upstream=' in metrics
     assert 'kvproxy_reported_reuse{model="m",of="cached_tokens"' in metrics
-    _print(httpx.get(f"{proxy}/admin/upstreams").json(), False)
-    shown = capsys.readouterr().out
+    shown = kvproxy("upstreams", url=proxy).stdout
     assert "25.0%" in shown
-    assert "1,500 of 2,000 prompt tokens reused, as it reported" in shown
+    assert "1,500 of 2,000 prompt tokens reused, as reported" in shown
 
 
 def test_doctor_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

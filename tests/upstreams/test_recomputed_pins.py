@@ -121,10 +121,10 @@ def test_what_is_lost_is_computed_again(engine: Engine, url: str, monkeypatch: p
     assert engine.computed[2] == 4 * SIZE
     assert (row(url)["computed"], row(url)["blocks"]) == (160 + 64, [])
     shown = kvproxy("blocks", "pins", url=url).stdout
-    assert "held" in shown
+    assert "Cached" in shown
     assert "224" in shown
     # Unpinned it is given up like any other.
-    assert "no longer pinned" in kvproxy("blocks", "unpin", "rules", url=url).stdout
+    assert "unpinned rules" in kvproxy("blocks", "unpin", "rules", url=url).stdout
     assert kvproxy("blocks", "unpin", "rules", url=url).returncode == 3
 
 

@@ -53,9 +53,12 @@ class CacheSettings(BaseModel):
         description="Maximum share of wrong semantic hits, for the policy learned.",
     )
     budget: float = Field(
-        0.03,
+        0.05,
         ge=0.0,
-        description="Maximum seconds of a semantic lookup. A slower lookup counts as skipped, and the request is forwarded.",
+        description="Timeout of a semantic lookup in seconds. A lookup that exceeds it is skipped, and the request is forwarded.",
+    )
+    shadow: bool = Field(
+        False, description="Serve no similar question's answer, but count what would have been served."
     )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.search.batching import Batcher, MicroBatcher, WriteBatcher
 from kvproxy.index.store import Capacity, NewEntry, SqliteStore, WriteResult
-from tests.index.doubles import HashEmbedder
+from kvproxy.index.store.write_batcher import WriteBatcher
 from tests.index.entries import make_entry
 
 
@@ -76,42 +75,19 @@ async def test_a_cancelled_batch_leaves_nobody_waiting() -> None:
     """As at a shutdown, when the loop's tasks are cancelled."""
     began, end = threading.Event(), threading.Event()
 
-    def work(items: Sequence[int]) -> list[int]:
+    def write(entries: Sequence[NewEntry]) -> WriteResult:
         began.set()
         end.wait(60)
-        return list(items)
+        return WriteResult(tuple(None for _ in entries), ())
 
-    before = asyncio.all_tasks()
-    batcher = Batcher(work, 2)
-    futures = [batcher.submit(number) for number in range(5)]
+    batcher = WriteBatcher(write)
+    puts = [asyncio.create_task(batcher.put(NewEntry(make_entry(f"q {number}")))) for number in range(5)]
     await asyncio.to_thread(began.wait, 60)
-    for task in asyncio.all_tasks() - before:
+    for task in asyncio.all_tasks() - {asyncio.current_task(), *puts}:
         task.cancel()
-    done, waiting = await asyncio.wait(futures, timeout=60)
+    done, waiting = await asyncio.wait(puts, timeout=60)
     end.set()
     assert not waiting
-    assert all(isinstance(future.exception(), RuntimeError) for future in done)
-    # What comes later is worked on as ever.
-    assert await asyncio.wait_for(batcher.submit(7), 60) == 7
-
-
-@pytest.mark.parametrize("results", [[], [1, 2, 3]])
-async def test_a_wrong_number_of_results_fails_the_callers(results: list[int]) -> None:
-    batcher: Batcher[int, int] = Batcher(lambda items: results, 8)
-    found = await asyncio.wait_for(
-        asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True), timeout=60
-    )
-    assert all(isinstance(error, RuntimeError) for error in found)
-
-
-async def test_an_embedder_that_cannot_even_be_asked_fails_its_callers() -> None:
-    """An executor that is shut down refuses work with a RuntimeError, which is no EmbedderError."""
-    batcher = MicroBatcher(HashEmbedder())
-    asyncio.get_running_loop().run_in_executor = _refuse  # type: ignore[method-assign, assignment]
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="shutdown"):
-            await asyncio.wait_for(batcher.embed("a question"), timeout=60)
-
-
-def _refuse(*_: object) -> None:
-    raise RuntimeError("cannot schedule new futures after shutdown")
+    assert all(isinstance(put.exception(), RuntimeError) for put in done)
+    # Later writes work as usual.
+    assert await asyncio.wait_for(batcher.put(NewEntry(make_entry())), 60)

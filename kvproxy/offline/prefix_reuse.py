@@ -67,8 +67,8 @@ async def tokenize_request(
     Raises:
         KvproxyError: the tokenizer cannot read the prompt.
     """
-    prompt = await tokenizer.tokens(form)
-    response_tokens = await tokenizer.words(response) if response else ()
+    prompt = await tokenizer.encode(form)
+    response_tokens = await tokenizer.encode_output(response) if response else ()
     own = request.body.get("cache_salt")
     salt = f"{request.tenant} {request.model} {own if isinstance(own, str) else ''}"
     return TokenizedRequest(tuple(prompt), tuple(response_tokens), salt)

@@ -57,9 +57,6 @@ class CacheSettings(BaseModel):
         ge=0.0,
         description="Timeout of a semantic lookup in seconds. A lookup that exceeds it is skipped, and the request is forwarded.",
     )
-    shadow: bool = Field(
-        False, description="Serve no similar question's answer, but count what would have been served."
-    )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(
         "similarity", description="How a fresh response is compared with the cached response that was not served."

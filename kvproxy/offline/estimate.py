@@ -13,7 +13,7 @@ from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, r
 from kvproxy.offline.prefix_reuse import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 Progress = Callable[[str, float], None]
 
@@ -160,7 +160,7 @@ async def _replays(
 
 async def _tokenized(tokenizer: LocalTokenizer, each: ReplayedRequest) -> TokenizedRequest | None:
     try:
-        return await tokenize_request(tokenizer, each.request, prompt_form(each.request), response_text(each.logged))
+        return await tokenize_request(tokenizer, each.request, prompt_input(each.request), response_text(each.logged))
     except KvproxyError:
         return None
 

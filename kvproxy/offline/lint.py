@@ -17,7 +17,7 @@ from kvproxy.offline.prompt_regions import prompt_regions
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 _MOST_SPANS = 3
 _COMPARED_PROMPTS = 12
@@ -129,7 +129,7 @@ class _Prompts:
 
     async def add(self, request: ApiRequest, response: str | None) -> None:
         try:
-            form = prompt_form(request)
+            form = prompt_input(request)
             tokenized = await tokenize_request(self._tokenizer, request, form, response)
         except KvproxyError:
             self.unread += 1
@@ -147,7 +147,7 @@ class _Prompts:
         savings: list[EditSaving] = []
         requests, best = [self._requests[member] for member in members], reused
         while len(savings) < _MOST_SPANS:
-            found = _costliest_span([prompt_form(request) for request in requests])
+            found = _costliest_span([prompt_input(request) for request in requests])
             if found is None:
                 break
             span, count = found
@@ -171,7 +171,7 @@ class _Prompts:
         tokenized = []
         for member, request in zip(members, changed, strict=True):
             before = self._tokenized[member]
-            prompt = tuple(await self._tokenizer.tokens(prompt_form(request)))
+            prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
             tokenized.append(TokenizedRequest(prompt, before.response, before.salt))
         return self._block_size * sum(self._reused_blocks(tokenized)), changed
 

@@ -94,7 +94,7 @@ def test_pins_leave_room_for_the_longest_request(url: str) -> None:
         if done.returncode:
             break
     assert done.returncode == 2
-    assert "unpin others, or start with more blocks (--num-blocks)" in done.stderr
+    assert "remove a pin, or start with more blocks (--num-blocks)" in done.stderr
     for pin in result("blocks", "pins", url=url):
         kvproxy("blocks", "unpin", pin["name"], url=url)
 

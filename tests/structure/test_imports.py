@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
+    "kvproxy.token_bucket": set(),
     "kvproxy.extras": {"kvproxy.errors"},
     "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("apis", "settings", "trace"))},
     "kvproxy.trace": set(),
@@ -60,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.backends.admission": {"kvproxy.errors"},
     "kvproxy.upstreams.routing": set(),
     "kvproxy.upstreams": {"kvproxy.upstreams.routing", *(f"kvproxy.{room}" for room in (
-        "backends.protocol", "backends.prefix_cache", "backends.admission",
+        "backends.protocol", "backends.prefix_cache", "backends.admission", "token_bucket",
         "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "apis", "tiers",
     ))},
     "kvproxy.backends": {f"kvproxy.{room}" for room in (
@@ -76,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{room}" for room in (
         "backends.protocol", "backends.prefix_cache", "backends", "upstreams",
         "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "tiers", "responses", "clients", "journal",
-        "redaction", "rules", "telemetry", "trace",
+        "redaction", "rules", "telemetry", "token_bucket", "trace",
     ))},
     # Access to a proxy for its operator: over HTTP, or through its files.
     "kvproxy.proxy_client": {"kvproxy.index", *(f"kvproxy.{room}" for room in (

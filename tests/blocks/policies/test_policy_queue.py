@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.policies import ORDERS, make_queue
+from kvproxy.blocks.policies import POLICIES, make_queue
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
 
@@ -38,7 +38,7 @@ def assert_sound(cache: KVCacheManager) -> None:
     assert empty == sorted(empty, reverse=True), "a cached block goes before an empty one"
 
 
-@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_chains_stay_whole(policy: str, data: st.DataObject) -> None:
@@ -72,7 +72,7 @@ def test_chains_stay_whole(policy: str, data: st.DataObject) -> None:
         assert [block.id for block in cache.pool.free_queue] == expected, "looking at the queue changed it"
 
 
-@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=100, deadline=None)
 @given(PATHS, st.integers(7, 15))
 def test_the_pool_hits_what_the_simulation_hits(policy: str, paths: list[list[int]], capacity: int) -> None:
@@ -86,11 +86,11 @@ def test_the_pool_hits_what_the_simulation_hits(policy: str, paths: list[list[in
         request = start(cache, str(number), [*(token for token in path for _ in range(SIZE)), 9])
         assert request is not None
         cache.free(request)
-    hits = cache.lookups.hits // SIZE
+    hits = cache.prefix_cache_stats.hits // SIZE
     assert hits == simulate(requests, capacity, policy).hits
 
 
-@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=60, deadline=None)
 @given(PATHS, st.integers(1, 12))
 def test_blocks_go_in_the_order_of_the_queue(policy: str, paths: list[list[int]], count: int) -> None:
@@ -100,10 +100,10 @@ def test_blocks_go_in_the_order_of_the_queue(policy: str, paths: list[list[int]]
         assert request is not None
         cache.free(request)
     expected = list(cache.pool.free_queue)[:count]
-    assert cache.pool.allocate(count) == expected
+    assert cache.pool.get_new_blocks(count) == expected
 
 
-@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_hit_on_a_second_copy_counts_for_the_content(policy: str) -> None:
     cache = manager(policy, 8)
     prompts = [start(cache, name, [1, 1]) for name in ("a", "b")]
@@ -114,8 +114,8 @@ def test_a_hit_on_a_second_copy_counts_for_the_content(policy: str) -> None:
     assert list(cache.pool.free_queue)[-2:][0] is oldest, "the copy freed last is the spare one"
     cache.pool.touch([oldest])
     assert oldest not in list(cache.pool.free_queue)
-    assert cache.pool.num_free == 6
-    cache.pool.release([oldest])
+    assert cache.pool.num_free_blocks == 6
+    cache.pool.free_blocks([oldest])
     cache.check_integrity()
 
 

@@ -1,11 +1,10 @@
-"""Orders of eviction over plain integers, for simulation: those of the pool, LRU, and Belady's, which knows the future."""
+"""Eviction policies of the simulator: the pool's, LRU, and Belady's optimum, which knows the future."""
 
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from kvproxy.blocks.policies import ORDERS as POOL_ORDERS
-from kvproxy.blocks.policies import Order
+from kvproxy.blocks.policies import POLICIES, EvictionPolicy
 
 
 class LRU:
@@ -29,26 +28,26 @@ class LRU:
 
 
 class Belady:
-    """The key whose next use is farthest away goes first, the deepest of a chain among equals: no order can do better.
+    """The key with the farthest next use first, and the deepest in its chain among equals: the optimal policy.
 
     Args:
-        uses: positions in the trace at which each key is used, in order.
-        depth: each key's place in its chain.
+        uses: for each key, the positions in the trace that use it, in order.
+        depth: each key's index in its chain.
     """
 
     def __init__(self, uses: dict[int, Sequence[int]], depth: dict[int, int]) -> None:
         self._uses = uses
         self._depth = depth
-        self._seen: dict[int, int] = {}
+        self._num_uses: dict[int, int] = {}
         self._heap: list[tuple[float, int, int]] = []
         self._idle: dict[int, tuple[float, int, int]] = {}
 
     def add(self, key: int) -> None:
-        # A key is added once for every use, so their number tells where in its own future it stands.
-        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        # A key is added once per use, so this count is the index of its next use.
+        following = self._num_uses[key] = self._num_uses.get(key, 0) + 1
         uses = self._uses[key]
-        following = uses[seen] if seen < len(uses) else float("inf")
-        entry = self._idle[key] = (-following, -self._depth[key], key)
+        next_use = uses[following] if following < len(uses) else float("inf")
+        entry = self._idle[key] = (-next_use, -self._depth[key], key)
         heapq.heappush(self._heap, entry)
 
     def remove(self, key: int) -> None:
@@ -67,6 +66,6 @@ class Belady:
         heapq.heappush(self._heap, entry)
 
 
-ORDERS: dict[str, Callable[[int], Order[int]]] = {"lru": LRU, **POOL_ORDERS}
+ONLINE_POLICIES: dict[str, Callable[[int], EvictionPolicy[int]]] = {"lru": LRU, **POLICIES}
 BELADY = "belady"
-POLICIES = (*ORDERS, BELADY)
+POLICY_NAMES = (*ONLINE_POLICIES, BELADY)

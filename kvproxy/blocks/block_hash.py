@@ -1,9 +1,8 @@
-"""The hash chain: a full block is named by a digest over its parent, its tokens and what else decides its KV.
+"""Block hashes: the digest of a full block covers its parent's hash, its tokens, and its extra keys.
 
-    h_i = H((h_(i-1), (t_0, .., t_(n-1)), extra))
+    h_i = H((h_(i-1), (t_0, .., t_(n-1)), extra_keys))
 
-The four algorithms are vLLM's and give its digests bit for bit, so that blocks named here can be compared with those
-that a vLLM server reports. The CBOR kinds are pure functions of the values; the pickle kinds follow CPython's pickle.
+The four algorithms equal vLLM's bit for bit. The CBOR algorithms depend on the values only; the others use pickle.
 """
 
 import hashlib
@@ -16,49 +15,49 @@ from typing import Any, Literal, get_args
 
 import xxhash
 
-_SMALL = 64  # Below this many tokens numpy's fixed cost per call is larger than encoding them one by one.
-_TOKENS_NULL = b"\xf6"
+_MIN_VECTOR_TOKENS = 64  # Below, numpy's fixed cost exceeds the cost of a loop.
+_CBOR_NULL = b"\xf6"
 
 
 def encode_blocks(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Each block's tokens as a CBOR array, followed by CBOR's null (the usual extra keys of a block).
+    """Encode each block's tokens as a CBOR array, followed by null (no extra keys).
 
     Args:
-        tokens: ids from 0 to 2**64 - 1, a multiple of `block_size` of them.
+        tokens: ids from 0 to 2**64 - 1; their number is a multiple of `block_size`.
         block_size: tokens in a block.
     """
     head = _head(0x80, block_size)
-    if len(tokens) > _SMALL:
+    if len(tokens) > _MIN_VECTOR_TOKENS:
         try:
             return _encode_many(array("I", tokens), block_size, head)
         except OverflowError:
-            pass  # An id of more than 32 bits: no vocabulary has one, but the format allows it.
+            pass  # An id exceeds 32 bits.
     return [
-        head + b"".join(map(_encode_token, tokens[start : start + block_size])) + _TOKENS_NULL
+        head + b"".join(map(_encode_token, tokens[start : start + block_size])) + _CBOR_NULL
         for start in range(0, len(tokens), block_size)
     ]
 
 
 def _encode_many(tokens: "array[int]", block_size: int, head: bytes) -> list[bytes]:
-    """All blocks at once: every token gets five bytes of room, and a mask keeps those of its shortest form."""
+    """Write every token into five bytes, and compress to the bytes of its shortest form with a mask."""
     import numpy as np
 
     ids = np.frombuffer(tokens, dtype=np.uint32)
     blocks, lead = len(ids) // block_size, len(head)
     width = lead + 5 * block_size + 1
-    # 0: the id itself; 1, 2, 3: a leading byte, then one, two or four bytes.
+    # 0: one byte with the id; 1, 2, 3: a head byte and one, two, or four bytes.
     form = (ids > 23).view(np.uint8) + (ids > 0xFF).view(np.uint8) + (ids > 0xFFFF).view(np.uint8)
-    room = np.empty((blocks, width), dtype=np.uint8)
-    room[:, :lead] = np.frombuffer(head, dtype=np.uint8)
-    room[:, -1] = _TOKENS_NULL[0]
-    cells = room[:, lead:-1].reshape(blocks, block_size, 5)
+    buffer = np.empty((blocks, width), dtype=np.uint8)
+    buffer[:, :lead] = np.frombuffer(head, dtype=np.uint8)
+    buffer[:, -1] = _CBOR_NULL[0]
+    cells = buffer[:, lead:-1].reshape(blocks, block_size, 5)
     cells[:, :, 0] = (form + np.uint8(0x17)).reshape(blocks, block_size)
     cells[:, :, 1:] = ids.astype(">u4").view(np.uint8).reshape(blocks, block_size, 4)
-    kept = np.array([[0, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=bool)
+    used = np.array([[0, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=bool)
     mask = np.ones((blocks, width), dtype=bool)
-    mask[:, lead:-1] = kept.take(form, axis=0).reshape(blocks, 5 * block_size)
+    mask[:, lead:-1] = used.take(form, axis=0).reshape(blocks, 5 * block_size)
     sizes = np.array([1, 2, 3, 5]).take(form).reshape(blocks, block_size).sum(axis=1) + (lead + 1)
-    data = room.ravel().compress(mask.ravel()).tobytes()
+    data = buffer.ravel().compress(mask.ravel()).tobytes()
     ends = sizes.cumsum().tolist()
     return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
@@ -69,29 +68,28 @@ def _encode_token(token: int) -> bytes:
 
 
 def _head(major: int, value: int) -> bytes:
-    """CBOR's shortest head of a major type with an argument (RFC 8949, section 3)."""
+    """Encode the shortest CBOR head of a major type with an argument (RFC 8949, section 3)."""
     if value < 24:
         return bytes((major | value,))
     for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
         if value < 1 << (8 * width):
             return bytes((major | code,)) + value.to_bytes(width, "big")
-    raise ValueError(f"token {value} does not fit 64 bits")
+    raise ValueError(f"token {value} exceeds 64 bits")
 
 
 HashAlgorithm = Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"]
-Extra = tuple[Any, ...] | None
+ExtraKeys = tuple[Any, ...] | None
 
 _DEFAULT_SEED = "vllm-none-hash"
-_NULL = b"\xf6"
 
 
 class BlockHasher:
-    """Digests of full blocks.
+    """Computes block hashes.
 
     Args:
-        algorithm: one of vLLM's names; the default is a pure function of the values.
-        seed: what the first block's parent digest is made from. None reads `PYTHONHASHSEED` as vLLM does; without
-            it, vLLM's fixed string for the sha256 kinds and random bytes for the xxhash kinds.
+        algorithm: one of vLLM's names.
+        seed: source of the first block's parent hash. None uses `PYTHONHASHSEED` as vLLM does; if that is not set,
+            vLLM's fixed string for sha256, and random bytes for xxhash.
 
     Raises:
         ValueError: the algorithm is unknown.
@@ -104,7 +102,7 @@ class BlockHasher:
         self._is_cbor = algorithm.endswith("_cbor")
         self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else _xxh3_128
         self.none_hash = self._none_hash(seed if seed is not None else os.environ.get("PYTHONHASHSEED"))
-        # An array of three, then the parent as a byte string: 32 bytes need a length byte, 16 do not.
+        # The heads of an array of three items and of the parent's byte string.
         self._head = b"\x83\x58\x20" if len(self.none_hash) == 32 else b"\x83\x50"
 
     def _none_hash(self, seed: str | None) -> bytes:
@@ -120,30 +118,35 @@ class BlockHasher:
         block_size: int,
         *,
         parent: bytes | None = None,
-        extras: Callable[[int], Extra] | None = None,
+        extra_keys: Callable[[int], ExtraKeys] | None = None,
         start: int = 0,
     ) -> list[bytes]:
-        """Digests of the full blocks of `tokens[start:]`, each chained to the one before.
+        """Return the chained hashes of the full blocks in `tokens[start:]`.
 
         Args:
-            tokens: token ids; what does not fill a block is left out.
+            tokens: token ids; an incomplete last block is ignored.
             block_size: tokens in a block.
-            parent: digest of the block that ends at `start`; None where the chain begins.
-            extras: block start -> extra keys of the block that begins there, or None for a plain one.
-            start: where hashing begins, a multiple of `block_size`.
+            parent: hash of the block that ends at `start`; None at the start of a chain.
+            extra_keys: returns the extra keys of the block at a token offset.
+            start: offset of the first block, a multiple of `block_size`.
         """
         parent = self.none_hash if parent is None else parent
         if self._is_cbor:
-            return self._chain_cbor(tokens, block_size, parent, extras, start)
+            return self._chain_cbor(tokens, block_size, parent, extra_keys, start)
         digests: list[bytes] = []
         for begin in range(start, len(tokens) - block_size + 1, block_size):
-            block = (parent, tuple(tokens[begin : begin + block_size]), extras(begin) if extras else None)
+            block = (parent, tuple(tokens[begin : begin + block_size]), extra_keys(begin) if extra_keys else None)
             parent = self._digest(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
             digests.append(parent)
         return digests
 
     def _chain_cbor(
-        self, tokens: Sequence[int], block_size: int, parent: bytes, extras: Callable[[int], Extra] | None, start: int
+        self,
+        tokens: Sequence[int],
+        block_size: int,
+        parent: bytes,
+        extra_keys: Callable[[int], ExtraKeys] | None,
+        start: int,
     ) -> list[bytes]:
         count = (len(tokens) - start) // block_size
         if count <= 0:
@@ -152,10 +155,10 @@ class BlockHasher:
         head = self._head
         digests: list[bytes] = []
         append = digests.append
-        if extras is not None:
+        if extra_keys is not None:
             for index, block in enumerate(encoded):
-                extra = extras(start + index * block_size)
-                parent = self._digest(head + parent + block[:-1] + (_NULL if extra is None else _cbor(extra)))
+                keys = extra_keys(start + index * block_size)
+                parent = self._digest(head + parent + block[:-1] + (_CBOR_NULL if keys is None else _cbor(keys)))
                 append(parent)
         elif self._digest is _sha256:
             sha256 = hashlib.sha256
@@ -186,5 +189,5 @@ def _cbor(value: object) -> bytes:
 
 
 def event_hash(digest: bytes) -> int:
-    """The integer form that KV events carry by default: the digest's low 64 bits, big-endian."""
+    """Return the hash's integer form in KV events: the low 64 bits, big-endian."""
     return int.from_bytes(digest[-8:], "big")

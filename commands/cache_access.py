@@ -117,4 +117,4 @@ def open_cache(
         )
     with opened_store(settings) as opened:
         clear = not (settings.encryption.enabled or settings.redaction.enabled)
-        yield FileCache(opened, settings.store_where, load_redactor(settings.redaction), clear=clear)
+        yield FileCache(opened, load_redactor(settings.redaction), clear=clear)

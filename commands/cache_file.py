@@ -1,6 +1,5 @@
 """The stored responses without a proxy: the file of a stopped one, or a server's."""
 
-import contextlib
 import getpass
 import os
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.redaction import RedactionFailed, Redactor
 from kvproxy.index.store import EntryFilter, PurgeRequest, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
-from kvproxy.index.store.observations import Observation, Observations
-from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.observations import Observation
 
 
 class FileCache:
@@ -22,16 +20,14 @@ class FileCache:
 
     Args:
         store: the open store.
-        where: its path or URL, by which its observations are found.
         redact: takes out of imported texts what must not be stored.
         clear: whether the list of purges may hold words of prompts: it is neither encrypted nor redacted.
     """
 
-    def __init__(self, store: Store, where: str, redact: Redactor | None = None, *, clear: bool = True) -> None:
+    def __init__(self, store: Store, redact: Redactor | None = None, *, clear: bool = True) -> None:
         self._clear = clear
         self._redact = redact
         self._store = store
-        self._where = where
 
     def ls(self, where: Where, *, limit: int) -> Listing:
         chosen = EntryFilter(**asdict(where))
@@ -41,7 +37,7 @@ class FileCache:
         return Listing(entries, len(entries) if len(entries) < limit or not limit else len(self._store.ids(chosen)))
 
     def queue(self, limit: int) -> list[dict[str, Any]]:
-        return [each.summary() for each in self._store.queue(limit)]
+        return [each.summary() for each in self._store.eviction_order(limit)]
 
     def usage(self, by: UsageKey) -> list[dict[str, Any]]:
         return [asdict(row) for row in self._store.usage(by)]
@@ -81,8 +77,7 @@ class FileCache:
         if question is not None:
             raise InvalidRequest("a question needs a running proxy, which scores it: leave --question out")
         entry = self._one(id)
-        with self._observations() as observations:
-            observations.add([Observation.verdict(entry, right)])
+        self._store.observations.add([Observation.verdict(entry, right)])
         return {"id": entry, "right": right}
 
     def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
@@ -90,17 +85,8 @@ class FileCache:
         self._store.pin(entry, pinned=pinned)
         return {"id": entry, "pinned": pinned}
 
-    @contextlib.contextmanager
-    def _observations(self) -> Iterator[Observations]:
-        observations = open_observations(self._where)
-        try:
-            yield observations
-        finally:
-            observations.close()
-
     def stats(self) -> dict[str, Any]:
-        with self._observations() as observations:
-            return self._store.stats() | {"semantic": {"learned": observations.summary()}}
+        return self._store.stats() | {"semantic": {"learned": self._store.observations.summary()}}
 
     def export(self) -> Iterator[bytes]:
         return export_lines(self._store)

@@ -101,7 +101,7 @@ def questions(data: Path, entries: Iterable[str | None]) -> dict[str, str]:
         return {}
     try:
         with opened_store(settings) as store:
-            return {id: head.prompt for id, head in store.heads(ids).items()}
+            return {id: head.prompt for id, head in store.questions(ids).items()}
     except KvproxyError:
         # A store that is away, or keys that are not here: the records say enough without.
         return {}

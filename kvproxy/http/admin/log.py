@@ -104,7 +104,7 @@ def _rows(app: Services, records: list[Record]) -> list[Row]:
     prompts: dict[str, str] = {}
     # A store that is away: the records say enough without.
     with contextlib.suppress(CacheStoreError):
-        prompts = {id: head.prompt for id, head in app.answerer.store.heads(ids).items()} if ids else {}
+        prompts = {id: head.prompt for id, head in app.answerer.store.questions(ids).items()} if ids else {}
     return [_row(app, record, prompts) for record in records]
 
 

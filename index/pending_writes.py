@@ -1,22 +1,12 @@
 """Answers on their way to the store. Equal requests are answered from them, and who reads what is stored can wait for them."""
 
 import asyncio
-import concurrent.futures
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
 
-_FEW = 4
-"""With more answers than these on their way, no lookup waits for them: lookups would stand in line behind commits."""
-_SHARE = 0.75
-"""Of the time that a lookup has, what it may wait for others' writes: then there is time to decide over what is stored."""
 _MOST_BYTES = 32 * 2**20
 """Of memory that answers on their way may take before further ones are held back. A disk that takes its time now and then holds
 up hundreds of small ones, for which nobody should wait."""
-_MOST_SECONDS = 1.0
-"""No lookup waits for longer, however much time it has: others wait for its thread, and a store may hang."""
 
 
 class PendingWrite:
@@ -28,9 +18,6 @@ class PendingWrite:
         entry: what is stored of it, as soon as that is known; None where it must not be stored.
         task: stores it; whether it was kept.
         size: bytes that it takes in memory, about.
-
-    Attributes:
-        written: done when the way is over, whatever became of it. Any thread may wait for it.
     """
 
     def __init__(
@@ -45,7 +32,6 @@ class PendingWrite:
         self.key = key
         self.namespace = namespace
         self.task = task
-        self.written: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._entry = entry
 
     @property
@@ -85,28 +71,6 @@ class PendingWrite:
         return not self.task.cancelled() and self.task.exception() is None and self.task.result()
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitedWrites:
-    """What is on its way and a reader may want to see, and until when it waits for it, by `time.monotonic`."""
-
-    under_way: tuple[PendingWrite, ...] = ()
-    until: float = 0.0
-
-
-NO_WRITES = AwaitedWrites()
-
-
-def wait_for(writes: AwaitedWrites, wanted: Callable[[str], bool]) -> None:
-    """Wait on the calling thread for what is on its way, as long as there is time.
-
-    Args:
-        wanted: whether an entry with a question is worth the wait. One whose question is not known is.
-    """
-    written = [each.written for each in writes.under_way if each.question is None or wanted(each.question)]
-    if written:
-        concurrent.futures.wait(written, max(0.0, writes.until - time.monotonic()))
-
-
 class PendingWrites:
     """The entries that are on their way to the store. To be used on the event loop."""
 
@@ -143,7 +107,6 @@ class PendingWrites:
         self.bytes -= coming.size
         if self._latest.get(coming.key) is coming:
             del self._latest[coming.key]
-        coming.written.set_result(None)
         if not self.full:
             self._room.set()
 
@@ -151,17 +114,9 @@ class PendingWrites:
         """The entry with an exact key."""
         return self._latest.get(key)
 
-    def awaited(self, namespace: str, seconds: float | None) -> AwaitedWrites:
-        """What a lookup in a namespace has to wait for, so that it finds what clients were told before it came.
-
-        Args:
-            seconds: that the lookup may take; None where it has all the time that it needs.
-        """
-        if not 0 < len(self._all) <= _FEW:
-            return NO_WRITES
-        under_way = tuple(coming for coming in self._all if coming.namespace == namespace)
-        patience = _MOST_SECONDS if seconds is None else min(_MOST_SECONDS, _SHARE * seconds)
-        return AwaitedWrites(under_way, time.monotonic() + patience)
+    def in_namespace(self, namespace: str) -> tuple[PendingWrite, ...]:
+        """Return the pending writes that a lookup in a namespace may have to wait for."""
+        return tuple(write for write in self._all if write.namespace == namespace)
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait for what is on its way now; what comes meanwhile is not waited for.

@@ -11,11 +11,11 @@ from types import TracebackType
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.redaction import Redactor, redacted, redacted_all
-from kvproxy.index.search.batching import WriteBatcher
 from kvproxy.index.search.deferred_embedding import LookupCallback
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import NewEntry, PurgeRequest, Store
 from kvproxy.index.store.observations import Observations
+from kvproxy.index.store.write_batcher import WriteBatcher
 
 _DAY = 86_400.0
 _BESIDES = 12_288  # Bytes that an entry on its way takes beside its texts, with its request and its task, as measured.
@@ -158,7 +158,7 @@ class ResponseCache:
 
         Args:
             late: there was no time to look up its question, so it is found by similar ones some time later.
-            told: where it is late, told then what the lookup would have found; see `SemanticCache.insert_soon`.
+            told: where it is late, told then what the lookup would have found; see `SemanticCache.insert_deferred`.
         """
         kept: asyncio.Future[Entry | None]
         if self._redact is None:
@@ -179,7 +179,7 @@ class ResponseCache:
             return False
         if self.semantic is None:
             return await self._writes.put(NewEntry(entry))
-        return await (self.semantic.insert_soon(entry, told) if late else self.semantic.insert(entry))
+        return await (self.semantic.insert_deferred(entry, told) if late else self.semantic.insert(entry))
 
     async def insert(self, entry: Entry) -> bool:
         """Keep an entry; durable and findable when this returns.

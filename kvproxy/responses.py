@@ -17,6 +17,7 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.observations import Observations
@@ -84,7 +85,7 @@ def _semantic(
     """The search for similar questions, with everything embedded; None where it is off."""
     if not (settings.enabled and settings.semantic):
         return None
-    model = load_embedder(embedder, data)
+    model = load_embedder(embedder, data, model_threads())
     # Policies that rules name share the verifier of the usual one; they are made when the first request needs them.
     load = cache(load_verifier)
 

@@ -91,13 +91,14 @@ def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray 
     ]
 
 
-def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
+def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | None = None) -> Embedder:
     """An embedder by name.
 
     Args:
         name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
         data: the folder of all state. The packaged model's finished graph is kept there if the user's cache folder
             cannot be written to.
+        threads: number of threads of the packaged model; by default one for each core.
 
     Raises:
         EmbedderError: it cannot be loaded; the message names the fix.
@@ -106,7 +107,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
         from kvproxy.index.models.minilm.files import graph_files
 
-        return MiniLMEmbedder(files=graph_files(data))
+        return MiniLMEmbedder(files=graph_files(data), threads=threads)
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 

@@ -205,9 +205,3 @@ class Policy(Protocol):
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> Ruling:
         """A decision for each neighbour, nearest first."""
-
-
-def best(decisions: Sequence[Decision]) -> int | None:
-    """Which accepted neighbour to serve: the one with the highest score, then the nearest."""
-    accepted = [place for place, decision in enumerate(decisions) if decision.verdict == "accepted"]
-    return max(accepted, key=lambda place: (decisions[place].score or 0.0, -place), default=None)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, best
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling
 from kvproxy.index.policies.screen import screen
 
 
@@ -26,9 +26,10 @@ class ThresholdPolicy:
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> Ruling:
-        refused = screen(question, neighbours, max(self.floor, limits.similarity or 0.0), self._guards)
+        floor = max(self.floor, limits.similarity or 0.0)
         decisions = [
-            refusal or Decision("accepted", score=neighbour.similarity)
-            for refusal, neighbour in zip(refused, neighbours, strict=True)
+            screen(question, neighbour, floor, self._guards) or Decision("accepted", score=neighbour.similarity)
+            for neighbour in neighbours
         ]
-        return Ruling(decisions, best(decisions))
+        accepted = (place for place, decision in enumerate(decisions) if decision.verdict == "accepted")
+        return Ruling(decisions, next(accepted, None))

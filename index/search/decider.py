@@ -7,8 +7,7 @@ import numpy as np
 
 from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.policy import Policy, PolicyName
-from kvproxy.index.search.lookup import Lookup, judge
-from kvproxy.index.search.lookup_queue import Ask
+from kvproxy.index.search.lookup import Lookup, LookupRequest, judge
 from kvproxy.index.search.neighbours import Neighbours
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
@@ -45,27 +44,26 @@ class Decider:
         self._other = other
         self.chance = chance
 
-    def decide(self, ask: Ask, vector: np.ndarray, besides: str = "") -> Lookup:
+    def decide(self, request: LookupRequest, vector: np.ndarray, excluded: str = "") -> Lookup:
         """What is found near a question.
 
         Args:
             vector: of the question.
-            besides: id of an entry that is left out.
+            excluded: id of an entry that is left out.
         """
-        policy = self.named(ask.policy)
-        reach = policy.reach if ask.reach is None else ask.reach
-        near = self._near(ask, vector, reach, besides)
-        chance = self.chance if ask.explore else None
+        policy = self.named(request.policy)
+        near = self._near(request, vector, policy.reach, excluded)
+        chance = self.chance if request.explore else None
         found = judge(
             self._store,
             self._observations,
             policy,
-            ask.namespace,
-            ask.question,
+            request.namespace,
+            request.question,
             near,
-            ask.limits,
+            request.limits,
             chance,
-            served=ask.served,
+            served=request.served,
         )
         # What another policy decides teaches the one that learns nothing, and is not charged to its bound.
         return found if policy is self.policy else replace(found, judged=None)
@@ -76,31 +74,21 @@ class Decider:
             return self.policy
         return self._other(name)
 
-    def may_serve(
-        self, ask: Ask, vector: np.ndarray | None, known: Callable[[str], np.ndarray | None], question: str
-    ) -> bool:
-        """Whether the answer to another question is near enough to be served, or nobody knows.
-
-        Args:
-            vector: of what is asked.
-            known: the vector of a text, where that is at hand.
-        """
-        other = known(question)
-        return other is None or vector is None or float(vector @ other) >= self.named(ask.policy).floor
-
-    def _near(self, ask: Ask, vector: np.ndarray, reach: int, besides: str) -> list[tuple[StoredQuestion, float]]:
+    def _near(
+        self, request: LookupRequest, vector: np.ndarray, reach: int, excluded: str
+    ) -> list[tuple[StoredQuestion, float]]:
         """The nearest entries, those that are past their time too; and as many more that are not."""
 
         def search(most: int) -> list[tuple[StoredQuestion, float]]:
-            found = self._neighbours.search(ask.namespace, vector, most + bool(besides))
+            found = self._neighbours.search(request.namespace, vector, most + bool(excluded))
             # An entry that was stored before such questions were refused, or by another version.
-            shown = [(head, cosine) for head, cosine in found if head.id != besides and not hides_text(head.prompt)]
+            shown = [(head, cosine) for head, cosine in found if head.id != excluded and not hides_text(head.prompt)]
             return shown[:most]
 
         near = search(reach)
-        if all(head.freshness in ask.served for head, _ in near):
+        if all(head.freshness in request.served for head, _ in near):
             return near
         nearest = {head.id for head, _ in near}
         wider = search(_WIDER * reach)
-        fresh = [head.id for head, _ in wider if head.freshness in ask.served][:reach]
+        fresh = [head.id for head, _ in wider if head.freshness in request.served][:reach]
         return [(head, cosine) for head, cosine in wider if head.id in nearest or head.id in fresh]

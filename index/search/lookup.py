@@ -1,10 +1,12 @@
 """What is decided of a question's neighbours, and which of them is served."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Policy, Ruling, Verdict
+from kvproxy.index.pending_writes import PendingWrite
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Policy, PolicyName, Ruling, Verdict
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
@@ -12,6 +14,9 @@ FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
 """What is served of itself: what is past its time is computed anew meanwhile."""
 KEPT: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
 """What is served where nothing can be computed."""
+
+
+SkipReason = Literal["queue-full", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Lookup:
         namespace, question: what was asked, and where.
         chosen: the neighbour that is served, or would have been but is explored.
         judged: what a fresh answer can teach, where the policy learns.
-        skipped: nothing was decided, since it would have taken too long.
+        skipped: reason to skip the lookup; None if it was decided.
     """
 
     entry: Entry | None
@@ -64,7 +69,7 @@ class Lookup:
     namespace: str = ""
     question: str = ""
     judged: Judged | None = None
-    skipped: bool = False
+    skipped: SkipReason | None = None
 
     @property
     def similarity(self) -> float | None:
@@ -74,7 +79,7 @@ class Lookup:
     @property
     def outcome(self) -> str:
         """A word for statistics: the verdict that decided, `no neighbour`, or `skipped`."""
-        if self.skipped:
+        if self.skipped is not None:
             return "skipped"
         told = [candidate for candidate in self.candidates if candidate.verdict != "passed over"]
         scored = max(
@@ -84,6 +89,26 @@ class Lookup:
         )
         telling = self.chosen or scored or next(iter(told), None)
         return telling.verdict if telling is not None else "no neighbour"
+
+
+@dataclass(frozen=True, slots=True)
+class LookupRequest:
+    """Arguments of a lookup; see `SemanticCache.lookup`.
+
+    Attributes:
+        pending: pending writes in the namespace.
+    """
+
+    namespace: str
+    question: str
+    limits: Limits = field(default_factory=Limits)
+    explore: bool = True
+    served: tuple[Freshness, ...] = FRESH
+    policy: PolicyName | None = None
+    pending: tuple[PendingWrite, ...] = ()
+
+    def without_result(self, skipped: SkipReason | None = None) -> Lookup:
+        return Lookup(None, (), namespace=self.namespace, question=self.question, skipped=skipped)
 
 
 def judge(

@@ -121,7 +121,7 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
 
 def _own_chunks(settings: Settings) -> str | None:
     """How the keys of the model's chunks begin; None where the model cannot be loaded, which is told elsewhere."""
-    from kvproxy.blocks.digest import BlockHasher
+    from kvproxy.blocks.block_hash import BlockHasher
     from kvproxy.engine.kv_connector.fingerprint import fingerprint
     from kvproxy.engine.models.loader import load_model
     from kvproxy.tiers.codec import key_prefix

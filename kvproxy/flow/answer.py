@@ -218,4 +218,4 @@ class Answerer:
         await self.shared_requests.close()
         await self.cache.pending_writes.wait()
         if self.semantic is not None:
-            await self.semantic.behind.stop()
+            await self.semantic.deferred.stop()

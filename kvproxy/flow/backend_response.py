@@ -197,13 +197,13 @@ class UpstreamReader:
 
     @property
     def prefix(self) -> PrefixUse | None:
-        return None if self._reuse.told is None else PrefixUse(*self._reuse.told)
+        return None if self._reuse.reuse is None else PrefixUse(*self._reuse.reuse)
 
     def _read_events(self, chunk: bytes) -> list[Event]:
         # A stream without event boundaries must not accumulate in memory.
         events = self._events.push(chunk) if len(self._events) <= self._limit else []
         for event in events:
-            self._reuse.take(event)
+            self._reuse.push(event)
         return events
 
     def push(self, chunk: bytes) -> bool:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -130,8 +129,6 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
 
 
 _WAITING = 64
-# Seconds of rest for each second of work: while requests wait to be looked up, and while they are not looked up at all.
-_REST, _LONG_REST = 3.0, 20.0
 _log = logging.getLogger("kvproxy")
 
 
@@ -182,7 +179,7 @@ class Observer:
 
     def results(self) -> dict[str, int]:
         """Comparisons by result, with those that were dropped before they came here."""
-        dropped = self.counts["dropped"] + self._semantic.behind.dropped
+        dropped = self.counts["dropped"] + self._semantic.deferred.dropped
         return dict(self.counts) | ({"dropped": dropped} if dropped else {})
 
     @property
@@ -200,7 +197,6 @@ class Observer:
     async def _work(self) -> None:
         while True:
             comparison = await self._queue.get()
-            began = time.monotonic()
             try:
                 result = await self._observe(comparison)
                 if comparison.lookup.judged is not None:
@@ -213,10 +209,6 @@ class Observer:
             finally:
                 self._queue.task_done()
                 self._unfinished -= 1
-            if self._semantic.lookups.busy:
-                # Requests wait for the same cores: learning takes a part of their time, and no more.
-                rest = _LONG_REST if self._semantic.lookups.overloaded else _REST
-                await asyncio.sleep(rest * (time.monotonic() - began))
 
     async def _observe(self, comparison: _Comparison) -> str:
         fresh, learning = comparison.fresh, self._semantic.learning
@@ -257,8 +249,7 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
 
 def _alike(semantic: SemanticCache) -> Callable[[Cached, str], Awaitable[float]]:
     async def alike(cached: Cached, fresh: str) -> float:
-        if semantic.learning is None:
-            return await semantic.similarity(cached.text, fresh)
+        assert semantic.learning is not None
         return await semantic.learning.alike(cached.entry, cached.text, fresh)
 
     return alike

@@ -76,7 +76,7 @@ class ResponseWriter:
         if entry is None:
             return None
         lookup, observer, is_full = exchange.lookup, self._observer, self._cache.pending_writes.full
-        skipped = lookup is not None and lookup.skipped
+        skipped = lookup is not None and lookup.skipped is not None
         compare = None
         if skipped and observer is not None:
             compare = partial(observer.compare, exchange.api_request, entry, late=True)
@@ -96,7 +96,7 @@ class ResponseWriter:
             return
         self._journal.kept(entry)
         lookup = exchange.lookup
-        if self._observer is not None and lookup is not None and not lookup.skipped:
+        if self._observer is not None and lookup is not None and lookup.skipped is None:
             self._observer.compare(exchange.api_request, entry, lookup)
 
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:

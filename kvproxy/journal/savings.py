@@ -1,7 +1,9 @@
 """What the caches saved: tokens, seconds and money, out of the totals."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -54,6 +56,39 @@ class Saving:
     seconds: float = 0.0
     money: float | None = None
     least_money: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavingsReport:
+    """Savings by group, and their total.
+
+    Attributes:
+        total: None if the groups are tags, since a request may have several.
+    """
+
+    rows: list[Saving]
+    total: Saving | None
+    wrong: Wrong | None
+
+
+def savings_report(
+    reader: Reader,
+    by: By,
+    prices: Mapping[str, PriceSettings],
+    counts: Mapping[str, int] | None,
+    settings: CacheSettings,
+    since: float | None = None,
+) -> SavingsReport:
+    """Return the savings by group and their total.
+
+    Args:
+        counts: of observations; None if there are none.
+        since: seconds; only whole days within this time count.
+    """
+    first = None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
+    wrong = wrong_share(counts, settings)
+    rows = savings(reader, by, prices, wrong, first)
+    return SavingsReport(rows, total_of(rows) if by != "tag" else None, wrong)
 
 
 def savings(
@@ -111,8 +146,10 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:
-        told = f"{counts['accepted_wrong']:,} of {counts['accepted']:,} that were compared with fresh answers were"
-        return Wrong(*wilson(counts["accepted_wrong"], counts["accepted"]), told)
+        wrong, compared = counts["accepted_wrong"], counts["accepted"]
+        return Wrong(
+            *wilson(wrong, compared), f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong"
+        )
     if settings.policy == "learned":
         return Wrong(0.0, settings.max_error, "the policy's bound, cache.max_error")
     return None

@@ -45,8 +45,8 @@ def test_a_stream_tells_in_one_event_or_in_several() -> None:
     def read(*parts: bytes) -> list[tuple[int, int] | None]:
         reader, told = ReuseReader(), []
         for part in parts:
-            reader.take(Event(part))
-            told.append(reader.told)
+            reader.push(Event(part))
+            told.append(reader.reuse)
         return told
 
     start = b'{"message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 6}}}'

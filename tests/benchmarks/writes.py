@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.search.batching import WriteBatcher
 from kvproxy.index.store import Capacity, NewEntry, SqliteStore
+from kvproxy.index.store.write_batcher import WriteBatcher
 from tests.index.entries import make_entry
 
 SECONDS = 1.5

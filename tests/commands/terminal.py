@@ -121,5 +121,5 @@ def top(url: str, columns: int, *, lines: int = 24, colours: bool = False) -> It
     for name in ("COLUMNS", "LINES", *(("NO_COLOR",) if colours else ())):
         env.pop(name, None)
     with terminal(command("top", "--interval", "0.2"), (columns, lines), env) as screen:
-        screen.until("first byte, ms")
+        screen.until("First byte, ms")
         yield screen

@@ -116,7 +116,7 @@ def test_what_is_nested_too_deeply_to_be_shown_is_exported(tmp_path: Path) -> No
     entry = make_entry(request=b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}")
     path = stored(tmp_path / "a.db", entry)
     shown = kvproxy("cache", "show", entry.id, "--store", path)
-    assert (shown.returncode, "cache export writes it out" in shown.stderr) == (1, True)
+    assert (shown.returncode, "use kvproxy cache export" in shown.stderr) == (1, True)
     assert entry.request.decode() in kvproxy("cache", "export", "--store", path).stdout
 
 
@@ -137,13 +137,13 @@ def test_an_export_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypat
 def test_a_list_says_when_it_is_cut_or_empty(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.db", *(make_entry(f"question {n}", created=time.time() - 200) for n in range(5)))
     cut = kvproxy("cache", "ls", "--limit", 2, "--store", path)
-    assert cut.stderr == "2 of 5: --limit 0 lists all\n"
+    assert cut.stderr == "2 of 5 responses: list all with --limit 0\n"
     assert len(cut.stdout.splitlines()) == 3
     for limit in (0, 5, 6):
         assert kvproxy("cache", "ls", "--limit", limit, "--store", path).stderr == ""
     assert kvproxy("cache", "ls", "--limit", 2, "--search", "question 1", "--store", path).stderr == ""
     none = kvproxy("cache", "ls", "--search", "nothing", "--store", path)
-    assert (none.stdout, none.stderr) == ("", "no stored response fits these options\n")
+    assert (none.stdout, none.stderr) == ("", "no stored response matches these options\n")
     empty = kvproxy("cache", "ls", "--store", stored(tmp_path / "b.db"))
     assert empty.stderr == "no response is stored\n"
 
@@ -152,7 +152,7 @@ def test_a_running_proxy_says_when_its_list_is_cut(demo: Demo) -> None:
     for number in range(3):
         ask(demo[0], f"What is number {number}?", "For the test of lists.")
     given = ("cache", "ls", "--search", "what is number", "--limit")
-    assert kvproxy(*given, 2, url=demo[0]).stderr == "2 of 3: --limit 0 lists all\n"
+    assert kvproxy(*given, 2, url=demo[0]).stderr == "2 of 3 responses: list all with --limit 0\n"
     assert kvproxy(*given, 3, url=demo[0]).stderr == ""
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_cut_in_a_pipe_and_only_the_prompt_at_a_terminal(tmp_path: Pa
     entry = make_entry(prompt, namespace="n" * 64, model="a-model/with-a-rather-long-name", created=time.time() - 200)
     path = stored(tmp_path / "a.db", entry)
     header, row = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
-    assert header.split("\t") == ["id", "age", "hits", "model", "namespace", "prompt"]
+    assert header.split("\t") == ["Id", "Age", "Hits", "Model", "Namespace", "Prompt"]
     assert row.split("\t") == [entry.id, "3 min", "0", entry.model, "n" * 64, " ".join(prompt.split())]
     _, row = kvproxy("cache", "ls", "--store", path, FORCE_COLOR="1", COLUMNS="80").stdout.splitlines()
     shown = row.split()
@@ -202,7 +202,7 @@ def test_entries_of_one_tenant(tmp_path: Path) -> None:
         assert [row["prompt"] for row in result("cache", "ls", "--store", path, "--tenant", tenant)] == [prompt]
     shown = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
     tenants = {line.split("\t")[4] for line in shown}
-    assert tenants == {"tenant", "one", "two", "0123456789abcdef"}
+    assert tenants == {"Tenant", "one", "two", "0123456789abcdef"}
     assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 1}
     assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 0}
     assert {row["prompt"] for row in result("cache", "ls", "--store", path)} == {"another's", "somebody's"}
@@ -230,7 +230,7 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_leaves_stale_times(tmp_pat
     assert (meant["would_remove"], set(meant["ids"])) == (3, {entry.id for entry in entries})
     one = kvproxy("cache", "rm", entries[0].id, "--dry-run", "--store", path).stdout
     assert "question 0" in one
-    assert "1 responses would be removed; nothing was changed" in one
+    assert "would remove 1 response; nothing was changed" in one
     assert result("cache", "purges", "--store", path) == []
     assert result("cache", "rm", "--tag", "t", "--soft", "--yes", "--store", path) == {"removed": 3}
     assert result("cache", "rm", entries[0].id[:12], "--store", path) == {"removed": 1}

@@ -92,16 +92,16 @@ def admin(answers: dict[str, Any], asked: list[str]) -> Starlette:
 @pytest.mark.parametrize(
     ("done", "code", "says"),
     [
-        ({"reset": True, "pinned": 0, "used": 0, "engines": []}, 0, ["the prefix cache is empty now"]),
+        ({"reset": True, "pinned": 0, "used": 0, "engines": []}, 0, ["the prefix cache is empty"]),
         (
             {"reset": False, "pinned": 3, "used": 0, "engines": []},
             1,
-            ["refused: 3 blocks are pinned; blocks pins lists the pins, blocks unpin removes one"],
+            ["refused: 3 blocks are pinned; list pins with blocks pins, remove one with blocks unpin"],
         ),
         (
             {"reset": False, "pinned": 0, "used": 2, "engines": []},
             1,
-            ["refused: a request holds blocks; try again when it has ended"],
+            ["refused: a request uses blocks; try again when it has finished"],
         ),
         (
             {
@@ -114,7 +114,7 @@ def admin(answers: dict[str, Any], asked: list[str]) -> Starlette:
                 ],
             },
             1,
-            ["http://a: its prefix cache is empty now", "http://b: not reset (blocks are in use)"],
+            ["http://a: the prefix cache is empty", "http://b: not reset (blocks are in use)"],
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_another_server_at_the_url_is_told() -> None:
     with run_app(Starlette(routes=[Route("/{path:path}", page, methods=["GET", "POST", "DELETE"])])) as url:
         for arguments in (("blocks", "stats"), ("upstreams",), ("explain", "x", "--model", "m")):
             done = kvproxy(*arguments, url=url)
-            assert (done.returncode, "is no kvproxy" in done.stderr) == (1, True)
+            assert (done.returncode, "is not a kvproxy" in done.stderr) == (1, True)
         assert kvproxy("cache", "ls", url=url).returncode == 4
         checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--json", url=url).stdout)}
         assert "is no kvproxy" in checks["proxy"]["detail"]

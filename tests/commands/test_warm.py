@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.apis.api import ApiName
-from kvproxy.commands.bodies import PATHS, credentials
-from kvproxy.commands.warm_file import read_requests
-from kvproxy.commands.warm_run import Pace, Report, run
+from kvproxy.proxy_client.api_paths import PATHS, credentials
+from kvproxy.proxy_client.warm import Pace, WarmReport, send_all
+from kvproxy.proxy_client.warm_requests import read_requests
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.servers import run_app, run_proxy
@@ -67,11 +67,12 @@ class Upstream:
 def test_no_more_requests_a_second_than_allowed_and_keys_as_clients_send_them(tmp_path: Path) -> None:
     upstream = Upstream()
     values = [{"path": "/v1/messages", "body": said(f"q{number}")} for number in range(6)]
-    requests = read_requests(lines(tmp_path / "x.jsonl", *values), "m", None).requests
-    report = Report()
+    file = lines(tmp_path / "x.jsonl", *values)
+    requests = read_requests(file, file.read_text(), "m", None).requests
+    report = WarmReport()
     with run_app(upstream.app()) as url:
         began = time.monotonic()
-        asyncio.run(run(requests, url, Pace(4, rate=20.0), "key", report))
+        asyncio.run(send_all(requests, url, Pace(4, rate=20.0), report, "key"))
     assert report.outcomes["forwarded"] == 6
     # From the start, since a busy machine may deliver the first request late.
     assert max(moment for moment, _, _ in upstream.asked) - began >= 5 / 20
@@ -111,7 +112,7 @@ def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> No
             before = {entry["id"] for entry in result("cache", "ls", url=url)}
             done = kvproxy("warm", "--cache", "--refresh", "--api-key", "a", url=url)
             assert (done.returncode, done.stdout.split("\n")[1].split()[-1]) == (0, "2")
-            assert done.stderr == "1 responses of other tenants were left out: give their key with --api-key\n"
+            assert done.stderr == "skipped 1 response of other tenants: give their key with --api-key\n"
             after = result("cache", "ls", url=url)
             assert len(after) == 3
             assert len(before & {entry["id"] for entry in after}) == 1
@@ -177,7 +178,7 @@ def test_an_interrupted_run_and_a_lost_server_are_summed_up(tmp_path: Path) -> N
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "interrupted: run warm again, which goes on from here\n")
+    assert (process.returncode, err) == (130, "interrupted: run the command again to continue\n")
     assert 2 <= json.loads(out)["computed_not_stored"] < 500
     done = kvproxy("warm", prompts, "--json", "--model", "m", url=url)
     assert (done.returncode, json.loads(done.stdout)["requests"]) == (4, 0)
@@ -210,8 +211,8 @@ def test_a_client_with_the_same_fields_and_tenant_finds_what_was_stored(tmp_path
             done = kvproxy("warm", file, "--model", "m", *options, url=url)
             assert done.returncode == 0, done.stderr
             facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
-            assert (facts["requests"], facts["duplicates"]) == ("2", "1")
-            assert facts["prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
+            assert (facts["Requests"], facts["Duplicates"]) == ("2", "1")
+            assert facts["Prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
             assert "temperature 0" in done.stdout
             assert "max_tokens 50, seed 7" in done.stdout
             body = said("What is LRU?", temperature=0, max_tokens=50, seed=7)
@@ -227,4 +228,4 @@ def test_a_field_or_header_of_another_form_is_named(tmp_path: Path, options: lis
     file = lines(tmp_path / "x.jsonl", said("q"))
     done = kvproxy("warm", file, "--model", "m", *options)
     assert done.returncode == 2
-    assert "as in" in done.stderr
+    assert "such as" in done.stderr

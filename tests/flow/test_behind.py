@@ -5,7 +5,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def test_who_asks_to_know_waits_and_is_told(
 def test_a_similar_question_finds_the_answer_that_was_given_just_before_it(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when(monkeypatch, semantic, "wait_for", go)
+    when(monkeypatch, semantic.SemanticCache, "_is_near", go)
     with held_proxy(tmp_path, go, budget=PATIENT) as (url, _, _):
         assert makes_entry(status(url, QUESTION))
         assert "semantic" in status(url, CLOSE)
@@ -116,21 +115,12 @@ def test_a_similar_question_waits_for_no_store_that_hangs(tmp_path: Path, go: th
 def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coming, "_MOST_SECONDS", PATIENT)
+    monkeypatch.setattr(semantic, "_WRITES_SECONDS", PATIENT)
     with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
         assert makes_entry(status(url, "when does the next train to Oslo leave"))
         assert not go.is_set()
         assert services.answerer.store.count() == 0
-
-
-def test_nobody_waits_for_many_answers_on_their_way(tmp_path: Path, go: threading.Event) -> None:
-    with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _), ThreadPoolExecutor(5) as pool:
-        questions = [f"{FAR} number {number}" for number in range(5)]
-        assert all(map(makes_entry, pool.map(lambda each: status(url, each, "no-cache"), questions)))
-        assert len(services.answerer.cache.pending_writes) == 5
-        assert makes_entry(status(url, QUESTION))
-        assert not go.is_set()
 
 
 def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:

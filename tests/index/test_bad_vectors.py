@@ -11,9 +11,8 @@ import pytest
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import SentenceEmbedder, load_embedder
 from kvproxy.index.policies.policy import Neighbour
-from kvproxy.index.policies.screen import screen
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.batching import MicroBatcher
+from kvproxy.index.search.embedding_cache import EmbeddingCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore, Store
 from tests.index.conftest import MakeStore
@@ -90,43 +89,27 @@ async def test_vectors_of_any_length_are_compared_by_their_angle(tmp_path: Path)
     store.close()
 
 
-async def test_one_text_that_fails_costs_the_others_nothing() -> None:
-    batcher = MicroBatcher(Odd())
+async def test_a_text_that_fails_does_not_fail_other_lookups(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "r.db")
+    semantic = SemanticCache(store, Odd(), ThresholdPolicy(0.9, guards=()))
+    await semantic.insert(make_entry("text"))
     texts = ["raises here", *(f"text {number}" for number in range(20)), "nan here"]
-    results = await asyncio.gather(*map(batcher.embed, texts), return_exceptions=True)
+    results = await asyncio.gather(*(semantic.lookup("n", text) for text in texts), return_exceptions=True)
     assert [isinstance(result, EmbedderError) for result in results] == [True, *[False] * 20, True]
-
-
-async def test_nobody_waits_for_a_whole_crowd() -> None:
-    batches: list[int] = []
-
-    class Counting(HashEmbedder):
-        def embed(self, texts: Sequence[str]) -> np.ndarray:
-            batches.append(len(texts))
-            return super().embed(texts)
-
-    batcher = MicroBatcher(Counting())
-    first, *others = [asyncio.create_task(batcher.embed(f"text {number}")) for number in range(200)]
-    await first
-    assert not others[-1].done()
-    await asyncio.gather(*others)
-    assert max(batches) <= 32
-    assert sum(batches) == 200
+    store.close()
 
 
 @pytest.mark.parametrize("shape", [(1, 63), (2, 64), (64,)])
-async def test_another_shape_is_told(shape: tuple[int, ...]) -> None:
+def test_an_error_names_another_shape(shape: tuple[int, ...]) -> None:
     class Wrong(HashEmbedder):
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             return np.ones(shape, np.float32)
 
     with pytest.raises(EmbedderError, match="was expected"):
-        await MicroBatcher(Wrong()).embed("text")
+        EmbeddingCache(Wrong()).vector("text")
 
 
 def test_what_is_no_number_is_not_close() -> None:
-    (decision,) = screen("one", [Neighbour("one", float("nan"))], 0.5, ())
-    assert decision is not None
     (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))]).decisions
     assert served.verdict == "below threshold"
 

@@ -1,7 +1,6 @@
 """Answers on their way to the store, as those see them who wait."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -39,16 +38,10 @@ async def test_what_must_not_be_stored_has_no_id() -> None:
     assert (coming.id, coming.question) == (None, None)
 
 
-@pytest.mark.parametrize(("seconds", "patience"), [(0.03, 0.0225), (0.4, 0.3), (60.0, 1.0), (None, 1.0)])
-async def test_a_lookup_waits_for_others_for_a_part_of_its_time(seconds: float | None, patience: float) -> None:
-    way = PendingWrites()
-    task = asyncio.create_task(_ended(True))
-    coming = PendingWrite("key", "n", _known(make_entry()), task)
-    way.add(coming)
-    began = time.monotonic()
-    writes = way.awaited("n", seconds)
-    assert began + patience <= writes.until <= time.monotonic() + patience
-    assert writes.under_way == (coming,)
-    assert way.awaited("another", seconds).under_way == ()
-    await way.wait()
-    assert way.awaited("n", seconds).under_way == ()
+async def test_pending_writes_are_found_by_namespace() -> None:
+    writes = PendingWrites()
+    write = PendingWrite("key", "n", _known(make_entry()), asyncio.create_task(_ended(True)))
+    writes.add(write)
+    assert (writes.in_namespace("n"), writes.in_namespace("another")) == ((write,), ())
+    await writes.wait()
+    assert writes.in_namespace("n") == ()

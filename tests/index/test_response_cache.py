@@ -15,9 +15,9 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.batching import WriteBatcher
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
+from kvproxy.index.store.write_batcher import WriteBatcher
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.index.doubles import HashEmbedder

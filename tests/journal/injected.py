@@ -126,7 +126,7 @@ class World:
         # Nobody waits for an answer to be stored.
         await self.cache.pending_writes.wait()
         # What is stored gets its vector behind the answer.
-        await self.semantic.behind.idle()
+        await self.semantic.deferred.idle()
         return id
 
     def explain(self, id: str) -> Explained:

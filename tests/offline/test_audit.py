@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.http.services import Services
-from kvproxy.offline.audit import Pair, Told
+from kvproxy.offline.audit import AuditedResponse, Pair
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy
 from tests.servers import run_app, run_proxy
@@ -74,14 +74,14 @@ def test_a_flip_is_found_and_told_with_its_token(knows_scores: bool) -> None:
     assert (told["proven"], told["flips"], done.returncode) == (4, 4, 1)
     assert {each["token"] for each in told["differ"]} == {5 if knows_scores else 6}
     assert told["interval"][0] > 0.5
-    assert "4 of 4 warm answers differ" in shown.stdout
+    assert "4 of 4 warm responses differ" in shown.stdout
 
 
 def test_what_is_not_reported_is_not_counted() -> None:
     with engine(reports=False, flips_at=None) as url:
         done = kvproxy("audit", url, "--requests", 2)
     assert done.returncode == 1
-    assert "proved no reuse in 2 pairs" in done.stderr
+    assert "no reuse was proven in 2 pairs" in done.stderr
     nobody = kvproxy("audit", "http://127.0.0.1:9", "--model", "m", "--requests", 1)
     assert nobody.returncode != 0
     assert "does not answer" in nobody.stderr
@@ -91,7 +91,7 @@ def test_what_is_not_reported_is_not_counted() -> None:
     ("cold", "warm", "at"), [("abc", "abc", None), ("abc", "abd", 2), ("abc", "ab", 2), ("", "a", 0), ("ab", "abc", 2)]
 )
 def test_the_first_token_that_differs(cold: str, warm: str, at: int | None) -> None:
-    pair = Pair(1, Told(tuple(cold), 9, 0), Told(tuple(warm), 9, 8))
+    pair = Pair(1, AuditedResponse(tuple(cold), 9, 0), AuditedResponse(tuple(warm), 9, 8))
     assert pair.differs_at == at
-    assert pair.proven
-    assert not Pair(1, pair.warm, pair.warm).proven
+    assert pair.is_proven
+    assert not Pair(1, pair.warm, pair.warm).is_proven

@@ -86,4 +86,4 @@ def test_a_log_without_answers_is_estimated_too(tmp_path: Path) -> None:
     assert told["wrong"]["interval"] is None
     refused = kvproxy("estimate", file, "--blocks", "many")
     assert refused.returncode == 2
-    assert "--blocks takes whole numbers" in refused.stderr
+    assert "--blocks takes integers" in refused.stderr

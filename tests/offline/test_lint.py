@@ -14,8 +14,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.edits import edited
-from kvproxy.offline.changed_spans import changed_span
-from kvproxy.offline.edits import edit_of, moving
+from kvproxy.offline.changed_spans import find_changed_span, move_edit, strip_edit
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
 from tests.commands.run import kvproxy
@@ -51,17 +50,17 @@ def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
     def prompt(n: int) -> Conversation:
         return conversation(f"{lead}{CHANGING[kind](n)} is it. {TAIL}", "A question.")
 
-    span = changed_span(prompt(one), prompt(other))
+    span = find_changed_span(prompt(one), prompt(other))
     if CHANGING[kind](one) == CHANGING[kind](other):
         assert span is None
         return
     assert span is not None
     assert span.region == "system prompt"
     assert span.lost >= 50
-    edit = edit_of(span)
+    edit = strip_edit(span)
     stripped = [after(edit, prompt(n)) for n in (one, other, one + other)]
     assert stripped[0] == stripped[1] == stripped[2]
-    moved = after(moving(edit), prompt(one))
+    moved = after(move_edit(edit), prompt(one))
     assert moved[-1]["content"].endswith(span.old)
     assert moved[0] == stripped[0][0]
 
@@ -77,18 +76,18 @@ def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
     ],
 )
 def test_other_questions_and_other_prompts_are_no_spans(old: Any, new: Any) -> None:
-    assert changed_span(old, new) is None
+    assert find_changed_span(old, new) is None
 
 
 def test_tools_in_another_order_are_named_and_put_in_order() -> None:
     tools: list[Any] = [{"function": {"name": name, "description": TAIL}} for name in "abc"]
     one = Conversation(({"role": "user", "content": "Go."},), tuple(tools))
     other = Conversation(one.messages, tuple(reversed(tools)))
-    span = changed_span(one, other)
+    span = find_changed_span(one, other)
     assert span is not None
     assert span.kind == "order of tools"
     body: Any = {"model": "m", "messages": list(other.messages), "tools": list(other.tools)}
-    ordered = edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [edit_of(span)])
+    ordered = edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [strip_edit(span)])
     assert ordered.body["tools"] == list(one.tools)
 
 
@@ -140,7 +139,7 @@ def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
     assert told["worse"][0]["now"]["share"] < told["worse"][0]["before"]["share"] / 2
     shown = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
     assert shown.returncode == 1
-    assert "and now reuse" in shown.stderr
+    assert "blocks, now 0)" in shown.stderr
     other = logs.write(tmp_path / "other.jsonl", [logs.line([{"role": "user", "content": "Hello there."}])] * 2)
     assert found(other, "--baseline", kept)["worse"][0]["now"] is None
     assert found(bad, "--baseline", kept, "--update")["code"] == 0
@@ -148,7 +147,7 @@ def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
     kept.write_text("{}")
     refused = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
     assert refused.returncode != 0
-    assert "is no baseline" in refused.stderr
+    assert "is not a baseline" in refused.stderr
 
 
 def test_families_are_told_apart_whatever_changes_in_them(tmp_path: Path) -> None:

@@ -139,8 +139,8 @@ def test_the_tour_prints_what_the_readme_says(tour: list[Step]) -> None:
 
 
 LAYERS = {
-    "This request is stored": 'detail="exact"',
-    "The response cache would answer with the stored answer to a similar question": 'detail="semantic',
+    "The response cache would answer: an identical request is stored": 'detail="exact"',
+    "The response cache would answer with the response to a similar question": 'detail="semantic',
     "The engine would answer, and reuse a part": 'fwd=uri-miss; detail="prefix',
 }
 

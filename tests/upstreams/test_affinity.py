@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.request import ApiRequest
-from kvproxy.upstreams.affinity import PIECE, SHARED, Affinity, Beginnings
+from kvproxy.upstreams.affinity import MIN_CONTINUATIONS, PIECE_BYTES, Affinity, SharedPrefixes
 from kvproxy.upstreams.routing import Ring
 
 SYSTEM = "You are the assistant of a shop, and you answer politely. " * 60
@@ -73,32 +73,32 @@ def test_conversations_under_one_system_prompt_are_spread_and_stay() -> None:
 
 def test_plain_prompts_under_one_beginning_are_told_apart_once_it_is_known() -> None:
     affinity = Affinity()
-    for number in range(SHARED * 20):
+    for number in range(MIN_CONTINUATIONS * 20):
         affinity.key(request({"prompt": f"{SYSTEM} Learning {number}"}, "completions"))
     begun = {
-        number: affinity.key(request({"prompt": f"{SYSTEM}{number:05} {'x' * PIECE}"}, "completions"))
+        number: affinity.key(request({"prompt": f"{SYSTEM}{number:05} {'x' * PIECE_BYTES}"}, "completions"))
         for number in range(50)
     }
     assert len(set(begun.values())) == 50
     for number, key in begun.items():
-        longer = f"{SYSTEM}{number:05} {'x' * PIECE} and {'more ' * number}"
+        longer = f"{SYSTEM}{number:05} {'x' * PIECE_BYTES} and {'more ' * number}"
         assert affinity.key(request({"prompt": longer}, "completions")) == key
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 2**32), st.integers(60, 3 * PIECE))
+@given(st.integers(0, 2**32), st.integers(60, 3 * PIECE_BYTES))
 def test_one_conversation_that_grows_never_looks_like_several(seed: int, step: int) -> None:
     chance = random.Random(seed)
-    text = bytes(chance.randrange(256) for _ in range(8 * PIECE))
-    beginnings = Beginnings()
-    keys = [beginnings.own(text[:length]) for length in range(step, len(text), step)]
-    whole = [key for key, length in zip(keys, range(step, len(text), step), strict=True) if length >= PIECE]
+    text = bytes(chance.randrange(256) for _ in range(8 * PIECE_BYTES))
+    prefixes = SharedPrefixes()
+    keys = [prefixes.conversation_prefix(text[:length]) for length in range(step, len(text), step)]
+    whole = [key for key, length in zip(keys, range(step, len(text), step), strict=True) if length >= PIECE_BYTES]
     assert len(set(whole)) <= 1
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.upstreams.affinity._MOST", 10)
-    beginnings = Beginnings()
+    monkeypatch.setattr("kvproxy.upstreams.affinity._MAX_PREFIXES", 10)
+    prefixes = SharedPrefixes()
     for number in range(100):
-        beginnings.own(f"{number:0{PIECE}}{number}".encode())
-    assert len(beginnings._continuations) <= 10
+        prefixes.conversation_prefix(f"{number:0{PIECE_BYTES}}{number}".encode())
+    assert len(prefixes._continuations) <= 10

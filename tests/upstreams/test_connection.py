@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from kvproxy.errors import UpstreamError
-from kvproxy.upstreams.connection import Connection, Timeouts
+from kvproxy.upstreams.connection import ConnectionPool, Timeouts
 from tests.servers import run_app
 
 
@@ -50,13 +50,13 @@ async def test_an_idle_connection_that_ends_as_it_is_taken_fails_no_request(step
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        connection = Connection(url, Timeouts(5.0, 5.0), 10)
+        connection = ConnectionPool(url, Timeouts(5.0, 5.0), 10)
         connection.open()
         first = await connection.request("POST", "/", [], b"warm")
         assert [part async for part in first.chunks] == [b"ok"]
-        assert connection._opened is not None
-        assert isinstance(connection._opened.connector, aiohttp.TCPConnector)
-        ((idle, *_),) = connection._opened.connector._conns.values()
+        assert connection._session is not None
+        assert isinstance(connection._session.connector, aiohttp.TCPConnector)
+        ((idle, *_),) = connection._session.connector._conns.values()
         transport = idle[0].transport
         assert transport is not None
         asked = asyncio.ensure_future(connection.request("POST", "/", [], b"asks"))

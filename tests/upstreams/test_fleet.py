@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.settings import load_settings
 from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
@@ -29,7 +29,7 @@ def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path:
         running.engines[ill].mood = "sick"
         until(lambda: running.status(ill)["state"] == "ejected")
         assert running.engine_for("0") != ill
-        unmoved = [question for question, engine_for in engine_of.items() if engine_for != ill]
+        unmoved = [question for question, url in engine_of.items() if url != ill]
         assert all(running.engine_for(question) == engine_of[question] for question in unmoved[:8])
         running.engines[ill].mood = "well"
         until(lambda: running.status(ill)["state"] == "up")
@@ -37,7 +37,7 @@ def test_without_events_beginnings_stay_and_engines_that_fail_are_left(tmp_path:
         assert running.status(ill)["ejections"] == 1
         running.engines[ill].mood = "stuck"
         until(lambda: running.status(ill)["state"] == "ejected")
-        assert "no answer in 0.5 s" in running.status(ill)["error"]
+        assert "did not respond within 0.5 s" in running.status(ill)["error"]
         # One that hangs keeps no other from being asked.
         assert {running.status(url)["state"] for url in running.engines if url != ill} == {"up"}
         assert (running.status(ill)["requests"], running.status(ill)["load"]) == (0, 0)
@@ -166,7 +166,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
 
     twice = [{"url": "http://127.0.0.1:9"}, {"url": "http://127.0.0.1:9/v1"}]
     for upstreams, word in (
-        (twice, "twice"),
+        (twice, "two upstreams have the same URL"),
         ([{"url": "http://127.0.0.1:9", "kv_events": "tcp://host"}], "no endpoint"),
     ):
         with pytest.raises(SettingsError, match=word), run_proxy(load_settings(data=tmp_path, upstreams=upstreams)):

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
 from tests.upstreams.fleets import fleet
@@ -90,7 +90,7 @@ def test_explain_says_what_it_cannot_know(tmp_path: Path, mood: str) -> None:
                 fleet_of_one = running.services.built.fleet
                 assert fleet_of_one is not None
                 (only,) = fleet_of_one.engines.values()
-                only.upstream._connection._base = "http://127.0.0.1:9"
+                only.client._connections._base = "http://127.0.0.1:9"
             answer = httpx.post(f"{running.url}/admin/explain", json=body)
             assert answer.status_code == 200
             told = answer.json()
@@ -112,7 +112,7 @@ def test_a_reset_that_is_refused_with_200_is_no_reset(tmp_path: Path) -> None:
             running.engines[url].mood = "busy"
             told = httpx.post(f"{running.url}/admin/blocks/reset").json()
             assert (told["reset"], told["engines"][0]["engine"]) == (False, url)
-            assert "did not" in told["engines"][0]["message"]
+            assert "in use" in told["engines"][0]["message"]
             assert running.status(url)["cached_blocks"] == 6
             # vLLM publishes a true reset only with its next step; the mirror believes the answer.
             running.engines[url].mood = "well"

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.commands.blocks import picture
+from kvproxy.commands.blocks.picture import picture
 from tests.upstreams.llama.fake_server import template
 from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
 

@@ -144,5 +144,5 @@ def test_made_up_models_do_not_fill_the_memory(proxy: str) -> None:
 def test_what_is_no_json_is_passed_over() -> None:
     reader = ReuseReader()
     for each in EventReader().push(b'data: {"usage"\n\ndata: "usage"\n\ndata: {"usage": 3, "timings": [1]}\n\n'):
-        reader.take(each)
-    assert reader.told is None
+        reader.push(each)
+    assert reader.reuse is None

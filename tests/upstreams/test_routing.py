@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import MISS, SLACK, Candidate, Load, Ring, choose
+from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, Candidate, Load, Ring, choose
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
 
@@ -37,8 +37,8 @@ def test_the_longest_prefix_wins_until_its_engine_is_too_busy() -> None:
 
     assert best(0.0) == "b"
     # Prompt tokens that must be computed anew weigh more than those that wait.
-    assert best(MISS * 400 - 1) == "b"
-    assert best(MISS * 400 + 1) == "c"
+    assert best(MISS_COST * 400 - 1) == "b"
+    assert best(MISS_COST * 400 + 1) == "c"
 
 
 def test_equals_stay_where_the_ring_puts_them() -> None:
@@ -56,7 +56,7 @@ def test_without_knowledge_no_engine_carries_more_than_its_share(
     candidates = [Candidate(str(number), None, load) for number, load in enumerate(loads)]
     chosen = choose(candidates, tokens, order)
     assert sorted(chosen) == sorted(order)
-    assert loads[int(chosen[0])] <= SLACK * (sum(loads) + tokens) / len(loads)
+    assert loads[int(chosen[0])] <= LOAD_SLACK * (sum(loads) + tokens) / len(loads)
 
 
 def test_a_faster_engine_takes_more() -> None:
@@ -69,23 +69,23 @@ def test_load_goes_down_when_an_answer_begins_and_ends() -> None:
     first, second = load.add(1000), load.add(10)
     assert load.requests == 2
     full = load.tokens
-    first.begun()
-    first.begun()
+    first.finish_prefill()
+    first.finish_prefill()
     assert load.tokens == full - 1000
-    for ticket in (first, second, second):
-        ticket.ended()
+    for request in (first, second, second):
+        request.finish()
     assert (load.tokens, load.requests) == (0, 0)
 
 
 def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
     health = Health(eject_after=2)
     for outcome in ("yes", "no", "yes", "no"):
-        health.failed("x") if outcome == "no" else health.succeeded()
+        health.record_failure("x") if outcome == "no" else health.record_success()
     assert health.available
-    health.failed("gone")
-    health.failed("gone")
+    health.record_failure("gone")
+    health.record_failure("gone")
     assert (health.state, health.ejections, health.error) == ("ejected", 1, "gone")
-    health.succeeded()
+    health.record_success()
     assert health.state == "up"
     health.draining = True
     assert (health.state, health.available) == ("draining", False)
@@ -93,8 +93,8 @@ def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
 
 def test_an_engine_that_never_answered_is_ejected_at_once() -> None:
     health = Health(eject_after=3)
-    health.failed("nothing there")
+    health.record_failure("nothing there")
     assert (health.state, health.ejections) == ("ejected", 1)
-    health.succeeded()
-    health.failed("gone")
+    health.record_success()
+    health.record_failure("gone")
     assert health.available

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings import UpstreamServer, UpstreamSettings, load_settings
-from kvproxy.upstreams.client import Upstream
+from kvproxy.upstreams.client import UpstreamClient
 from tests.servers import run_app, run_proxy
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
@@ -24,7 +24,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 @given(st.text(max_size=20).filter(lambda path: not path.startswith("/")))
 async def test_a_path_without_a_slash_goes_nowhere(path: str) -> None:
-    upstream = Upstream(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
+    upstream = UpstreamClient(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
     for each in (path, "%2F@evil", "@evil/x", ".evil"):
         with pytest.raises(InvalidRequest, match="slash"):
             await upstream.forward("GET", each, {}, b"")

@@ -8,10 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.answer_classes import Settled, digest, rivals, settle
 from kvproxy.index.policies.policy import Learns, Overall, Status
-from kvproxy.index.search.batching import MicroBatcher
 from kvproxy.index.search.lookup import Judged, Lookup
 from kvproxy.index.store import ClassifiedAnswer, Store
 from kvproxy.index.store.observations import Observation, Observations
@@ -42,8 +43,9 @@ class Learning:
 
     Args:
         store: the responses.
-        batcher: embeds.
-        embedder: its name.
+        embed: returns the vector of a text.
+        cached_vector: returns it if the text was embedded recently.
+        embedder: name of the embedder.
         observations: where they are kept.
         policy: what learns from them; None where the policy does not.
         unindex: keeps entries for equal requests only; on a thread.
@@ -52,14 +54,16 @@ class Learning:
     def __init__(
         self,
         store: Store,
-        batcher: MicroBatcher,
+        embed: Callable[[str], Awaitable[np.ndarray]],
+        cached_vector: Callable[[str], np.ndarray | None],
         embedder: str,
         observations: Observations,
         policy: Learns | None,
         unindex: Unindex,
     ) -> None:
         self._store = store
-        self._batcher = batcher
+        self._embed = embed
+        self._cached_vector = cached_vector
         self._embedder = embedder
         self._observations = observations
         self._policy = policy
@@ -78,9 +82,9 @@ class Learning:
             said: what it says.
             fresh: the other answer.
         """
-        vector = await self._batcher.embed(fresh)
+        vector = await self._embed(fresh)
         kept = await asyncio.to_thread(self._store.answer_vectors, [cached], self._embedder)
-        other = kept[cached] if cached in kept else await self._batcher.embed(said)
+        other = kept[cached] if cached in kept else await self._embed(said)
         return float(vector @ other)
 
     async def learned(
@@ -110,7 +114,7 @@ class Learning:
         known = self._store.answer_class(fresh.namespace, text)
         joined = known or (found.joined if found is not None else None) or fresh.id
         # An answer is embedded when it is compared with another one by its vector, and many never are.
-        vector = self._batcher.known(answer)
+        vector = self._cached_vector(answer)
         self._store.classify(ClassifiedAnswer(fresh.id, fresh.namespace, joined, text, vector, self._embedder))
         if judged is None or found is None:
             return None

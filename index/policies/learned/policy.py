@@ -143,7 +143,9 @@ class LearnedPolicy:
         assert self._checked is not None
         ruling = self._checked.decide(question, neighbours[: self._checked.reach], limits)
         told = [
-            decision if decision.verdict in ("below threshold", "vetoed") else replace(decision, error=error)
+            decision
+            if decision.verdict in ("below threshold", "vetoed", "passed over")
+            else replace(decision, error=error)
             for decision in ruling.decisions
         ]
         told += decisions[len(told) :]

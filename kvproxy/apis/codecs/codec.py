@@ -5,17 +5,22 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from kvproxy.apis.codecs.output_formats import ToolUse
-from kvproxy.apis.json import JsonMap, JsonObject
+from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.generation import Delta, Grammar
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt that a chat template turns into text: messages and tools as OpenAI's chat has them."""
+    """A prompt for a chat template: messages and tools in the format of OpenAI's chat."""
 
     messages: tuple[JsonObject, ...]
     tools: tuple[JsonObject, ...] = ()
+
+    def to_chat(self) -> JsonObject:
+        """Return the fields of a chat request."""
+        messages: JsonObject = {"messages": list[Json](self.messages)}
+        return {**messages, "tools": list[Json](self.tools)} if self.tools else messages
 
 
 PromptInput: TypeAlias = Conversation | str | tuple[int, ...]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvproxy.errors import TooLarge, TooMany
-from kvproxy.http.access.buckets import Bucket
 from kvproxy.http.metrics import Metrics
 from kvproxy.settings.clients import ClientSettings
+from kvproxy.token_bucket import TokenBucket
 
 
 class Quota:
@@ -89,7 +89,7 @@ class Quota:
         told: dict[str, str] = {}
         for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket is not None:
-                told |= bucket.told(unit)
+                told |= bucket.headers(unit)
         return told
 
 
@@ -135,8 +135,8 @@ class Quotas:
         return quota
 
 
-def _bucket(per_minute: int | None) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute)
+def _bucket(per_minute: int | None) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute)
 
 
 def _too_many(limit: str, why: str, seconds: float) -> TooMany:

@@ -20,10 +20,11 @@ from kvproxy.http.admin.replies import named, number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.reasons import meaning
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.savings import By, Saving, Wrong, savings, total_of, wrong_share
+from kvproxy.journal.savings import By, savings_report
 from kvproxy.journal.sentences import sentences
 
 _MOST = 1_000
@@ -36,20 +37,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A record with the texts that belong to it, as far as they are at hand.
-
-    Attributes:
-        question: what was asked.
-        near_question: the similar one that was judged.
-    """
-
-    record: Record
-    question: str | None
-    near_question: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Story:
     """Everything about one request: why it was not answered from the cache, and how that is said."""
 
@@ -58,15 +45,6 @@ class Story:
     near_question: str | None
     meaning: str
     sentences: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Savings:
-    """What was saved, in rows and in sum; there is no sum of tags, for a request may have several."""
-
-    rows: list[Saving]
-    total: Saving | None
-    wrong: Wrong | None
 
 
 def _query(query: QueryParams) -> Query:
@@ -98,25 +76,15 @@ async def _read(app: Services, work: Callable[[Reader], T]) -> T:
     return await asyncio.to_thread(read)
 
 
-def _rows(app: Services, records: list[Record]) -> list[Row]:
-    """Records with their texts: from the journal, from the store, or still at hand."""
-    ids = sorted({id for record in records for id in (record.entry, record.near) if id is not None})
-    prompts: dict[str, str] = {}
-    # A store that is away: the records say enough without.
+def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
+    ids, prompts = entry_ids(records), {}
+    # The records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
-        prompts = {id: head.prompt for id, head in app.answerer.store.questions(ids).items()} if ids else {}
-    return [_row(app, record, prompts) for record in records]
+        prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
+    return with_questions(records, prompts, app.answerer.journal.question)
 
 
-def _row(app: Services, record: Record, prompts: dict[str, str]) -> Row:
-    asked = record.text or app.answerer.journal.question(record.number)
-    if asked is None and record.layer != "semantic":
-        # The entry of a semantic hit answers another question.
-        asked = prompts.get(record.entry or "")
-    return Row(record, asked, prompts.get(record.near or ""))
-
-
-def _flat(row: Row) -> dict[str, object]:
+def _flat(row: QuestionedRecord) -> dict[str, object]:
     return {**named(row.record), "question": row.question, "near_question": row.near_question}
 
 
@@ -145,7 +113,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
     told = time.monotonic()
     while not app.lifetimes.stopping:
 
-        def new(reader: Reader, last: int = last) -> tuple[list[Row], int]:
+        def new(reader: Reader, last: int = last) -> tuple[list[QuestionedRecord], int]:
             newest = reader.newest()
             fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
             return _rows(app, fresh), newest
@@ -198,15 +166,12 @@ async def saved(request: Request) -> Response:
     by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
     if by is None:
         raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
-    since, first = query.get("since"), None
-    if since:
-        first = datetime.fromtimestamp(time.time() - number(since, "since"), UTC).date().isoformat()
+    since = query.get("since")
+    seconds = number(since, "since") if since else None
     observations = app.answerer.cache.observations
     counts = await asyncio.to_thread(observations.summary) if observations is not None else None
-    wrong = wrong_share(counts, app.settings.cache)
-    prices = app.settings.journal.prices
-    rows = await _read(app, lambda reader: savings(reader, by, prices, wrong, first))
-    return reply(Savings(rows, total_of(rows) if by != "tag" else None, wrong))
+    prices, cache = app.settings.journal.prices, app.settings.cache
+    return reply(await _read(app, lambda reader: savings_report(reader, by, prices, counts, cache, seconds)))
 
 
 ROUTES = [

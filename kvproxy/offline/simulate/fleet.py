@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
-from kvproxy.offline.simulate.orders import LRU
-from kvproxy.upstreams.routing import Candidate, Load, Ring, Ticket, choose
+from kvproxy.offline.simulate.eviction_policies import LRU
+from kvproxy.upstreams.routing import Candidate, Load, RequestLoad, Ring, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 
@@ -76,7 +76,7 @@ class _Engine:
         self.hits = self.computed = self.refused = 0
         self.waits: list[float] = []
         self._shape = shape
-        self._queue: deque[tuple[Arrival, Ticket]] = deque()
+        self._queue: deque[tuple[Arrival, RequestLoad]] = deque()
         self._free_at = 0.0
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -84,7 +84,7 @@ class _Engine:
     def matched(self, arrival: Arrival) -> int:
         """Tokens of a prompt that it holds now, as its events would tell."""
         chain = arrival.chain
-        return min(self.cache.known(chain.blocks), chain.reusable) * self._shape.block_tokens
+        return min(self.cache.num_cached(chain.blocks), chain.reusable) * self._shape.block_tokens
 
     def add(self, arrival: Arrival) -> None:
         self._queue.append((arrival, self.load.add(arrival.tokens - self.matched(arrival))))
@@ -96,11 +96,11 @@ class _Engine:
         while self._due and self._due[0][0] <= now:
             heapq.heappop(self._due)[2]()
 
-    def _begin(self, arrival: Arrival, ticket: Ticket) -> None:
-        hit = self.cache.request(arrival.chain)
+    def _begin(self, arrival: Arrival, load: RequestLoad) -> None:
+        hit = self.cache.serve(arrival.chain)
         if hit is None:
             self.refused += 1
-            ticket.ended()
+            load.finish()
             return
         tokens = arrival.tokens - hit * self._shape.block_tokens
         self.hits += arrival.tokens - tokens
@@ -108,7 +108,7 @@ class _Engine:
         self._free_at = max(self._free_at, arrival.seconds) + tokens / self._shape.prefill_rate
         self.waits.append(self._free_at - arrival.seconds)
         end = self._free_at + arrival.output * SECONDS_PER_OUTPUT_TOKEN
-        for moment, do in ((self._free_at, ticket.begun), (end, ticket.ended)):
+        for moment, do in ((self._free_at, load.finish_prefill), (end, load.finish)):
             heapq.heappush(self._due, (moment, next(self._numbers), do))
 
 

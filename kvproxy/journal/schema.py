@@ -25,7 +25,8 @@ _TABLES = (
     "create table records (number integer primary key, time float not null, request text not null, tenant integer not null,"
     " client integer, api integer not null, model integer not null, status integer not null, layer integer not null,"
     " reason integer not null, prompt integer, entry, prompt_tokens integer, completion_tokens integer, exact_us integer,"
-    " total_us integer, first_us integer, semantic_us integer, backend_us integer, upstream integer, changed integer,"
+    " total_us integer, first_us integer, semantic_us integer, backend_us integer, prefill_us integer, upstream integer,"
+    " changed integer,"
     " gone float, against integer, near, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer)",
     "create table tombstones (key blob primary key, why text not null, time float not null) without rowid",
@@ -33,7 +34,7 @@ _TABLES = (
     "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
     " reused_tokens integer not null, saved_seconds float not null, expected_wrong float not null,"
-    " first_seconds float not null, seconds float not null,"
+    " seconds float not null,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
 )
 _STRINGS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")

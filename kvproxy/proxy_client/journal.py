@@ -107,7 +107,7 @@ class JournalFile:
         if self._settings.cache.semantic and store_exists(self._settings):
             with contextlib.closing(open_observations(self._settings.store_where)) as observations:
                 counts = observations.summary()
-        return savings_report(self._reader, by, self._settings.journal.prices, counts, self._settings.cache, since)
+        return savings_report(self._reader, by, self._settings.journal, counts, self._settings.cache, since)
 
     def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
         from kvproxy.checks.stored import opened_store, store_exists
@@ -169,6 +169,7 @@ class RemoteJournal:
             [Saving(**row) for row in report["rows"]],
             None if total is None else Saving(**total),
             None if wrong is None else Wrong(**wrong),
+            report["currency"],
         )
 
     def _explained(self, request: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class PriceSettings(BaseModel):
-    """Prices of a model, per million tokens."""
+    """Prices of a model, in `journal.currency` per million tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,6 +30,9 @@ class JournalSettings(BaseModel):
         description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning,"
         " the same for"
         " all requests; all, the whole text. With an encrypted store no text is recorded.",
+    )
+    currency: str = Field(
+        "USD", min_length=1, max_length=8, description="Currency of the prices, shown with amounts of money."
     )
     prices: dict[str, PriceSettings] = Field(
         {},

@@ -170,8 +170,8 @@ async def saved(request: Request) -> Response:
     seconds = number(since, "since") if since else None
     observations = app.answerer.cache.observations
     counts = await asyncio.to_thread(observations.summary) if observations is not None else None
-    prices, cache = app.settings.journal.prices, app.settings.cache
-    return reply(await _read(app, lambda reader: savings_report(reader, by, prices, counts, cache, seconds)))
+    journal, cache = app.settings.journal, app.settings.cache
+    return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, seconds)))
 
 
 ROUTES = [

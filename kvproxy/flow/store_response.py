@@ -134,7 +134,7 @@ class ResponseWriter:
             stale_while_revalidate=stale_while_revalidate,
             stale_if_error=stale_if_error,
         )
-        return entry if self._cache.store.takes(entry) else None
+        return entry if self._cache.store.fits(entry) else None
 
 
 class ResponseRecorder:

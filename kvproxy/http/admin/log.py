@@ -80,7 +80,7 @@ def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
     ids, prompts = entry_ids(records), {}
     # The records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
-        prompts = {id: head.prompt for id, head in app.answerer.store.heads(ids).items()} if ids else {}
+        prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
     return with_questions(records, prompts, app.answerer.journal.question)
 
 

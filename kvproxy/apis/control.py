@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
-from kvproxy.ruled import UNRULED, Ruled
+from kvproxy.request_rule import NO_RULE, RequestRule
 
 OURS = "x-kvproxy-"
 """What the names of our own headers begin with."""
@@ -39,7 +39,7 @@ class Control:
         priority: 0 to 9; blocks of a higher one outlive those of a lower one.
         timeout: seconds within which the answer must be there to its end; None where the request does not say.
         pace: tokens a second at which a hit's stream is replayed, 0 for as many as come; None where it does not say.
-        ruled: what the operator's rule sets.
+        rule: the operator's rule.
     """
 
     no_cache: bool = False
@@ -54,7 +54,7 @@ class Control:
     priority: int = 0
     timeout: float | None = None
     pace: float | None = None
-    ruled: Ruled = UNRULED
+    rule: RequestRule = NO_RULE
 
 
 _NOTHING_ASKED = Control()

@@ -4,7 +4,7 @@ import zlib
 from collections import OrderedDict
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.redaction import RedactionFailed, Redactor, redacted_json
+from kvproxy.index.redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import written
 
@@ -30,7 +30,7 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
     if redact is not None:
         try:
             shown = redact(shown)
-            whole = None if whole is None else redacted_json(whole, redact)
+            whole = None if whole is None else redact_json(whole, redact)
         except RedactionFailed:
             return None, None
     beginning = shown[:_MAX_BEGINNING].encode("utf-8", "replace").decode()

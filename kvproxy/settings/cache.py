@@ -2,17 +2,17 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 PolicyName = Literal["learned", "checked", "threshold"]
 # Without a verifier, the cosine similarity alone must be high.
 LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "learned": 0.6}
 
 
-class CacheSettings(BaseModel):
+class CacheSettings(Section):
     """The response cache."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(True, description="Store responses, and answer from them.")
     sampled: Literal["fresh", "replay"] = Field(

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(Section):
     """The embedded engine and its block pool."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     block_size: int = Field(16, ge=1, description="Tokens in one KV block.")
     num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default computed from kv_memory.")

@@ -2,23 +2,21 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 
-class PriceSettings(BaseModel):
+class PriceSettings(Section):
     """Prices of a model, per million tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
     cached: float | None = Field(None, ge=0, description="Price of reused prompt tokens; by default input.")
     output: float = Field(0.0, ge=0, description="Price of response tokens.")
 
 
-class JournalSettings(BaseModel):
+class JournalSettings(Section):
     """The journal of requests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(True, description="Record each request in journal.db in the data folder.")
     rows: int = Field(

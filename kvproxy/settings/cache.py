@@ -26,9 +26,8 @@ class CacheSettings(Section):
         None,
         ge=0.0,
         le=1.0,
-        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6"
-        " for policies"
-        " with a verifier.",
+        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6 for"
+        " policies with a verifier.",
     )
     guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
     verifier: str = Field(

@@ -65,9 +65,8 @@ class EngineSettings(Section):
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",
-        description="Cached blocks of layers with a sliding window: all, or only the last window of each prompt and"
-        " of each shared"
-        " prefix, as vLLM 0.32 does by default.",
+        description="Cached blocks of layers with a sliding window: all, or only the last window of each prompt and of"
+        " each shared prefix, as vLLM 0.32 does by default.",
     )
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="Algorithm of block hashes, with the names of vLLM."

@@ -8,7 +8,7 @@ from kvproxy.settings.section import Section
 
 
 class PriceSettings(Section):
-    """Prices of a model, per million tokens."""
+    """Prices of a model, in `journal.currency` per million tokens."""
 
     input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
     cached: float | None = Field(None, ge=0, description="Price of reused prompt tokens; by default input.")
@@ -25,9 +25,11 @@ class JournalSettings(Section):
     days: float = Field(30.0, gt=0, description="Days until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
-        description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning,"
-        " the same for"
-        " all requests; all, the whole text. With an encrypted store no text is recorded.",
+        description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning, the same"
+        " for all requests; all, the whole text. With an encrypted store no text is recorded.",
+    )
+    currency: str = Field(
+        "USD", min_length=1, max_length=8, description="Currency of the prices, shown with amounts of money."
     )
     prices: dict[str, PriceSettings] = Field(
         {},

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.apis.control import LONGEST_TAG, MOST_TAGS, TAGS
+from kvproxy.apis.control import MAX_TAG_LENGTH, MAX_TAGS, TAGS
 from kvproxy.backends.protocol import Headers
 
 _SURROGATE_KEY = "surrogate-key"
@@ -43,7 +43,7 @@ def read_directives(headers: Headers) -> Directives:
     # A cache that serves many goes by s-maxage, where both are there.
     whole = _seconds(said.get("s-maxage"))
     max_age = _seconds(said.get("max-age")) if whole is None else whole
-    fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= LONGEST_TAG))[:MOST_TAGS]
+    fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]
     if any(name in said for name in _NEVER_STALE):
         return Directives(max_age, 0.0, 0.0, fit)
     return Directives(max_age, _seconds(said.get("stale-while-revalidate")), _seconds(said.get("stale-if-error")), fit)

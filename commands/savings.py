@@ -61,8 +61,8 @@ def savings(
             "Response tokens#",
             "Reused tokens#",
             "Seconds#",
-            "Money#",
-            "At least#",
+            f"{report.currency}#",
+            f"At least {report.currency}#",
         ),
         map(_row, [*report.rows, *([report.total] if has_total and report.total else [])]),
         empty="no requests yet",
@@ -79,12 +79,28 @@ def _row(row: "Saving") -> tuple[object, ...]:
         row.prompt_tokens,
         row.completion_tokens,
         row.reused_tokens,
-        f"{row.seconds:,.1f}",
+        _seconds(row),
         *("-" if money is None else f"{money:,.4f}" for money in (row.money, row.least_money)),
     )
 
 
+def _seconds(row: "Saving") -> str:
+    if row.unmeasured_tokens and not row.seconds:
+        return "not known yet"
+    if f"{row.least_seconds:,.1f}" == f"{row.most_seconds:,.1f}":
+        return f"{row.seconds:,.1f}"
+    return f"{row.seconds:,.1f} ({row.least_seconds:,.1f} to {row.most_seconds:,.1f})"
+
+
 def _print_notes(report: "SavingsReport") -> None:
+    from kvproxy.journal.prefill import MIN_REQUESTS
+
+    unmeasured = sum(row.unmeasured_tokens for row in report.rows)
+    if unmeasured:
+        typer.echo(
+            f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} measured requests"
+            " per model, with different lengths."
+        )
     if all(row.money is None for row in report.rows):
         typer.echo('No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].')
     wrong = report.wrong

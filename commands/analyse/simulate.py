@@ -130,14 +130,14 @@ def _compare_routing(
 
 
 def _sweep(trace: Path, sizes: list[int] | None, policies: str, block_size: int | None) -> "Sweep":
-    from kvproxy.offline.simulate.orders import POLICIES
+    from kvproxy.offline.simulate.eviction_policies import POLICY_NAMES
     from kvproxy.offline.simulate.sweep import default_sizes, sweep
     from kvproxy.offline.simulate.workload import read_chains
 
     chosen = [name.strip() for name in policies.split(",")]
-    unknown = [name for name in chosen if name not in POLICIES]
+    unknown = [name for name in chosen if name not in POLICY_NAMES]
     if unknown:
-        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICIES)}")
+        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICY_NAMES)}")
     requests, tokens = read_chains(trace, block_size)
     sizes = sizes or default_sizes(requests)
     total, done = len(set(sizes)) * len(chosen), 0

@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 Value = TypeVar("Value")
-_BATCH = 8
+_BATCH = 4
+_START_SHARE = 0.5
+"""Share of the timeout after which a waiting lookup does not begin: it would time out before its result."""
 
 
 def model_threads() -> int:
@@ -23,6 +28,20 @@ def model_threads() -> int:
 
 class QueueFull(Exception):
     """Too many lookups are waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[Request, Result]):
+    """A waiting lookup. It does not begin after `start_by`, a time of `time.monotonic`."""
+
+    request: Request
+    start_by: float
+    future: "Future[Result]" = field(default_factory=Future)
+
+    def may_begin(self) -> bool:
+        if time.monotonic() > self.start_by and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(TimeoutError())
+        return not self.future.done()
 
 
 class LookupQueue(Generic[Request, Result]):
@@ -47,7 +66,7 @@ class LookupQueue(Generic[Request, Result]):
         self._prepare = prepare
         self._look_up = look_up
         self._size = size
-        self._lookups: deque[tuple[Request, Future[Result]]] = deque()
+        self._lookups: deque[_Waiting[Request, Result]] = deque()
         self._background: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
@@ -56,21 +75,27 @@ class LookupQueue(Generic[Request, Result]):
         """Number of waiting lookups."""
         return len(self._lookups)
 
-    async def find(self, request: Request, *, bounded: bool = True) -> Result:
+    async def find(self, request: Request, seconds: float | None = None) -> Result:
         """Return the result of a lookup. A lookup that is cancelled before it begins never begins.
 
+        Args:
+            seconds: timeout; None has no timeout and ignores the bound of the queue.
+
         Raises:
-            QueueFull: too many lookups are waiting, and `bounded` is true.
+            QueueFull: too many lookups are waiting.
+            TimeoutError: the lookup exceeded its timeout.
         """
-        future: Future[Result] = Future()
+        start_by = math.inf if seconds is None else time.monotonic() + _START_SHARE * seconds
+        waiting: _Waiting[Request, Result] = _Waiting(request, start_by)
         with self._lock:
-            if bounded and len(self._lookups) >= self._size:
-                self._lookups = deque(each for each in self._lookups if not each[1].cancelled())
+            if seconds is not None and len(self._lookups) >= self._size:
+                self._lookups = deque(each for each in self._lookups if not each.future.cancelled())
                 if len(self._lookups) >= self._size:
                     raise QueueFull
-            self._lookups.append((request, future))
+            self._lookups.append(waiting)
         self._threads.submit(self._work)
-        return await asyncio.wrap_future(future)
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(waiting.future)
 
     async def run_in_background(self, job: Callable[[], Value]) -> Value:
         """Run a job after the current batch of lookups."""
@@ -82,22 +107,26 @@ class LookupQueue(Generic[Request, Result]):
 
     def _work(self) -> None:
         with self._lock:
-            waiting = [self._lookups.popleft() for _ in range(min(_BATCH, len(self._lookups)))]
+            batch = [self._lookups.popleft() for _ in range(min(_BATCH, len(self._lookups)))]
             job = self._background.popleft() if self._background else None
-        batch = [(request, future) for request, future in waiting if not future.cancelled()]
+        batch = [each for each in batch if each.may_begin()]
         if len(batch) > 1:
             # An error of one request must not fail the others. It recurs in the lookup of that request.
             with contextlib.suppress(Exception):
-                self._prepare([request for request, _ in batch])
-        for request, future in batch:
-            _settle(future, partial(self._look_up, request))
+                self._prepare([each.request for each in batch])
+        for each in batch:
+            if each.may_begin():
+                _settle(each.future, partial(self._look_up, each.request))
         if job is not None:
             _settle(job[1], job[0])
 
     def close(self) -> None:
         """Cancel waiting work, and wait for running work."""
         self._threads.shutdown(cancel_futures=True)
-        waiting: list[Future[Any]] = [*(future for _, future in self._lookups), *(each for _, each in self._background)]
+        waiting: list[Future[Any]] = [
+            *(each.future for each in self._lookups),
+            *(future for _, future in self._background),
+        ]
         for future in waiting:
             future.cancel()
 

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -138,12 +139,13 @@ class SemanticCache:
         if not pending and not await self._has_vectors(namespace):
             return request.without_result()
         try:
-            async with asyncio.timeout(seconds):
-                found = await self._queue.find(request, bounded=seconds is not None)
-                if isinstance(found, list):
-                    share = _WRITES_SECONDS if seconds is None else min(_WRITES_SECONDS, _WRITES_SHARE * seconds)
-                    await asyncio.wait([write.task for write in found], timeout=share)
-                    found = await self._queue.find(replace(request, pending=()), bounded=seconds is not None)
+            began = time.monotonic()
+            found = await self._queue.find(request, seconds)
+            if isinstance(found, list):
+                longest = _WRITES_SECONDS if seconds is None else min(_WRITES_SECONDS, _WRITES_SHARE * seconds)
+                await asyncio.wait([write.task for write in found], timeout=longest)
+                left = None if seconds is None else seconds - (time.monotonic() - began)
+                found = await self._queue.find(replace(request, pending=()), left)
         except QueueFull:
             return request.without_result("queue-full")
         except TimeoutError:

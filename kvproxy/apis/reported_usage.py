@@ -45,10 +45,12 @@ class ReuseReader:
 
     Attributes:
         reuse: the reported reuse; None until the stream reports it.
+        prefill_seconds: the reported duration of the prefill; None from servers that do not report it.
     """
 
     def __init__(self) -> None:
         self.reuse: ReportedReuse | None = None
+        self.prefill_seconds: float | None = None
         self._usage: JsonObject = {}
         self._timings: JsonObject = {}
 
@@ -63,7 +65,17 @@ class ReuseReader:
         for holder in (part, field(part, "message"), field(part, "response")):
             self._usage |= _without_nulls(field(holder, "usage"))
             self._timings |= _without_nulls(field(holder, "timings"))
-        self.reuse = reported_reuse({"usage": self._usage, "timings": self._timings}) or self.reuse
+        response: JsonObject = {"usage": self._usage, "timings": self._timings}
+        self.reuse = reported_reuse(response) or self.reuse
+        self.prefill_seconds = reported_prefill(response)
+
+
+def reported_prefill(response: JsonMap) -> float | None:
+    """Read the duration of the prefill in seconds, which llama.cpp reports as `timings.prompt_ms`."""
+    milliseconds = field(response.get("timings"), "prompt_ms")
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
+        return None
+    return milliseconds / 1000
 
 
 def _without_nulls(value: Json) -> JsonObject:

@@ -16,11 +16,11 @@ from kvproxy.backends.prefix_cache import (
 )
 from kvproxy.blocks import view
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.map import PoolMap, map_pool
-from kvproxy.blocks.pins import Pins, PinsFull
+from kvproxy.blocks.pins import PinLimitExceeded, Pins
+from kvproxy.blocks.pool_map import PoolMap, map_pool
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
-from kvproxy.blocks.tree import Branch, branches, links_of_blocks, named_blocks
+from kvproxy.blocks.tree import Branch, list_branches, list_cached_blocks, nodes_of_blocks
 from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.figures import TierFigures
@@ -35,10 +35,10 @@ class EmbeddedPrefix(PrefixCache):
         self._worker = backend.worker
 
     async def blocks(self) -> list[BlockRow]:
-        return await asyncio.to_thread(view.rows, await self._worker.inspect(view.all_blocks))
+        return await asyncio.to_thread(view.make_rows, await self._worker.inspect(view.snapshot_all_blocks))
 
     async def queue(self) -> list[BlockRow]:
-        return await asyncio.to_thread(view.rows, await self._worker.inspect(view.idle_blocks))
+        return await asyncio.to_thread(view.make_rows, await self._worker.inspect(view.snapshot_free_blocks))
 
     async def map(self) -> PoolMap:
         found = await self._worker.inspect(map_pool)
@@ -46,12 +46,12 @@ class EmbeddedPrefix(PrefixCache):
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC for salt in found.tenants or ()])
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        blocks = await self._worker.inspect(named_blocks)
-        found, total = await asyncio.to_thread(lambda: branches(links_of_blocks(blocks), parent, start, limit))
+        blocks = await self._worker.inspect(list_cached_blocks)
+        found, total = await asyncio.to_thread(lambda: list_branches(nodes_of_blocks(blocks), parent, start, limit))
         return await add_branch_texts(self, found), total
 
     async def chains(self) -> list[ChainRow]:
-        found = await self._worker.inspect(view.chains)
+        found = await self._worker.inspect(view.list_chains)
         return [replace(chain, begins=await self._text(chain.first_tokens)) for chain in found]
 
     async def show(self, name: str) -> BlockContent | None:
@@ -61,7 +61,7 @@ class EmbeddedPrefix(PrefixCache):
         return block and replace(block, text=await self._text(block.tokens))
 
     async def figures(self) -> PrefixFigures:
-        pool = await self._worker.inspect(view.stats)
+        pool = await self._worker.inspect(view.report_pool)
         size = self._worker.block_bytes
         return PrefixFigures(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
 
@@ -71,7 +71,7 @@ class EmbeddedPrefix(PrefixCache):
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         generation = await self._backend.generation(request)
         prompt = self._backend.cache_request("explain", generation)
-        found = await self._worker.inspect(lambda manager: view.match(manager, prompt))
+        found = await self._worker.inspect(lambda manager: view.match_prefix(manager, prompt))
         return PrefixReport(
             prompt_tokens=found.prompt_tokens,
             matched_tokens=found.matched_tokens,
@@ -90,7 +90,7 @@ class EmbeddedPrefix(PrefixCache):
         def pin(pins: Pins) -> int:
             try:
                 return pins.pin(name, chain, ttl)
-            except PinsFull as error:
+            except PinLimitExceeded as error:
                 raise InvalidRequest(f"{error}: remove a pin, or start with more blocks (--num-blocks)") from None
 
         return await self._worker.pins(pin)
@@ -121,5 +121,5 @@ class EmbeddedPrefix(PrefixCache):
 
 
 def _reset(manager: KVCacheManager) -> ResetReport:
-    figures = view.stats(manager)
+    figures = view.report_pool(manager)
     return ResetReport(manager.reset_prefix_cache(), figures.pinned, figures.used)

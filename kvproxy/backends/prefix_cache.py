@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.map import PoolMap
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolFigures
+from kvproxy.blocks.pool_map import PoolMap
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
@@ -47,7 +47,7 @@ class PrefixFigures:
         slots: whether the blocks are slots of llama.cpp, which differ in length.
     """
 
-    pool: PoolFigures
+    pool: PoolReport
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()

@@ -4,11 +4,11 @@ import logging
 from dataclasses import replace
 from itertools import chain
 
-from kvproxy.blocks.digest import BlockHasher
-from kvproxy.blocks.groups import Kept
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.blocks.residency import Residency
+from kvproxy.blocks.residency import ResidencyTracker
+from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.engine.health import StepFailed, is_device_error, request_failed
@@ -68,27 +68,27 @@ class EngineCore:
         self.adapters = loaded.adapters.by_name if loaded.adapters else {}
         pieces = create_chunked_prefill(size, settings.max_batch_tokens, strict=settings.strict)
         # Strict hits end where pieces do, which need not be where a prompt ends.
-        kept: Kept = "all" if settings.strict else settings.cached_windows
+        cached_windows: CachedWindows = "all" if settings.strict else settings.cached_windows
         self.manager = KVCacheManager(
             blocks,
-            groups=[group.spec(size, kept) for group in loaded.groups],
+            groups=[group.spec(size, cached_windows) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.policy,
             keep_tokens=True,
             priorities=True,
-            residency=Residency(),
+            residency=ResidencyTracker(),
             record_events=settings.kv_events is not None,
-            multiple=pieces.multiple,
+            alignment_tokens=pieces.multiple,
         )
         self.limits = EngineLimits(
             loaded.model.get_input_embeddings().num_embeddings,
             min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len),
-            self.manager.longest(pieces.most),
+            self.manager.max_request_tokens(pieces.most),
         )
         self.grammars = GrammarCompiler(loaded.tokenizer, self.limits.vocab_size)
         # What the longest request needs stays free of pins, so that none can wait for blocks for ever.
         self.pins = Pins(
-            self.manager, max_blocks=blocks - 1 - self.manager.most_held(self.limits.capacity, pieces.most)
+            self.manager, max_blocks=blocks - 1 - self.manager.max_blocks_in_use(self.limits.capacity, pieces.most)
         )
         pool = KVPool(shape, blocks, size, loaded.dtype, loaded.device)
         self.block_bytes = shape.block_bytes(size, loaded.dtype)
@@ -209,7 +209,7 @@ class EngineCore:
         lost |= {
             sequence.source.id
             for sequence in self._under_way()
-            if not doubtful.isdisjoint(chain.from_iterable(self.manager.tables(sequence.cache.id)))
+            if not doubtful.isdisjoint(chain.from_iterable(self.manager.get_block_ids(sequence.cache.id)))
         }
         self._drop(lost, doubtful, request_failed(error))
 
@@ -226,7 +226,7 @@ class EngineCore:
 
     def _drop(self, request_ids: set[str], doubtful: set[int], error: KvproxyError) -> None:
         pool = self.manager.pool
-        pool.forget([pool.blocks[block] for block in sorted(doubtful) if pool.blocks[block].hash is not None])
+        pool.evict_blocks([pool.blocks[block] for block in sorted(doubtful) if pool.blocks[block].hash is not None])
         for sequence in self._under_way():
             if sequence.source.id in request_ids:
                 self._scheduler.remove(sequence)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.event_publisher import create_publisher
 from kvproxy.engine.health import EngineHealth, StepFailed, describe, is_device_error, request_failed
@@ -195,7 +194,7 @@ class EngineThread:
         """Tell a late subscriber what is cached."""
         self._publish()
         if self.publisher is not None:
-            self.publisher.publish_all(take_snapshot(self._engine.manager).events)
+            self.publisher.publish_all(self._engine.manager.snapshot())
 
 
 def _nothing() -> None:

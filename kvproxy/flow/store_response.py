@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.backend_response import BackendResponse
@@ -134,7 +134,7 @@ class ResponseWriter:
             stale_while_revalidate=stale_while_revalidate,
             stale_if_error=stale_if_error,
         )
-        return entry if self._cache.store.takes(entry) else None
+        return entry if self._cache.store.fits(entry) else None
 
 
 class ResponseRecorder:
@@ -184,6 +184,9 @@ class ResponseRecorder:
             return None
 
     def _report_reuse(self, response: BackendResponse, whole: JsonObject | None) -> None:
+        response.prefill_seconds = response.reader.prefill_seconds or (
+            None if whole is None else reported_prefill(whole)
+        )
         if response.prefix is None and whole is not None and (reported := reported_reuse(whole)) is not None:
             response.prefix = PrefixUse(*reported)
         prefix, model = response.prefix, self._exchange.api_request.model

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.journal.prefill import PrefillCost, combined, prefill_cost
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import SIZE, Regions
 from kvproxy.journal.schema import COLUMNS, open_to_read
@@ -211,13 +212,22 @@ class Reader:
         sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
         return [TotalRow(*row) for row in self._rows(sql, [since or ""])]
 
-    def prefill_seconds(self) -> dict[str, float]:
-        """Seconds that the backend took for a token of a prompt, by model: until its answers began, over what it computed."""
+    def prefill_costs(self) -> dict[str, PrefillCost]:
+        """Prefill time per token by model, for models with enough measured requests."""
         sql = (
-            "select model, sum(first_seconds), sum(prompt_tokens - reused_tokens) from totals"
-            " where tag = '' and layer in ('prefix', 'forward') group by model"
+            "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
+            " where prefill_ms is not null and reused_tokens is not null and status = 200 and layer in ('prefix', 'forward')"
+            " order by number desc limit ?"
         )
-        return {model: seconds / tokens for model, seconds, tokens in self._rows(sql, []) if tokens}
+        groups: dict[tuple[str, str | None], list[tuple[int, float, int]]] = {}
+        for model, upstream, *measured in self._rows(sql, [_MOST_TIMES]):
+            groups.setdefault((model, upstream), []).append((measured[0], measured[1], measured[2]))
+        costs: dict[str, list[tuple[PrefillCost, int]]] = {}
+        for (model, _), rows in groups.items():
+            cost = prefill_cost([row[0] for row in rows], [row[1] for row in rows])
+            if cost is not None:
+                costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
+        return {model: combined(found) for model, found in costs.items()}
 
     def regions(self, prompt: int) -> Regions | None:
         """The regions of a prompt; None where none were kept."""

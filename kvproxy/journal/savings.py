@@ -1,4 +1,4 @@
-"""What the caches saved: tokens, seconds and money, out of the totals."""
+"""Savings by the caches: tokens, seconds, and money, from the totals."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,16 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from kvproxy.index.evaluation.wilson import wilson
+from kvproxy.journal.prefill import PrefillCost
 from kvproxy.journal.reader import Reader
 from kvproxy.settings.cache import CacheSettings
-from kvproxy.settings.journal import PriceSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings
 
 By = Literal["layer", "tenant", "model", "tag", "day"]
+_SUMS = (
+    *("requests", "answered", "prompt_tokens", "completion_tokens", "reused_tokens"),
+    *("seconds", "least_seconds", "most_seconds", "unmeasured_tokens"),
+)
 CACHES = ("exact", "semantic", "shared")
 _MILLION = 1_000_000
 
@@ -36,15 +41,17 @@ class Saving:
     """What was saved for requests that have something in common.
 
     Attributes:
-        name: what they have in common.
-        requests: how many there were.
-        answered: how many of them a cache answered.
-        prompt_tokens, completion_tokens: of these answers.
-        reused_tokens: of prompts, that the backend did not compute.
-        seconds: that the backend took when it computed the answers that were given again, less what giving them took; and for
-            reused tokens, as many as it took for as many others of the model's prompts.
-        money: what these tokens would have cost; None where no price is known for any of the models.
-        least_money: the same, if as many semantic hits were wrong, and so worth nothing, as is possible.
+        name: the common value.
+        requests: number of requests.
+        answered: requests that a cache answered.
+        prompt_tokens, completion_tokens: of the responses of these.
+        reused_tokens: tokens of prompts that the backend did not compute.
+        seconds: durations of the computed responses that hits replaced, less the durations of the hits; and the prefill time of
+            reused tokens as far as it is known.
+        least_seconds, most_seconds: the range of the same.
+        unmeasured_tokens: reused tokens whose prefill time is not known yet; they count no seconds.
+        money: price of these tokens; None without a price for any of the models.
+        least_money: the same if as many semantic hits were wrong, and so worth nothing, as is possible.
     """
 
     name: str
@@ -54,6 +61,9 @@ class Saving:
     completion_tokens: int = 0
     reused_tokens: int = 0
     seconds: float = 0.0
+    least_seconds: float = 0.0
+    most_seconds: float = 0.0
+    unmeasured_tokens: int = 0
     money: float | None = None
     least_money: float | None = None
 
@@ -69,12 +79,13 @@ class SavingsReport:
     rows: list[Saving]
     total: Saving | None
     wrong: Wrong | None
+    currency: str
 
 
 def savings_report(
     reader: Reader,
     by: By,
-    prices: Mapping[str, PriceSettings],
+    journal: JournalSettings,
     counts: Mapping[str, int] | None,
     settings: CacheSettings,
     since: float | None = None,
@@ -87,8 +98,8 @@ def savings_report(
     """
     first = None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
     wrong = wrong_share(counts, settings)
-    rows = savings(reader, by, prices, wrong, first)
-    return SavingsReport(rows, total_of(rows) if by != "tag" else None, wrong)
+    rows = savings(reader, by, journal.prices, wrong, first)
+    return SavingsReport(rows, total_of(rows) if by != "tag" else None, wrong, journal.currency)
 
 
 def savings(
@@ -98,21 +109,25 @@ def savings(
     wrong: Wrong | None = None,
     since: str | None = None,
 ) -> list[Saving]:
-    """What was saved, those who saved most first; days in their order.
+    """Savings, the largest first; days in their order.
 
     Args:
-        by: what requests are put together by.
+        by: how requests are grouped.
         prices: by model, see `price_of`.
-        wrong: the share of semantic hits that may be wrong; None where that is unknown.
+        wrong: the share of semantic hits that may be wrong; None if it is unknown.
         since: the first day that counts, as 2026-11-21.
     """
     found: dict[str, Saving] = {}
-    speeds = reader.prefill_seconds()
+    costs = reader.prefill_costs()
     for row in reader.totals(by, since):
         saving = found.setdefault(row.name, Saving(row.name))
         saving.requests += row.requests
         saving.reused_tokens += row.reused_tokens
-        saving.seconds += row.saved_seconds + row.reused_tokens * speeds.get(row.model, 0.0)
+        cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
+        saving.seconds += row.saved_seconds + row.reused_tokens * cost.seconds
+        saving.least_seconds += row.saved_seconds + row.reused_tokens * cost.least
+        saving.most_seconds += row.saved_seconds + row.reused_tokens * cost.most
+        saving.unmeasured_tokens += 0 if row.model in costs else row.reused_tokens
         price = price_of(row.model, prices)
         worth = least = 0.0
         if price is not None:
@@ -163,10 +178,10 @@ def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings |
 
 
 def total_of(rows: Sequence[Saving]) -> Saving:
-    """All of them together."""
+    """The sum of all rows."""
     total = Saving("all")
     for row in rows:
-        for name in ("requests", "answered", "prompt_tokens", "completion_tokens", "reused_tokens", "seconds"):
+        for name in _SUMS:
             setattr(total, name, getattr(total, name) + getattr(row, name))
         for name in ("money", "least_money"):
             if getattr(row, name) is not None:

@@ -6,8 +6,8 @@ The groups of one rank are asked together by `kvproxy.blocks.lookup.reusable`, a
 from collections.abc import Sequence
 from math import gcd
 
-from kvproxy.blocks.digest import BlockHasher
-from kvproxy.blocks.windows import blocks_in_window, window_hit
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.single_type_manager import blocks_in_window, find_window_hit
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
 from kvproxy.mirror.prompt import NamedBlocks, Prompt
 from kvproxy.mirror.wire import Hash
@@ -50,8 +50,6 @@ class PromptNames:
 class FullGroup:
     """A group that attends to all of the past. `followed` are its blocks from the prompt's first to the first miss."""
 
-    eagle = False
-
     def __init__(self, pool: MirroredPool, names: PromptNames) -> None:
         self.pool = pool
         self.block_size = pool.block_size
@@ -75,17 +73,15 @@ class FullGroup:
             found.append(block)
         return found
 
-    def names(self, hashes: Sequence[int]) -> Sequence[int]:
+    def group_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
         return hashes[self._factor - 1 :: self._factor]
 
-    def longest_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
         return self.followed[:max_blocks]
 
 
 class WindowGroup:
     """A group that attends to a sliding window, or to a state at the prefix's end."""
-
-    eagle = False
 
     def __init__(self, pool: MirroredPool, names: PromptNames, window: int) -> None:
         self.pool = pool
@@ -94,12 +90,12 @@ class WindowGroup:
         self._factor = pool.block_size // names.size
         self._needed = blocks_in_window(window, pool.block_size)
 
-    def names(self, hashes: Sequence[int]) -> Sequence[int]:
+    def group_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
         return hashes[self._factor - 1 :: self._factor]
 
-    def longest_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
         blocks = min(len(hashes), max_blocks)
-        return window_hit(lambda place: self._names.find(self.pool, hashes[place]), blocks, self._needed, NULL)
+        return find_window_hit(lambda place: self._names.find(self.pool, hashes[place]), blocks, self._needed, NULL)
 
 
 Group = FullGroup | WindowGroup

@@ -7,9 +7,9 @@ they change: on the event loop.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.divergence import find_divergence
-from kvproxy.blocks.lookup import reusable
+from kvproxy.blocks.lookup import find_longest_cache_hit
 from kvproxy.blocks.rows import Divergence
 from kvproxy.mirror.groups import NULL, FullGroup, Group, PromptNames, make_groups
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
@@ -72,7 +72,7 @@ def matched_tokens(pools: Sequence[MirroredPool], prompt: Prompt, hasher: BlockH
 def _reusable(groups: Sequence[Group], names: PromptNames) -> tuple[Sequence[MirroredBlock], int]:
     """Blocks of the first group, and the tokens that all groups can reuse."""
     places = range(len(names.named.numbers))
-    found, length = reusable(groups, places, max(0, len(names.prompt.tokens) - 1))
+    found, length = find_longest_cache_hit(groups, places, max(0, len(names.prompt.tokens) - 1))
     return found[0], length
 
 

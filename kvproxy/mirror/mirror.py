@@ -2,8 +2,8 @@
 
 import re
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
-from kvproxy.blocks.rows import PoolFigures
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.blocks.rows import PoolReport
 from kvproxy.mirror import view
 from kvproxy.mirror.groups import hash_size
 from kvproxy.mirror.match import MirrorMatch, Recipe, match, matched_tokens
@@ -140,7 +140,7 @@ class Mirror:
             one.is_connected and one.sequencer.complete and one.sequencer.wanted is None for one in self.subscribers
         )
 
-    def figures(self) -> PoolFigures:
+    def figures(self) -> PoolReport:
         """Figures of all pools."""
         return view.stats(self.state())
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.events import BlockStored
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.mirror.wire import Extra
@@ -50,7 +50,7 @@ class Prompt:
         found = self._contents.get(size)
         if found is None:
             request, count = self._request(), len(self.tokens) // size
-            extras = BlockStored.of(request, [b""] * count, None, 0, size, None).extra_keys or (None,) * count
+            extras = BlockStored.from_request(request, [b""] * count, None, 0, size, None).extra_keys or (None,) * count
             blocks = (tuple(self.tokens[index * size : (index + 1) * size]) for index in range(count))
             found = self._contents[size] = list(zip(blocks, extras, strict=True))
         return found

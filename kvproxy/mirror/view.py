@@ -8,7 +8,7 @@ An engine publishes neither block ids, nor holders, nor its order of eviction, n
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Place, PoolFigures
+from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
 from kvproxy.mirror.groups import window_of
 from kvproxy.mirror.pool import MirroredBlock
 from kvproxy.mirror.state import MirrorState
@@ -32,7 +32,7 @@ class Copy:
 class Shelf:
     """All pools of one rank and medium, one for each attention group, the one whose chains are shown first."""
 
-    place: Place
+    place: BlockLocation
     pools: dict[int | None, Copy]
 
     def leading(self) -> Copy:
@@ -44,7 +44,7 @@ class Shelf:
         for group, pool in self.pools.items():
             for block in pool.blocks.values():
                 found.setdefault((block.hash, pool.block_size), []).append((group, block))
-        places: dict[tuple[int, ...], Place] = {}
+        places: dict[tuple[int, ...], BlockLocation] = {}
         for (_, size), held in found.items():
             groups = tuple(group for group, _ in held if group is not None)
             place = places.get(groups)
@@ -53,7 +53,7 @@ class Shelf:
             yield _content(size, held, place)
 
 
-def _content(size: int, held: list[tuple[int | None, MirroredBlock]], place: Place) -> BlockContent:
+def _content(size: int, held: list[tuple[int | None, MirroredBlock]], place: BlockLocation) -> BlockContent:
     # A group with a window does not always publish which tokens its blocks hold.
     block = next((block for _, block in held if block.tokens), held[0][1])
     row = BlockRow(
@@ -78,7 +78,7 @@ def shelves(state: MirrorState, engine: str) -> list[Shelf]:
     found: dict[tuple[int | None, str], Shelf] = {}
     # Groups with full attention hold whole chains.
     for key, pool in sorted(state.pools.items(), key=lambda item: (window_of(item[1]) is not None, item[0].group or 0)):
-        shelf = found.setdefault((key.rank, key.medium), Shelf(Place(engine, key.rank, key.medium), {}))
+        shelf = found.setdefault((key.rank, key.medium), Shelf(BlockLocation(engine, key.rank, key.medium), {}))
         shelf.pools[key.group] = Copy(pool.block_size, dict(pool.blocks))
     return list(found.values())
 
@@ -110,7 +110,7 @@ def chains(held: Iterable[Shelf]) -> list[ChainRow]:
     return [chain for _, chain in sorted(found, key=lambda item: -item[0])]
 
 
-def _chain(place: Place, pool: Copy, leaf: MirroredBlock) -> ChainRow:
+def _chain(place: BlockLocation, pool: Copy, leaf: MirroredBlock) -> ChainRow:
     first, count = leaf, 1
     # Names come from outside and may form a circle: no chain has more blocks than the pool.
     while first.parent is not None and first.parent in pool.blocks and count <= len(pool.blocks):
@@ -146,10 +146,10 @@ def chain_to(held: Iterable[Shelf], prefix: str) -> list[int] | None:
     return None
 
 
-def stats(state: MirrorState) -> PoolFigures:
+def stats(state: MirrorState) -> PoolReport:
     """Figures of all pools together."""
     pools = state.pools.values()
-    return PoolFigures(
+    return PoolReport(
         num_blocks=None,
         block_size=max((pool.block_size for pool in pools), default=None),
         free=None,

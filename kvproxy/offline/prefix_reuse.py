@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
-from kvproxy.offline.simulate.orders import ORDERS
+from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 _DEFAULT_SIZES = 8
@@ -91,8 +91,8 @@ def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]
     """Return the reused blocks of each request; a pool of None is unlimited."""
     # One block of a pool is the null block, as in vLLM.
     capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
-    cache = ChainCache(capacity, ORDERS[_POLICY](capacity))
-    return [cache.request(chain) or 0 for chain in chains]
+    cache = ChainCache(capacity, ONLINE_POLICIES[_POLICY](capacity))
+    return [cache.serve(chain) or 0 for chain in chains]
 
 
 def estimate_prefix_reuse(

@@ -107,7 +107,7 @@ class JournalFile:
         if self._settings.cache.semantic and store_exists(self._settings):
             with contextlib.closing(open_observations(self._settings.store_where)) as observations:
                 counts = observations.summary()
-        return savings_report(self._reader, by, self._settings.journal.prices, counts, self._settings.cache, since)
+        return savings_report(self._reader, by, self._settings.journal, counts, self._settings.cache, since)
 
     def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
         from kvproxy.checks.stored import opened_store, store_exists
@@ -116,7 +116,7 @@ class JournalFile:
             return {}
         # The records are useful even if the store is unavailable, or its keys are missing.
         with contextlib.suppress(KvproxyError), opened_store(self._settings) as store:
-            return {id: head.prompt for id, head in store.heads(sorted(set(ids))).items()}
+            return {id: question.prompt for id, question in store.questions(sorted(set(ids))).items()}
         return {}
 
 
@@ -169,6 +169,7 @@ class RemoteJournal:
             [Saving(**row) for row in report["rows"]],
             None if total is None else Saving(**total),
             None if wrong is None else Wrong(**wrong),
+            report["currency"],
         )
 
     def _explained(self, request: str) -> dict[str, Any]:

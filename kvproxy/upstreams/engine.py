@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed, ServingUpstream
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.mirror.prompt import Prompt
 from kvproxy.mirror.status import StreamStatus

@@ -8,9 +8,9 @@ from kvproxy.apis.json import field, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, ResetReport, add_branch_texts, spell_divergence
 from kvproxy.backends.protocol import Relayed
-from kvproxy.blocks.map import PoolMap, map_rows
+from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
-from kvproxy.blocks.tree import Branch, branches, links_of_rows
+from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.mirror import view
 from kvproxy.mirror.match import prepare
@@ -72,7 +72,7 @@ class MirroredPrefix(ReportedPrefix):
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         rows = await self.blocks()
-        found, total = await asyncio.to_thread(lambda: branches(links_of_rows(rows), parent, start, limit))
+        found, total = await asyncio.to_thread(lambda: list_branches(nodes_of_rows(rows), parent, start, limit))
         return await add_branch_texts(self, found), total
 
     async def chains(self) -> list[ChainRow]:

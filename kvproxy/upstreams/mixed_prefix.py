@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import PrefixCache, PrefixFigures, PrefixReport, ResetReport
-from kvproxy.blocks.map import PoolMap, map_rows
+from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache, NotFound

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.pins import PinsFull
+from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.limits import EngineLimits, check_sampling
@@ -143,6 +143,6 @@ def test_pins_leave_room_for_the_longest_request() -> None:
         answer(f"short {number}", [number] * 5)
         engine.pins.pin(f"pin {number}", CacheRequest("pin", [number] * 5))
     answer("one more", [100] * 5)
-    with pytest.raises(PinsFull):
+    with pytest.raises(PinLimitExceeded):
         engine.pins.pin("one more", CacheRequest("pin", [100] * 5))
     assert len(answer("long", list(range(31)))) == 1

@@ -23,8 +23,8 @@ from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.rules import Rules, matches
 from kvproxy.settings import load_settings
-from kvproxy.settings.lines import line_of
 from kvproxy.settings.rules import RuleSettings
+from kvproxy.settings.toml_lines import line_of
 from tests.commands.run import kvproxy, result
 from tests.http.test_lifetimes import process
 from tests.http.test_upstream import PARTS
@@ -315,10 +315,10 @@ def test_a_rule_or_a_request_paces_the_stream_of_a_hit(upstream: str, tmp_path: 
 @pytest.mark.parametrize(
     ("sets", "line", "why"),
     [
-        ("policy = 'learned'", 6, "needs cache.policy"),
+        ("policy = 'learned'", 6, "requires cache.policy"),
         ("edits = ['none']", 6, "there is no edit 'none'"),
-        ("ignore = ['messages']", 6, "messages says what is asked"),
-        ("key_headers = ['Authorization']", 6, "says who asks"),
+        ("ignore = ['messages']", 6, "messages is a part of the question"),
+        ("key_headers = ['Authorization']", 6, "identifies the tenant"),
         ("stale_if_error = -1", 6, "greater than or equal"),
         ("journal_text = 'some'", 6, "'beginning' or 'all'"),
     ],

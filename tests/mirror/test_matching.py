@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
-from kvproxy.blocks.groups import GroupSpec
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.mirror.match import match, matched_tokens, prepare
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.mirror.prompt import Prompt

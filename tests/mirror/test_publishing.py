@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import zmq
 
-from kvproxy.blocks.digest import event_hash
+from kvproxy.blocks.block_hash import event_hash
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.errors import SettingsError

@@ -1,6 +1,6 @@
 """The rows that show a mirrored engine."""
 
-from kvproxy.blocks.rows import Place
+from kvproxy.blocks.rows import BlockLocation
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.view import chain_to, chains, hex_of, list_blocks, shelves, show_blocks, stats
 from kvproxy.mirror.wire import Batch, Cleared, Event, Removed, Stored
@@ -27,7 +27,7 @@ def test_blocks_and_chains_of_one_group() -> None:
         (hex_of(3), 2, 2),
     ]
     assert [row.parent for row in rows] == [None, hex_of(1), hex_of(1)]
-    assert all(row.place == Place(URL, 1, "GPU") and row.id is None and row.requests is None for row in rows)
+    assert all(row.place == BlockLocation(URL, 1, "GPU") and row.id is None and row.requests is None for row in rows)
     (shown,) = show_blocks(shelves(state, URL), hex_of(3)[:16])
     assert (shown.block, shown.tokens, shown.text) == (rows[2], (5, 6), "")
     assert show_blocks(shelves(state, URL), "f") == []
@@ -74,7 +74,7 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
     assert [row.place and row.place.groups for row in rows] == [(1,), (1, 0), (1, 0, 2)]
     assert [content.tokens for content in show_blocks(shelves(state, URL), "")] == [(1, 2), (3, 4), (5, 6)]
     (chain,) = chains(shelves(state, URL))
-    assert (chain.num_blocks, chain.complete, chain.place) == (3, True, Place(URL, None, "GPU", (1,)))
+    assert (chain.num_blocks, chain.complete, chain.place) == (3, True, BlockLocation(URL, None, "GPU", (1,)))
     figures = stats(state)
     assert (figures.cached, figures.distinct) == (6, 3)
 
@@ -83,13 +83,13 @@ def test_ranks_and_media_lie_apart() -> None:
     state = of(Stored([1], None, (1, 2), 2), Stored([1], None, (1, 2), 2, medium="CPU"), rank=0)
     state.apply(Batch(2.0, [Stored([1], None, (1, 2), 2)], 1))
     assert [row.place for row in list_blocks(shelves(state, URL))] == [
-        Place(URL, 0, "GPU"),
-        Place(URL, 0, "CPU"),
-        Place(URL, 1, "GPU"),
+        BlockLocation(URL, 0, "GPU"),
+        BlockLocation(URL, 0, "CPU"),
+        BlockLocation(URL, 1, "GPU"),
     ]
     assert len(chains(shelves(state, URL))) == stats(state).cached == 3
     state.apply(Batch(3.0, [Cleared()], 0))
-    assert [row.place for row in list_blocks(shelves(state, URL))] == [Place(URL, 1, "GPU")]
+    assert [row.place for row in list_blocks(shelves(state, URL))] == [BlockLocation(URL, 1, "GPU")]
 
 
 def test_a_removal_is_of_its_own_group() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.mirror.mirror import Mirror
 from tests.ports import free_port
 from tests.reference.random_trace import random_trace

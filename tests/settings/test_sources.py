@@ -64,6 +64,6 @@ def test_what_cannot_be_read_is_named_without_a_traceback(tmp_path: Path, monkey
     assert "SECRET" not in caught.value.message
     file.unlink()
     monkeypatch.setenv("KVPROXY_UPSTREAMS", "http://SECRET@a")
-    with pytest.raises(SettingsError, match="must hold JSON") as caught:
+    with pytest.raises(SettingsError, match="must contain JSON") as caught:
         load_settings(data=tmp_path)
     assert "SECRET" not in caught.value.message

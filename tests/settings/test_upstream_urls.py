@@ -23,14 +23,14 @@ def refused(upstream: str) -> str:
         ("127.0.0.1:8000", "write http://127.0.0.1:8000"),
         ("localhost:8000/v1", "write http://localhost:8000/v1"),
         ("ftp://x", "http:// or https://"),
-        ("http://", "names no host"),
-        ("http://:8000", "names no host"),
-        ("http://x:0", "names no host"),
-        ("http://a b", "names no host"),
-        ("http://[::1", "is no URL"),
-        ("http://x:99999", "is no URL"),
-        ("http://x?a=1", "leave out what follows ? or #"),
-        ("http://x/v1#a", "leave out what follows ? or #"),
+        ("http://", "has no host"),
+        ("http://:8000", "has no host"),
+        ("http://x:0", "has no host"),
+        ("http://a b", "has no host"),
+        ("http://[::1", "is not a URL"),
+        ("http://x:99999", "is not a URL"),
+        ("http://x?a=1", "remove the part after ? or #"),
+        ("http://x/v1#a", "remove the part after ? or #"),
     ],
 )
 def test_what_cannot_be_reached_is_refused_at_the_start_with_its_fix(upstream: str, fix: str) -> None:
@@ -97,7 +97,7 @@ def test_a_key_alone_is_an_api_key_and_goes_before_the_common_one() -> None:
         "three",
         None,
     ]
-    with pytest.raises(SettingsError, match="give one of them"):
+    with pytest.raises(SettingsError, match="remove one of them"):
         load_settings(upstreams=[{"url": "http://one@a", "api_key": "two"}])
 
 

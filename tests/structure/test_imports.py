@@ -56,7 +56,9 @@ ALLOWED: dict[str, set[str]] = {
         f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange", "journal", "trace")
     )},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix_cache", *(
-        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange", "responses", "journal", "ruled")
+        f"kvproxy.{room}" for room in (
+            "errors", "generation", "settings", "apis", "exchange", "responses", "journal", "ruled",
+        )
     )},
     "kvproxy.backends.admission": {"kvproxy.errors"},
     "kvproxy.upstreams.routing": set(),

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
 from tests.upstreams.fleets import fleet

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.health import is_device_error
@@ -115,7 +115,7 @@ class ChunkSaver:
         full = self._pieces.reusable(sequence, sequence.cache.num_computed_tokens) // self._chunks.size
         if full <= first:
             return
-        table = self._manager.block_ids(sequence.cache.id)
+        table = self._manager.get_block_ids(sequence.cache.id)[0]
         width = self._chunks.size // self._manager.block_size
         for at, name in enumerate(self._chunks.names(sequence.cache, first, full), first):
             yield name, table[at * width : (at + 1) * width]

@@ -208,7 +208,7 @@ class TierConnector:
         size, block_size = self._chunks.size, self._manager.block_size
         begin = load.reached // size * size
         end = min(begin + size, load.end)
-        table = self._manager.block_ids(load.sequence.cache.id)
+        table = self._manager.get_block_ids(load.sequence.cache.id)[0]
         blocks = table[load.reached // block_size : end // block_size]
         self._chunks.write(payload, blocks, (load.reached - begin) // block_size)
         load.reached = end

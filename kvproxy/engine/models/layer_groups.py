@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvproxy.blocks.groups import GroupKind, GroupSpec, Kept
+from kvproxy.blocks.single_type_manager import CachedWindows, GroupKind, GroupSpec
 
 Place = TypeVar("Place", int, torch.Tensor)
 KINDS: dict[str, GroupKind] = {
@@ -37,9 +37,9 @@ class LayerGroup:
     reach: int = 0
     layers: tuple[int, ...] = ()
 
-    def spec(self, block_size: int, kept: Kept = "all") -> GroupSpec:
+    def spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
         """What the block cache must know of the group."""
-        return GroupSpec(self.kind, block_size, self.reach, kept if self.kind == "sliding_window" else "all")
+        return GroupSpec(self.kind, block_size, self.reach, cached_windows if self.kind == "sliding_window" else "all")
 
     def first_seen(self, at: Place) -> Place:
         """The first token that the token at a place attends to; for one place or a tensor of them."""

@@ -203,7 +203,7 @@ class Scheduler:
             if self._tiers and self._tiers.is_coming(sequence, computed.num_tokens):
                 continue
             # A prompt that fits in part would take blocks from the running ones to no end.
-            if not self.manager.has_room(sequence.cache, computed, self._pieces.most):
+            if not self.manager.can_fit_full_sequence(sequence.cache, computed, self._pieces.most):
                 return
             self.waiting.remove(sequence)
             reach = self._tiers.reach(sequence, computed.num_tokens) if self._tiers else 0
@@ -218,7 +218,7 @@ class Scheduler:
             if count:
                 return count
         count = self._pieces.next(sequence, sequence.cache.num_computed_tokens, budget)
-        while self.manager.allocate_slots(sequence.cache, count, delay_caching=True) is None:
+        while self.manager.allocate_slots(sequence.cache, count, delay_cache_blocks=True) is None:
             # Never one that this step has planned already: its blocks are named, and would stay so with nothing in them.
             victim = self.running[-1]
             self._preempt(victim)
@@ -235,7 +235,7 @@ class Scheduler:
             return 0
         tokens = [*cache.tokens[start:], *guesses]
         plan.prefills.append(
-            (sequence, TokenSpan(tokens, start, self.manager.tables(cache.id), len(guesses), sequence.adapter))
+            (sequence, TokenSpan(tokens, start, self.manager.get_block_ids(cache.id), len(guesses), sequence.adapter))
         )
         cache.num_computed_tokens += 1
         self.waiting.charge(sequence, 1)
@@ -257,15 +257,15 @@ class Scheduler:
         self._tiers.begin(sequence, computed.num_tokens, reach, counts=counts)
 
     def _allocate(self, sequence: SequenceState, computed: ComputedBlocks, count: int) -> None:
-        blocks = self.manager.allocate_slots(sequence.cache, count, computed, delay_caching=True)
-        assert blocks is not None, "has_room counted too few blocks"
+        blocks = self.manager.allocate_slots(sequence.cache, count, computed, delay_cache_blocks=True)
+        assert blocks is not None, "can_fit_full_sequence counted too few blocks"
         sequence.admit(computed.num_tokens)
 
     def _append(self, sequence: SequenceState, count: int, plan: SchedulerOutput) -> None:
         cache = sequence.cache
         start = cache.num_computed_tokens
         span = TokenSpan(
-            cache.tokens[start : start + count], start, self.manager.tables(cache.id), adapter=sequence.adapter
+            cache.tokens[start : start + count], start, self.manager.get_block_ids(cache.id), adapter=sequence.adapter
         )
         (plan.decodes if count == 1 and start else plan.prefills).append((sequence, span))
         cache.num_computed_tokens += count

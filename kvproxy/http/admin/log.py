@@ -80,7 +80,7 @@ def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
     ids, prompts = entry_ids(records), {}
     # The records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
-        prompts = {id: head.prompt for id, head in app.answerer.store.heads(ids).items()} if ids else {}
+        prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
     return with_questions(records, prompts, app.answerer.journal.question)
 
 
@@ -170,8 +170,8 @@ async def saved(request: Request) -> Response:
     seconds = number(since, "since") if since else None
     observations = app.answerer.cache.observations
     counts = await asyncio.to_thread(observations.summary) if observations is not None else None
-    prices, cache = app.settings.journal.prices, app.settings.cache
-    return reply(await _read(app, lambda reader: savings_report(reader, by, prices, counts, cache, seconds)))
+    journal, cache = app.settings.journal, app.settings.cache
+    return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, seconds)))
 
 
 ROUTES = [

@@ -6,11 +6,11 @@ import math
 import orjson
 from starlette.responses import Response
 
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Place
+from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.record import Record
 
-Row = BlockRow | ChainRow | Place | Record
+Row = BlockRow | ChainRow | BlockLocation | Record
 _MOST = 2.0**31
 
 

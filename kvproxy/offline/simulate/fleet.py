@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
-from kvproxy.offline.simulate.orders import LRU
+from kvproxy.offline.simulate.eviction_policies import LRU
 from kvproxy.upstreams.routing import Candidate, Load, RequestLoad, Ring, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
@@ -84,7 +84,7 @@ class _Engine:
     def matched(self, arrival: Arrival) -> int:
         """Tokens of a prompt that it holds now, as its events would tell."""
         chain = arrival.chain
-        return min(self.cache.known(chain.blocks), chain.reusable) * self._shape.block_tokens
+        return min(self.cache.num_cached(chain.blocks), chain.reusable) * self._shape.block_tokens
 
     def add(self, arrival: Arrival) -> None:
         self._queue.append((arrival, self.load.add(arrival.tokens - self.matched(arrival))))
@@ -97,7 +97,7 @@ class _Engine:
             heapq.heappop(self._due)[2]()
 
     def _begin(self, arrival: Arrival, load: RequestLoad) -> None:
-        hit = self.cache.request(arrival.chain)
+        hit = self.cache.serve(arrival.chain)
         if hit is None:
             self.refused += 1
             load.finish()

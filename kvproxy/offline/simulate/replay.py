@@ -77,7 +77,7 @@ class Replay:
         if self.manager.allocate_slots(request, new, computed) is None:
             return live.result("rejected", [], 0)
         request.num_computed_tokens = computed.num_tokens + new
-        live.first_ids = _crc(self.manager.block_ids(request.id))
+        live.first_ids = _crc(self.manager.get_block_ids(request.id)[0])
         self._live[request.id] = live
         return None
 
@@ -102,7 +102,7 @@ class Replay:
     def _end(self, live: "_Live", status: str) -> str:
         request = live.request
         request.update_hashes(self.manager.hasher, self.manager.hash_block_size)
-        line = live.result(status, self.manager.block_ids(request.id), live.first_ids)
+        line = live.result(status, self.manager.get_block_ids(request.id)[0], live.first_ids)
         self.manager.free(request)
         del self._live[request.id]
         return line
@@ -114,13 +114,13 @@ class Replay:
             {
                 "op": "end",
                 "free": _crc(block.id for block in pool.free_queue),
-                "nfree": pool.num_free,
-                "cached_keys": len(pool.cached),
-                "queries": self.manager.lookups.queries,
-                "hits": self.manager.lookups.hits,
-                "stored": pool.stored,
-                "removed": pool.evictions,
-                "cleared": pool.cleared,
+                "nfree": pool.num_free_blocks,
+                "cached_keys": len(pool.cached_blocks),
+                "queries": self.manager.prefix_cache_stats.queries,
+                "hits": self.manager.prefix_cache_stats.hits,
+                "stored": pool.num_stored,
+                "removed": pool.num_evictions,
+                "cleared": pool.num_resets,
                 "sha": digest,
             }
         )

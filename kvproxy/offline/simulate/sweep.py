@@ -52,7 +52,7 @@ def sweep(
         requests: the trace.
         block_tokens: tokens in a block.
         sizes: pool sizes in blocks.
-        policies: names in `orders.POLICIES`.
+        policies: names in `eviction_policies.POLICY_NAMES`.
         on_cell: called after each simulation, to show progress.
     """
     ordered = tuple(sorted(set(sizes)))

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.offline.simulate.chains import ChainRequest
 from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.fleet import Arrival

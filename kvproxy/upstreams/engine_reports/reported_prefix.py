@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvproxy.backends.prefix_cache import EnginePool, PrefixCache, PrefixFigures, no_events
-from kvproxy.blocks.rows import PoolFigures
+from kvproxy.blocks.rows import PoolReport
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.engine_reports.metrics import EngineMetrics
 from kvproxy.upstreams.fleet import Fleet
@@ -40,7 +40,7 @@ class ReportedPrefix(PrefixCache):
         )
 
 
-def _sum_pools(mirrored: Sequence[PoolFigures], metrics: Sequence[EngineMetrics | None]) -> PoolFigures:
+def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics | None]) -> PoolReport:
     """Sum all pools. A sum of reported metrics is None unless every engine reports the metric."""
     blocks, queries, hits = (
         _sum(None if each is None else getattr(each, name) for each in metrics)
@@ -49,7 +49,7 @@ def _sum_pools(mirrored: Sequence[PoolFigures], metrics: Sequence[EngineMetrics 
     usages = [each.usage for each in metrics if each is not None and each.usage is not None]
     usage = sum(usages) / len(usages) if usages and len(usages) == len(metrics) else None
     sizes = [pool.block_size for pool in mirrored] + [each.block_size for each in metrics if each is not None]
-    return PoolFigures(
+    return PoolReport(
         num_blocks=blocks,
         block_size=next((size for size in sizes if size is not None), None),
         free=None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvproxy.apis.request import ApiRequest
 from kvproxy.encryption import Cipher
 from kvproxy.errors import KvproxyError
-from kvproxy.settings.slots import SlotSettings
+from kvproxy.settings.upstreams import SlotSettings
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo
 from kvproxy.upstreams.llama.packed_tokens import Tokens

@@ -14,8 +14,8 @@ from kvproxy.backends.prefix_cache import (
     SpelledDivergence,
     no_events,
 )
-from kvproxy.blocks.map import PoolMap, map_rows
-from kvproxy.blocks.rows import BlockContent, BlockRow, BlockState, ChainRow, PinRow, Place, PoolFigures
+from kvproxy.blocks.pool_map import PoolMap, map_rows
+from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow, PinRow, PoolReport
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.upstreams.engine_reports.reported_prefix import ReportedPrefix
 from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count, first, unpack
@@ -81,7 +81,7 @@ class SlotPrefix(ReportedPrefix):
         return [
             ChainRow(
                 each.digest, None, 1, each.count, True, int(each.state == "used"), None,
-                tuple(unpack(first(each.tokens, _FIRST_TOKENS))), text, Place(each.server.url, medium=each.place),
+                tuple(unpack(first(each.tokens, _FIRST_TOKENS))), text, BlockLocation(each.server.url, medium=each.place),
             )
             for each, text in zip(found, texts, strict=True)
         ]  # fmt: skip
@@ -102,7 +102,7 @@ class SlotPrefix(ReportedPrefix):
         if not self.active:
             return await super().figures()
         cached = [prefix for prefix in await self._prefixes() if prefix.count]
-        pool = PoolFigures(
+        pool = PoolReport(
             num_blocks=None, block_size=None, free=None, cached=len(cached), used=None, usage=None, queries=None, hits=None,
             hit_rate=None, evictions=0, pinned=None, distinct=len({prefix.digest for prefix in cached}),
         )  # fmt: skip
@@ -237,5 +237,5 @@ def _server_prefixes(server: LlamaServer) -> list[_CachedPrefix]:
 def _row(prefix: _CachedPrefix) -> BlockRow:
     return BlockRow(
         prefix.slot, prefix.state, None, prefix.digest if prefix.tokens else None, None, bool(prefix.tokens), prefix.count,
-        None, None, None, copies=1 if prefix.count else 0, place=Place(prefix.server.url, medium=prefix.place),
+        None, None, None, copies=1 if prefix.count else 0, place=BlockLocation(prefix.server.url, medium=prefix.place),
     )  # fmt: skip

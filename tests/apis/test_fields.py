@@ -197,7 +197,9 @@ def test_what_a_listing_and_a_judge_are_shown() -> None:
     assert APIS["messages"].display_text({"messages": [{"content": "a"}, {"content": [1]}]}) == "[1]"
     assert APIS["messages"].display_text({"messages": 5}) == "5"
     responses = APIS["responses"]
-    assert [responses.display_text({"input": given}) for given in ("a", ["a", {"content": "b"}], [{"type": "x"}], [])] == [
+    assert [
+        responses.display_text({"input": given}) for given in ("a", ["a", {"content": "b"}], [{"type": "x"}], [])
+    ] == [
         "a",
         "b",
         '{"type":"x"}',

@@ -26,7 +26,7 @@ class MissExplanation:
     """The cause of a cache miss.
 
     Attributes:
-        document: the cause as JSON, see `journal.causes.Explained`.
+        document: the cause as JSON, see `journal.causes.MissExplanation`.
         sentences: the cause as text; it may contain text of requests.
     """
 

@@ -28,7 +28,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.opening import open_observations
-from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.journal.causes import MissExplanation, explain_record
 from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.sentences import sentences
@@ -129,7 +129,7 @@ class World:
         await self.semantic.deferred.idle()
         return id
 
-    def explain(self, id: str) -> Explained:
+    def explain(self, id: str) -> MissExplanation:
         self.journal.flush()
         reader = Reader(self.journal.path)
         try:

@@ -19,7 +19,7 @@ from kvproxy.flow.explain import texts
 from kvproxy.http.admin.replies import named, number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.journal.causes import MissExplanation, explain_record
 from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.reasons import meaning
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Story:
     """Everything about one request: why it was not answered from the cache, and how that is said."""
 
-    explained: Explained
+    explained: MissExplanation
     question: str | None
     near_question: str | None
     meaning: str

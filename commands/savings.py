@@ -108,4 +108,4 @@ def _print_notes(report: "SavingsReport") -> None:
         share = (
             f"at most {percent(wrong.most)}" if wrong.least == 0 else f"{percent(wrong.least)} to {percent(wrong.most)}"
         )
-        typer.echo(f"Wrong semantic hits: {share} ({wrong.told_by}).")
+        typer.echo(f"Wrong semantic hits: {share} ({wrong.source}).")

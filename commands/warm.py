@@ -177,7 +177,7 @@ def _required_fields(
         tenant = "unknown (give --token)"
     body = request.body
     sampling = [f"{name} {json.dumps(body[name]) if name in body else 'unset'}" for name in _SAMPLING]
-    known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].irrelevant}
+    known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].ignored_fields}
     fields = sampling + [f"{name} {json.dumps(body[name])}" for name in sorted(body.keys() - known)]
     return f"stored for tenant {tenant}, {', '.join(fields)}"
 

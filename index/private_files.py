@@ -9,7 +9,7 @@ from pathlib import Path
 _OTHERS = 0o077
 
 
-def private_file(path: Path) -> None:
+def make_private_file(path: Path) -> None:
     """Make an empty file that only its owner can read; of one that is there, take what rights others have.
 
     Raises:
@@ -22,20 +22,20 @@ def private_file(path: Path) -> None:
         # process that closes the file would then take it for unused, and delete its log.
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-    take_rights(path)
+    restrict(path)
 
 
-def private_folder(path: Path) -> None:
+def make_private_folder(path: Path) -> None:
     """The same for a folder that is used for nothing else.
 
     Raises:
         OSError: it cannot be made.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    take_rights(path)
+    restrict(path)
 
 
-def open_to_others(path: Path) -> bool:
+def is_accessible_to_others(path: Path) -> bool:
     """Whether others than the owner have any right."""
     try:
         return bool(path.stat().st_mode & _OTHERS)
@@ -43,7 +43,7 @@ def open_to_others(path: Path) -> bool:
         return False
 
 
-def take_rights(path: Path) -> None:
+def restrict(path: Path) -> None:
     """Take what rights others have, where the path is ours; raises OSError where it is not there."""
     status = path.stat()
     # A sticky folder, as /tmp, is everybody's on purpose.

@@ -95,7 +95,7 @@ class ResponseCache:
             entry, similarity = lookup.entry, lookup.similarity
         if entry is None:
             return None
-        self.store.touch(entry.id)
+        self.store.record_hit(entry.id)
         return Hit(json.loads(entry.response), entry.prompt, similarity)
 
     async def keep(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:

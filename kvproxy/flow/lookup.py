@@ -176,7 +176,7 @@ class CacheLookup:
                 body = await asyncio.to_thread(_events, request, entry)
             else:
                 body = _events(request, entry)
-        self._store.touch(entry.id)
+        self._store.record_hit(entry.id)
         now = self._clock()
         if stale is not None:
             self.stale[stale] += 1

@@ -102,7 +102,7 @@ class ResponseWriter:
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
         """The entry for a response; None if it is not stored."""
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
-        if not request.api.keeps(whole, request.body):
+        if not request.api.is_storable(whole, request.body):
             return None
         rule, settings, lifetime = request.control.ruled, self.settings, self.lifetime(request, directives)
         stale_while_revalidate = first(
@@ -134,7 +134,7 @@ class ResponseWriter:
             stale_while_revalidate=stale_while_revalidate,
             stale_if_error=stale_if_error,
         )
-        return entry if self._cache.store.takes(entry) else None
+        return entry if self._cache.store.fits(entry) else None
 
 
 class ResponseRecorder:

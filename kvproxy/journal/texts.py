@@ -25,7 +25,7 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
         return None, None
     if mode == "hits" and exchange.layer != "semantic":
         return None, None
-    shown = request.api.shown(request.body)
+    shown = request.api.display_text(request.body)
     whole = written(key.parts) if mode == "all" else None
     if redact is not None:
         try:
@@ -52,7 +52,7 @@ class RecentQuestions:
         """Keep the question of a request if a neighbour decided its lookup."""
         if record.near is None or exchange.request is None:
             return
-        text = exchange.request.api.shown(exchange.request.body)
+        text = exchange.request.api.display_text(exchange.request.body)
         try:
             self._texts[record.number] = (text if self._redact is None else self._redact(text))[:_MAX_QUESTION]
         except RedactionFailed:

@@ -216,7 +216,7 @@ def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(
     with proxy(tmp_path, checked()) as (url, services, _):
 
         def failing(self: SqliteStore, puts: Sequence[NewEntry]) -> WriteResult:
-            with self.health.watch("write"):
+            with self.database.health.watch("write"):
                 raise CacheStoreError("no room")
 
         with monkeypatch.context() as patch:

@@ -29,7 +29,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings, load_settings
 from tests.index.doubles import HashEmbedder, OverlapVerifier
@@ -69,7 +69,7 @@ def proxy(
     model = Model()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", model.chat, methods=["POST"])])) as upstream:
         settings = load_settings(data=path, upstream=upstream, cache={"judge": "equality"} | cache)
-        store, observations = SqliteStore(settings.store_path), SqliteObservations(settings.store_path)
+        store, observations = SqliteStore(settings.store_path), open_observations(settings.store_path)
         decides = policy(observations) if callable(policy) else policy
         # Above every chance: nothing is explored.
         semantic = SemanticCache(store, HashEmbedder(), decides, observations, chance=lambda: 0.999)
@@ -222,7 +222,7 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
         assert told["max_error"] == 0.2
         metrics = httpx.get(f"{url}/metrics").text
         assert 'kvproxy_learned{of="observations"}' in metrics
-        classes = services.answerer.store.heads([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
+        classes = services.answerer.store.questions([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
         assert len({head.answer for head in classes.values()}) == len(set(model.answers.values()))
 
 

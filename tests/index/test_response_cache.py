@@ -174,7 +174,7 @@ async def test_time_takes_what_is_over_and_writes_counted_hits(tmp_path: Path) -
     async with ResponseCache(store, None, clock=lambda: now[0]) as cache:
         entries = [make_entry(f"what is {number}", created=1000.0, expires=1010.0) for number in range(3)]
         assert await cache.insert_many([*entries, make_entry("and this", created=1000.0)]) == 4
-        store.touch(entries[0].id)
+        store.record_hit(entries[0].id)
         now[0] = 1010.0
         cache.maintain()
         assert [entry.prompt for entry in store.ls()] == ["and this"]

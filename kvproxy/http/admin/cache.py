@@ -94,7 +94,7 @@ async def queue(request: Request) -> Response:
     query, store = request.query_params, services(request).answerer.store
     limit = int(number(query.get("limit", "20"), "limit"))
     offset = int(number(query.get("offset", "0"), "offset"))
-    queued = await asyncio.to_thread(store.queue, limit, offset=offset)
+    queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
     total = await asyncio.to_thread(store.count)
     return reply([each.summary() for each in queued], {"x-total-count": str(total)})
 

@@ -44,7 +44,7 @@ def looked_up(
     store: SqliteStore, ruling: Ruling, chance: float | None = None, near: str = "a b c"
 ) -> tuple[Lookup, Ruled]:
     policy = Ruled(ruling)
-    heads = store.heads(near.split())
+    heads = store.questions(near.split())
     places = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
     draw = None if chance is None else lambda: chance
     return judge(store, None, policy, "n", "what is it", places, Limits(), draw), policy
@@ -104,7 +104,7 @@ def test_an_entry_that_goes_meanwhile_is_not_served(store: SqliteStore) -> None:
             store.delete(["b"])
             return self.ruling
 
-    heads = store.heads(["a", "b", "c"])
+    heads = store.questions(["a", "b", "c"])
     near = [(heads["a"], 0.9), (heads["b"], 0.8), (heads["c"], 0.7)]
     found = judge(store, None, DeferredEntry(ACCEPTED), "n", "q", near, Limits(), None)
     assert found.entry is None

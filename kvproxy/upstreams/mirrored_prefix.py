@@ -63,7 +63,9 @@ class MirroredPrefix(ReportedPrefix):
 
     def _snapshots(self) -> list[view.LocationSnapshot]:
         return [
-            snapshot for engine, mirror in self._mirrors() for snapshot in view.snapshot_pools(mirror.state(), engine.url)
+            snapshot
+            for engine, mirror in self._mirrors()
+            for snapshot in view.snapshot_pools(mirror.state(), engine.url)
         ]
 
     async def queue(self) -> list[BlockRow]:

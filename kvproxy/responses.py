@@ -72,7 +72,7 @@ def open_response_cache(
             raise
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
-    return ResponseCache(store, semantic, store.observations, ttl=settings.ttl, clock=clock, redact=redact)
+    return ResponseCache(store, semantic, ttl=settings.ttl, clock=clock, redact=redact)
 
 
 def _semantic(

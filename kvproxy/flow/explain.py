@@ -159,7 +159,7 @@ def _refused(request: ApiRequest) -> SemanticReport | None:
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
     """Whether another tenant stored a response to an equal request."""
-    where = EntryFilter(prompt=await answerer.cache.shown(key.prompt))
+    where = EntryFilter(prompt=await answerer.cache.redact_text(key.prompt))
     alike = await asyncio.to_thread(answerer.store.ls, where, limit=_MAX_SAME_PROMPT)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:
@@ -187,7 +187,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
     if key.text is None:
         why = "this request is answered from an equal one only (tools, images, structured or long input)"
         return replace(report, reason=why)
-    if not await answerer.cache.compares(key.text):
+    if not await answerer.cache.is_comparable(key.text):
         return replace(report, reason="a part of it is redacted, so only an equal request is answered alike")
     if hides_text(key.text):
         return replace(report, reason="it holds characters that a reader does not see, or words of two alphabets")

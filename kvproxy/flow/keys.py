@@ -62,8 +62,8 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     exact = _digest(whole)
     question = api.question(body)
     if question is None:
-        return CacheKey(exact, exact, None, api.shown(body), whole)
-    similar = question.similar and len(question.text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES
+        return CacheKey(exact, exact, None, api.display_text(body), whole)
+    similar = question.allows_semantic and len(question.text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES
     space = _digest({**whole, "body": question.rest})
     return CacheKey(exact, space, question.text if similar else None, question.text, whole)
 
@@ -75,7 +75,7 @@ def _relevant(request: ApiRequest) -> JsonObject:
     # An escape sequence could hide a marker from this fast check.
     marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without(request.body, ignored) if ignored else request.body).items():
-        if value is None or name in request.api.irrelevant:
+        if value is None or name in request.api.ignored_fields:
             continue
         if name in _MARKED and marked:
             value = _unmarked(value, 2)

@@ -124,7 +124,7 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
         whole = loads(response)
     except ValueError:
         return None
-    text = api.said(whole) if api is not None and isinstance(whole, dict) else None
+    text = api.output_text(whole) if api is not None and isinstance(whole, dict) else None
     return text if text and text.strip() else None
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.apis.control import LONGEST_TAG, MOST_TAGS, TAGS
+from kvproxy.apis.control import MAX_TAG_LENGTH, MAX_TAGS, TAGS
 from kvproxy.backends.protocol import Headers
 
 _SURROGATE_KEY = "surrogate-key"
@@ -43,7 +43,7 @@ def read_directives(headers: Headers) -> Directives:
     # For a shared cache, s-maxage takes precedence.
     whole = _seconds(directives.get("s-maxage"))
     max_age = _seconds(directives.get("max-age")) if whole is None else whole
-    fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= LONGEST_TAG))[:MOST_TAGS]
+    fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]
     if any(name in directives for name in _NEVER_STALE):
         return Directives(max_age, 0.0, 0.0, fit)
     return Directives(

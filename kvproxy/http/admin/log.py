@@ -168,8 +168,7 @@ async def saved(request: Request) -> Response:
         raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
     since = query.get("since")
     seconds = number(since, "since") if since else None
-    observations = app.answerer.cache.observations
-    counts = await asyncio.to_thread(observations.summary) if observations is not None else None
+    counts = await asyncio.to_thread(app.answerer.store.observations.summary)
     journal, cache = app.settings.journal, app.settings.cache
     return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, seconds)))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
-from kvproxy.ruled import UNRULED, Ruled
+from kvproxy.request_rule import NO_RULE, RequestRule
 
 HEADER_PREFIX = "x-kvproxy-"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
@@ -34,7 +34,7 @@ class Control:
         priority: 0 to 9; blocks of a higher priority are evicted later.
         timeout: seconds for the complete response.
         pace: replay rate of a stream in tokens per second; 0 is unlimited.
-        ruled: settings of the operator's rule.
+        rule: the operator's rule.
     """
 
     no_cache: bool = False
@@ -49,7 +49,7 @@ class Control:
     priority: int = 0
     timeout: float | None = None
     pace: float | None = None
-    ruled: Ruled = UNRULED
+    rule: RequestRule = NO_RULE
 
 
 _DEFAULT = Control()

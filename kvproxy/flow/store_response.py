@@ -54,10 +54,10 @@ class ResponseWriter:
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
         """Seconds until a response expires: from its request, its rule, its upstream, or the settings, in this order."""
-        requested, ruled = request.control.ttl, request.control.ruled.ttl
-        if requested is None and ruled is not None:
-            return ruled
-        default = first((ruled, directives.max_age), self.settings.ttl)
+        requested, rule_ttl = request.control.ttl, request.control.rule.ttl
+        if requested is None and rule_ttl is not None:
+            return rule_ttl
+        default = first((rule_ttl, directives.max_age), self.settings.ttl)
         longest = default if self.settings.max_ttl is None else self.settings.max_ttl
         return min(default if requested is None else requested, longest)
 
@@ -80,7 +80,7 @@ class ResponseWriter:
         compare = None
         if skipped and observer is not None:
             compare = partial(observer.compare, exchange.api_request, entry, late=True)
-        pending = self._cache.begin(entry, late=skipped, told=compare)
+        pending = self._cache.begin(entry, deferred=skipped, on_lookup=compare)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
         await pending.entry(self.settings.budget)
         if is_full:
@@ -104,7 +104,7 @@ class ResponseWriter:
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if not request.api.is_storable(whole, request.body):
             return None
-        rule, settings, lifetime = request.control.ruled, self.settings, self.lifetime(request, directives)
+        rule, settings, lifetime = request.control.rule, self.settings, self.lifetime(request, directives)
         stale_while_revalidate = first(
             (rule.stale_while_revalidate, directives.stale_while_revalidate), settings.stale_while_revalidate
         )
@@ -121,7 +121,7 @@ class ResponseWriter:
             model=request.model,
             endpoint=request.api.name,
             prompt=key.text or key.prompt,
-            semantic=key.text is not None and self._cache.searches and rule.semantic,
+            semantic=key.text is not None and self._cache.semantic is not None and rule.semantic,
             request=request.raw,
             response=dumps(whole),
             created=now,

@@ -4,7 +4,7 @@ import zlib
 from collections import OrderedDict
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.redaction import RedactionFailed, Redactor, redacted_json
+from kvproxy.index.redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import written
 
@@ -21,7 +21,7 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
         redact: removes private data from texts.
     """
     request, key = exchange.request, exchange.key
-    if request is None or key is None or (mode := request.control.ruled.text or default) == "none":
+    if request is None or key is None or (mode := request.control.rule.text or default) == "none":
         return None, None
     if mode == "hits" and exchange.layer != "semantic":
         return None, None
@@ -30,7 +30,7 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
     if redact is not None:
         try:
             shown = redact(shown)
-            whole = None if whole is None else redacted_json(whole, redact)
+            whole = None if whole is None else redact_json(whole, redact)
         except RedactionFailed:
             return None, None
     beginning = shown[:_MAX_BEGINNING].encode("utf-8", "replace").decode()

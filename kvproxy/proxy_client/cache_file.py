@@ -65,7 +65,7 @@ class StoreCache:
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         chosen = _filter(where)
-        return self._purge(self._store.ids(chosen), chosen.said(texts=self._clear_text), soft)
+        return self._purge(self._store.ids(chosen), chosen.description(texts=self._clear_text), soft)
 
     def _purge(self, ids: list[str], what: str, soft: bool) -> int:
         by = PurgeRequest(f"{_user()} on the command line", what)

@@ -130,5 +130,5 @@ async def test_what_is_past_its_time_hides_no_fresh_neighbour(tmp_path: Path) ->
     ],
 )
 def test_the_list_of_removals_keeps_no_words_where_texts_are_protected(where: EntryFilter, said: str) -> None:
-    assert where.said(texts=False) == said
-    assert EntryFilter(search="secret").said() == "search=secret"
+    assert where.description(texts=False) == said
+    assert EntryFilter(search="secret").description() == "search=secret"

@@ -96,7 +96,7 @@ class World:
         # Nothing is so alike that it is served: only guards and the threshold speak.
         self.semantic = SemanticCache(self.store, HashEmbedder(), ThresholdPolicy(0.9), observations)
         self.semantic.rebuild()
-        self.cache = ResponseCache(self.store, self.semantic, observations, clock=clock)
+        self.cache = ResponseCache(self.store, self.semantic, clock=clock)
         settings = JournalSettings.model_validate({"text": text})
         journal = open_journal(folder, settings, self.store, clock)
         assert isinstance(journal, FileJournal)

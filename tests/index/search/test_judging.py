@@ -11,10 +11,10 @@ from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
 
 
-class Ruled:
+class RequestRule:
     """A policy with the ruling that a test gives it; what it was asked is noted."""
 
-    name = "ruled"
+    name = "request_rule"
     reach = 5
     floor = 0.0
     learns = None
@@ -42,8 +42,8 @@ def store(tmp_path: Path) -> SqliteStore:
 
 def looked_up(
     store: SqliteStore, ruling: Ruling, chance: float | None = None, near: str = "a b c"
-) -> tuple[Lookup, Ruled]:
-    policy = Ruled(ruling)
+) -> tuple[Lookup, RequestRule]:
+    policy = RequestRule(ruling)
     heads = store.questions(near.split())
     places = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
     draw = None if chance is None else lambda: chance
@@ -97,7 +97,7 @@ def test_what_is_expired_or_of_another_namespace_is_not_put_before_the_policy(st
 
 
 def test_an_entry_that_goes_meanwhile_is_not_served(store: SqliteStore) -> None:
-    class DeferredEntry(Ruled):
+    class DeferredEntry(RequestRule):
         def decide(
             self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
         ) -> Ruling:

@@ -24,10 +24,8 @@ def doctor(
     token: Token = None,
     data: Data = None,
     store: Store = None,
-    model: Annotated[str | None, typer.Option(help="Model of the embedded engine.", show_default=False)] = None,
-    upstream: Annotated[
-        list[str] | None, typer.Option(help="Upstream to check; repeat for several.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the embedded engine.")] = None,
+    upstream: Annotated[list[str] | None, typer.Option(help="Upstream to check; repeat for several.")] = None,
     tier_host: TierHost = None,
     tier_disk: TierDisk = None,
     tier_disk_size: TierDiskSize = None,

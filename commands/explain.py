@@ -23,17 +23,13 @@ _LISTED_BLOCKS = 12
 
 
 def explain(
-    prompt: Annotated[str | None, typer.Argument(help="Question of the user.", show_default=False)] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt before the question.", show_default=False)] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="File with a request body instead of a prompt; - is stdin.", show_default=False)
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with a request body instead of a prompt; - is stdin.")] = None,
     api: Annotated[ApiName | None, typer.Option(help="API of the body.", show_default="detected")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Temperature of the request.", show_default=False)] = None,
+    temperature: Annotated[float | None, typer.Option(help="Temperature of the request.")] = None,
     model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the first listed")] = None,
-    request: Annotated[
-        str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.", show_default=False)
-    ] = None,
+    request: Annotated[str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.")] = None,
     api_key: ApiKey = None,
     url: Url = DEFAULT_URL,
     token: Token = None,

@@ -20,20 +20,16 @@ Name = Annotated[str, typer.Argument(help="Name of the client.")]
 def add(
     name: Name,
     requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Maximum requests per minute; excess receives 429.", show_default=False)
+        int | None, typer.Option(min=1, help="Maximum requests per minute; excess receives 429.")
     ] = None,
     tokens_per_minute: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum computed tokens per minute; excess receives 429.", show_default=False),
+        int | None, typer.Option(min=1, help="Maximum computed tokens per minute; excess receives 429.")
     ] = None,
     concurrent_requests: Annotated[
-        int | None, typer.Option(min=1, help="Maximum requests in flight; excess receives 429.", show_default=False)
+        int | None, typer.Option(min=1, help="Maximum requests in flight; excess receives 429.")
     ] = None,
     stored_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Maximum bytes of stored responses; beyond it, its own are evicted.", show_default=False
-        ),
+        int | None, typer.Option(min=0, help="Maximum bytes of stored responses; beyond it, its own are evicted.")
     ] = None,
     data: Data = None,
     as_json: Json = False,

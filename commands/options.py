@@ -24,37 +24,16 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Data = Annotated[
-    Path | None, typer.Option("--data", help="Data folder with kvproxy.toml and all state.", show_default=False)
-]
-Store = Annotated[
-    str | None,
-    typer.Option("--store", help="File of stored responses, or postgresql://HOST/DATABASE.", show_default=False),
-]
-Token = Annotated[
-    str | None,
-    typer.Option("--token", envvar="KVPROXY_ADMIN_TOKEN", help="Admin token of the proxy.", show_default=False),
-]
+Data = Annotated[Path | None, typer.Option("--data", help="Data folder with kvproxy.toml and all state.")]
+Store = Annotated[str | None, typer.Option("--store", help="File of stored responses, or postgresql://HOST/DATABASE.")]
+Token = Annotated[str | None, typer.Option("--token", envvar="KVPROXY_ADMIN_TOKEN", help="Admin token of the proxy.")]
 ApiKey = Annotated[
     str | None,
-    typer.Option(
-        "--api-key",
-        envvar="OPENAI_API_KEY",
-        help="API key of the client, which selects its tenant.",
-        show_default=False,
-    ),
+    typer.Option("--api-key", envvar="OPENAI_API_KEY", help="API key of the client, which selects its tenant."),
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
 
-TierHost = Annotated[
-    str | None, typer.Option(help='Host memory for the prefix cache, such as "4GiB".', show_default=False)
-]
-TierDisk = Annotated[
-    Path | None, typer.Option(help="Folder for the prefix cache, which survives restarts.", show_default=False)
-]
-TierDiskSize = Annotated[
-    str | None, typer.Option(help='Size limit of the --tier-disk folder, such as "20GiB".', show_default=False)
-]
-TierRedis = Annotated[
-    str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.", show_default=False)
-]
+TierHost = Annotated[str | None, typer.Option(help='Host memory for the prefix cache, such as "4GiB".')]
+TierDisk = Annotated[Path | None, typer.Option(help="Folder for the prefix cache, which survives restarts.")]
+TierDiskSize = Annotated[str | None, typer.Option(help='Size limit of the --tier-disk folder, such as "20GiB".')]
+TierRedis = Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")]

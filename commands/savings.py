@@ -27,9 +27,7 @@ class By(StrEnum):
 
 def savings(
     by: Annotated[By, typer.Option(help="Group requests by this field.")] = By.layer,
-    since: Annotated[
-        str | None, typer.Option(help="Only whole days within this duration, such as 7d.", show_default=False)
-    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only whole days within this duration, such as 7d.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     data: Data = None,
@@ -108,4 +106,4 @@ def _print_notes(report: "SavingsReport") -> None:
         share = (
             f"at most {percent(wrong.most)}" if wrong.least == 0 else f"{percent(wrong.least)} to {percent(wrong.most)}"
         )
-        typer.echo(f"Wrong semantic hits: {share} ({wrong.told_by}).")
+        typer.echo(f"Wrong semantic hits: {share} ({wrong.source}).")

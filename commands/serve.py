@@ -23,68 +23,47 @@ def serve(
     port: Annotated[int | None, Flag(help="Port to listen on; 0 selects a free port.", show_default="8484")] = None,
     open_: Annotated[bool, Flag("--open", help="Accept all clients beyond loopback without API keys.")] = False,
     model: Annotated[
-        str | None,
-        Flag(help="Embedded model: demo, a folder, a .gguf file, or a Hugging Face id.", show_default=False),
+        str | None, Flag(help="Embedded model: demo, a folder, a .gguf file, or a Hugging Face id.")
     ] = None,
     lora: Annotated[
-        list[str] | None,
-        Flag(help="LoRA adapter as NAME=FOLDER, selected by model NAME; repeat for several.", show_default=False),
+        list[str] | None, Flag(help="LoRA adapter as NAME=FOLDER, selected by model NAME; repeat for several.")
     ] = None,
     upstream: Annotated[
-        list[str] | None,
-        Flag(help="Forward to this server, such as http://HOST:PORT; repeat for several.", show_default=False),
+        list[str] | None, Flag(help="Forward to this server, such as http://HOST:PORT; repeat for several.")
     ] = None,
-    kv_events: Annotated[
-        list[str] | None, Flag(help="KV event address of each --upstream, in the same order.", show_default=False)
-    ] = None,
-    kv_replay: Annotated[
-        list[str] | None, Flag(help="KV event replay address of each --upstream.", show_default=False)
-    ] = None,
-    embedder: Annotated[
-        str | None, Flag(help="Embedder: default, a folder, or a sentence-transformers id.", show_default=False)
-    ] = None,
+    kv_events: Annotated[list[str] | None, Flag(help="KV event address of each --upstream, in the same order.")] = None,
+    kv_replay: Annotated[list[str] | None, Flag(help="KV event replay address of each --upstream.")] = None,
+    embedder: Annotated[str | None, Flag(help="Embedder: default, a folder, or a sentence-transformers id.")] = None,
     store: Store = None,
     data: Data = None,
-    num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.", show_default=False)] = None,
+    num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.")] = None,
     block_size: Annotated[int | None, Flag(help="Tokens per block.", show_default="16")] = None,
     kv_memory: Annotated[
-        float | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or bytes.", show_default=False)
+        float | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or bytes.")
     ] = None,
-    device: Annotated[
-        str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.", show_default=False)
-    ] = None,
-    threads: Annotated[int | None, Flag(help="CPU threads of the model.", show_default=False)] = None,
+    device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None,
     eviction: Annotated[str | None, Flag(help="Eviction policy: lru, lfu, s3fifo or arc.", show_default="lru")] = None,
     tier_host: TierHost = None,
     tier_disk: TierDisk = None,
     tier_disk_size: TierDiskSize = None,
     tier_redis: TierRedis = None,
     chunk_tokens: Annotated[int | None, Flag(help="Tokens per chunk of a tier.", show_default="256")] = None,
-    policy: Annotated[
-        str | None, Flag(help="Semantic policy: learned, checked or threshold.", show_default=False)
-    ] = None,
-    max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.", show_default=False)] = None,
-    max_bytes: Annotated[int | None, Flag(help="Maximum bytes of stored responses.", show_default=False)] = None,
-    threshold: Annotated[
-        float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.", show_default=False)
-    ] = None,
-    level: Annotated[
-        float | None, Flag(help="Minimum verifier probability for checked and learned.", show_default=False)
-    ] = None,
-    max_error: Annotated[
-        float | None, Flag(help="Maximum share of wrong semantic hits under learned.", show_default=False)
-    ] = None,
-    verifier: Annotated[str | None, Flag(help="Verifier: built-in, or a CrossEncoder.", show_default=False)] = None,
+    policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None,
+    max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None,
+    max_bytes: Annotated[int | None, Flag(help="Maximum bytes of stored responses.")] = None,
+    threshold: Annotated[float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")] = None,
+    level: Annotated[float | None, Flag(help="Minimum verifier probability for checked and learned.")] = None,
+    max_error: Annotated[float | None, Flag(help="Maximum share of wrong semantic hits under learned.")] = None,
+    verifier: Annotated[str | None, Flag(help="Verifier: built-in, or a CrossEncoder.")] = None,
     shadow: Annotated[
-        bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits without serving them.", show_default=False)
+        bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits without serving them.")
     ] = None,
-    ttl: Annotated[float | None, Flag(help="Seconds until a stored response expires.", show_default=False)] = None,
+    ttl: Annotated[float | None, Flag(help="Seconds until a stored response expires.")] = None,
     pace: Annotated[
         float | None, Flag(help="Replay streams of hits at this many tokens per second.", show_default="no limit")
     ] = None,
-    semantic: Annotated[
-        bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.", show_default=False)
-    ] = None,
+    semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None,
     as_json: Annotated[bool, Flag("--json", help="Print the URL and the models as one JSON line.")] = False,
 ) -> None:
     """Run the proxy with a model, or in front of upstreams.

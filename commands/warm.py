@@ -24,38 +24,31 @@ def warm(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="JSON lines, an OpenAI batch file, an access log, a cache export, or one prompt per line; - is stdin.",
-            show_default=False,
+            help="JSON lines, an OpenAI batch file, an access log, a cache export, or one prompt per line; - is stdin."
         ),
     ] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Send stored requests whose hits saved most tokens.")] = False,
     source: Annotated[
         str | None, typer.Option("--from", help="Proxy with the stored requests.", show_default="--url")
     ] = None,
-    top: Annotated[int | None, typer.Option(help="Maximum number of requests.", min=1, show_default=False)] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Maximum requests per second.", min=0.001, show_default=False)
-    ] = None,
+    top: Annotated[int | None, typer.Option(help="Maximum number of requests.", min=1)] = None,
+    rate: Annotated[float | None, typer.Option(help="Maximum requests per second.", min=0.001)] = None,
     prefix_only: Annotated[
         bool, typer.Option("--prefix-only", help="Warm the prefix cache and its tiers only; store no response.")
     ] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Recompute responses that are stored already.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
-    model: Annotated[str | None, typer.Option(help="Model of requests without a model.", show_default=False)] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Model of requests without a model.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of all requests; clients must send it too.", show_default=False)
+        float | None, typer.Option(help="Temperature of all requests; clients must send it too.")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Value of max_tokens; clients must send it too.", show_default=False)
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens; clients must send it too.")] = None,
     body: Annotated[
-        list[str] | None,
-        typer.Option(help="Field of all requests as FIELD=JSON; repeat for several.", show_default=False),
+        list[str] | None, typer.Option(help="Field of all requests as FIELD=JSON; repeat for several.")
     ] = None,
     header: Annotated[
-        list[str] | None,
-        typer.Option(help="Header of all requests as NAME:VALUE; repeat for several.", show_default=False),
+        list[str] | None, typer.Option(help="Header of all requests as NAME:VALUE; repeat for several.")
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 4,
     api_key: ApiKey = None,
@@ -177,7 +170,7 @@ def _required_fields(
         tenant = "unknown (give --token)"
     body = request.body
     sampling = [f"{name} {json.dumps(body[name]) if name in body else 'unset'}" for name in _SAMPLING]
-    known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].irrelevant}
+    known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].ignored_fields}
     fields = sampling + [f"{name} {json.dumps(body[name])}" for name in sorted(body.keys() - known)]
     return f"stored for tenant {tenant}, {', '.join(fields)}"
 

@@ -21,7 +21,6 @@ from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.opening import open_observations
 from kvproxy.redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
@@ -67,20 +66,18 @@ def open_response_cache(
             cipher=load_cipher(encryption),
         )
         try:
-            observations = open_observations(where)
-            semantic = _semantic(settings, store, observations, embedder, data, chance)
+            semantic = _semantic(settings, store, embedder, data, chance)
         except BaseException:
             store.close()
             raise
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
-    return ResponseCache(store, semantic, observations, ttl=settings.ttl, clock=clock, redact=redact)
+    return ResponseCache(store, semantic, ttl=settings.ttl, clock=clock, redact=redact)
 
 
 def _semantic(
     settings: CacheSettings,
     store: Store,
-    observations: Observations,
     embedder: str,
     data: Path | None,
     chance: Callable[[], float],
@@ -94,13 +91,13 @@ def _semantic(
 
     def named(policy: PolicyName) -> Policy:
         own = {} if policy == settings.policy else {"policy": policy, "threshold": None}
-        return build_policy(settings.model_copy(update=own), observations, model.name, data, load)
+        return build_policy(settings.model_copy(update=own), store.observations, model.name, data, load)
 
     semantic = SemanticCache(
         store,
         model,
         named(settings.policy),
-        observations,
+        store.observations,
         vectors=settings.vectors,
         languages=settings.languages,
         other_policy=cache(named),

@@ -16,17 +16,11 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    pairs: Annotated[
-        Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz.', show_default=False)
-    ] = None,
+    pairs: Annotated[Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz.')] = None,
     target_error: Annotated[float, typer.Option(help="Maximum share of wrong hits.", min=0.0, max=1.0)] = 0.05,
-    embedder: Annotated[str | None, typer.Option(help="Embedder, as in serve.", show_default=False)] = None,
-    verifier: Annotated[
-        str | None, typer.Option(help="Verifier, as in serve; none skips the policy checked.", show_default=False)
-    ] = None,
-    stream: Annotated[
-        Path | None, typer.Option(help='Replay JSON lines {"text", "answer"} in order instead.', show_default=False)
-    ] = None,
+    embedder: Annotated[str | None, typer.Option(help="Embedder, as in serve.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier, as in serve; none skips the policy checked.")] = None,
+    stream: Annotated[Path | None, typer.Option(help='Replay JSON lines {"text", "answer"} in order instead.')] = None,
     max_error: Annotated[
         float, typer.Option(help="With --stream: error bound of the policy learned.", min=0.0001, max=0.5)
     ] = 0.02,
@@ -37,9 +31,7 @@ def calibrate(
         float, typer.Option(help="With --stream: share of wrong comparisons.", min=0.0, max=0.5)
     ] = 0.0,
     orders: Annotated[int, typer.Option(help="With --stream: additional replays in random orders.", min=0)] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot the curves into this .png or .svg file.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the curves into this .png or .svg file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure semantic policies on your own questions.

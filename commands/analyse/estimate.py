@@ -28,13 +28,9 @@ def estimate(
     log: Log,
     tokenizer: Tokenizer = None,
     block_size: BlockSize = 16,
-    blocks: Annotated[
-        str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.", show_default=False)
-    ] = None,
+    blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     model: LogModel = "model",
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot the result into this .png or .svg file.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the result into this .png or .svg file.")] = None,
     draws: Annotated[int, typer.Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     data: Data = None,
     as_json: Json = False,

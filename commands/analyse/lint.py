@@ -30,13 +30,9 @@ def lint(
         int | None, typer.Option(help="Blocks of the engine's pool.", min=2, show_default="unlimited")
     ] = None,
     top: Annotated[int, typer.Option(help="Maximum number of families; 0 shows all.", min=0)] = 10,
-    baseline: Annotated[
-        Path | None, typer.Option(help="Compare with this file, or create it.", show_default=False)
-    ] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Compare with this file, or create it.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Overwrite the baseline.")] = False,
-    edits: Annotated[
-        Path | None, typer.Option(help="Write the suggested edits into this file as settings.", show_default=False)
-    ] = None,
+    edits: Annotated[Path | None, typer.Option(help="Write the suggested edits into this file as settings.")] = None,
     tolerance: Annotated[float, typer.Option(help="Accepted decrease of a family's share.", min=0, max=1)] = 0.01,
     model: LogModel = "model",
     data: Data = None,

@@ -20,24 +20,16 @@ def simulate(
         Path,
         typer.Argument(help="Trace of Mooncake, Qwen-Bailian or WEKA, JSON lines with tokens, or a conformance trace."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Output file of a conformance trace.", show_default=False)] = None,
-    blocks: Annotated[
-        str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file of a conformance trace.")] = None,
+    blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,lfu,s3fifo,arc,belady",
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per block.", min=1, show_default="from the trace; 16 for tokens")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot the hit rates into this .png or .svg file.", show_default=False)
-    ] = None,
-    model: Annotated[Path | None, typer.Option(help="Model folder, to show sizes in GiB.", show_default=False)] = None,
-    bytes_per_token: Annotated[
-        int | None, typer.Option(help="KV bytes per token, instead of --model.", show_default=False)
-    ] = None,
-    engines: Annotated[
-        int | None, typer.Option(help="Compare routing between this many engines.", min=1, show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the hit rates into this .png or .svg file.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder, to show sizes in GiB.")] = None,
+    bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.")] = None,
+    engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None,
     prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of an engine, for --engines.")] = 10_000,
     as_json: Json = False,
 ) -> None:

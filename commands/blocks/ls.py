@@ -21,7 +21,7 @@ _MIRRORED_COLUMNS: tuple[Column | str, ...] = (
 def ls(
     url: Url = DEFAULT_URL,
     token: Token = None,
-    state: Annotated[State | None, typer.Option(help="Only blocks in this state.", show_default=False)] = None,
+    state: Annotated[State | None, typer.Option(help="Only blocks in this state.")] = None,
     as_json: Json = False,
 ) -> None:
     """List blocks by id.

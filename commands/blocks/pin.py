@@ -15,14 +15,10 @@ from kvproxy.proxy_client.client import ProxyClient, path_segment
 
 def pin(
     name: Annotated[str, typer.Argument(help="Name of the pin.")],
-    prompt: Annotated[str | None, typer.Argument(help="Question of the user.", show_default=False)] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt before the question.", show_default=False)] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="File with a chat request instead of a prompt; - is stdin.", show_default=False)
-    ] = None,
-    leaf: Annotated[
-        str | None, typer.Option(help="First digits of a chain's leaf instead of a prompt.", show_default=False)
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with a chat request instead of a prompt; - is stdin.")] = None,
+    leaf: Annotated[str | None, typer.Option(help="First digits of a chain's leaf instead of a prompt.")] = None,
     ttl: Annotated[float | None, typer.Option(help="Seconds until the pin ends.", show_default="until unpin")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,

@@ -14,7 +14,7 @@ from kvproxy.proxy_client.cache import open_cache
 
 
 def export(
-    file: Annotated[Path | None, typer.Argument(help="File to write, by default stdout.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(help="File to write, by default stdout.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,

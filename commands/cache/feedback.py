@@ -9,9 +9,7 @@ from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_result
 from kvproxy.proxy_client.cache import open_cache
 
-Question = Annotated[
-    str | None, typer.Option(help="Question for which the response was served; the policy learns.", show_default=False)
-]
+Question = Annotated[str | None, typer.Option(help="Question for which the response was served; the policy learns.")]
 
 
 def reject(

@@ -10,20 +10,14 @@ from kvproxy.commands.tables import Column, digest, text
 from kvproxy.proxy_client.cache import FilterValues
 
 Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
-Namespace = Annotated[
-    str | None, typer.Option(help="Only this namespace; its first digits suffice.", show_default=False)
-]
-Key = Annotated[str | None, typer.Option(help="Only this exact key; its first digits suffice.", show_default=False)]
-Prompt = Annotated[str | None, typer.Option(help="Only prompts that begin with this text.", show_default=False)]
-Search = Annotated[str | None, typer.Option(help="Only prompts that contain this text.", show_default=False)]
-Tag = Annotated[str | None, typer.Option(help="Only responses with this tag.", show_default=False)]
-OlderThan = Annotated[
-    float | None, typer.Option(help="Only responses older than this many seconds.", show_default=False)
-]
-Tenant = Annotated[
-    str | None, typer.Option(help="Only responses of this tenant, or of the client with this name.", show_default=False)
-]
-Model = Annotated[str | None, typer.Option(help="Only responses of this model.", show_default=False)]
+Namespace = Annotated[str | None, typer.Option(help="Only this namespace; its first digits suffice.")]
+Key = Annotated[str | None, typer.Option(help="Only this exact key; its first digits suffice.")]
+Prompt = Annotated[str | None, typer.Option(help="Only prompts that begin with this text.")]
+Search = Annotated[str | None, typer.Option(help="Only prompts that contain this text.")]
+Tag = Annotated[str | None, typer.Option(help="Only responses with this tag.")]
+OlderThan = Annotated[float | None, typer.Option(help="Only responses older than this many seconds.")]
+Tenant = Annotated[str | None, typer.Option(help="Only responses of this tenant, or of the client with this name.")]
+Model = Annotated[str | None, typer.Option(help="Only responses of this model.")]
 
 
 def filter_values(**values: str | float | None) -> FilterValues:

@@ -28,7 +28,7 @@ _LISTED = 20
 
 
 def rm(
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids, or their first digits.", show_default=False)] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids, or their first digits.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all responses.")] = False,
     namespace: Namespace = None,
     model: Model = None,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.private_files import private_folder, take_rights
+from kvproxy.index.private_files import make_private_folder, restrict
 from kvproxy.index.search.faiss_segment import EF_SEARCH, Kind, Segment
 from kvproxy.index.store.sqlite.store import SqliteStore
 
@@ -40,7 +40,7 @@ class SavedGraphs:
         self._kind: Kind = kind
         self.folder = store.path.with_name(store.path.name + "-index")
         if self.folder.is_dir():
-            take_rights(self.folder)
+            restrict(self.folder)
 
     def _name(self, namespace: str) -> str:
         return hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
@@ -59,7 +59,7 @@ class SavedGraphs:
         """Write a graph that nobody changes meanwhile; a failure leaves the old files, and no others."""
         if graph.on_gpu:
             return
-        private_folder(self.folder)
+        make_private_folder(self.folder)
         name, generation = self._name(namespace), uuid.uuid4().hex[:8]
         try:
             self._write(namespace, graph, name, generation)

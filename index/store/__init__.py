@@ -1,4 +1,4 @@
-"""Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
+"""The response store: `protocol.py` is its seam, `sql_store.py` implements it for SQLite and PostgreSQL."""
 
 from kvproxy.index.store.listing import (
     EVERYTHING,

@@ -1,4 +1,4 @@
-"""What a store lists: which entries are meant, whose they are, which go next, and what the operator removed."""
+"""Values of listings: filters, purges, the eviction order, and usage."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -8,15 +8,15 @@ from kvproxy.index.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class EntryFilter:
-    """Which entries; what is None does not matter.
+    """Conditions on entries; None matches all.
 
     Attributes:
-        namespace, key: the digest, or the beginning of it.
-        model, tag: exact name.
-        tenant: as listings show it, or the name of a client.
-        prompt: what the prompt begins with.
-        search: text that the prompt contains, whatever its case.
-        older_than: seconds of age.
+        namespace, key: a prefix of the digest.
+        model, tag: the exact name.
+        tenant: as in listings, or the name of a client.
+        prompt: a prefix of the prompt.
+        search: a text in the prompt, ignoring case.
+        older_than: age in seconds.
     """
 
     namespace: str | None = None
@@ -28,21 +28,21 @@ class EntryFilter:
     older_than: float | None = None
     tenant: str | None = None
 
-    def said(self, *, texts: bool = True) -> str:
-        """It in a line, as the list of purges keeps it.
+    def description(self, *, texts: bool = True) -> str:
+        """Return one line for the list of purges.
 
         Args:
-            texts: with the words that prompts are to hold; else it says only that some were given.
+            texts: include the words of `prompt` and `search`.
         """
-        given = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         hidden = () if texts else ("prompt", "search")
-        told = [f"{name}={'(words)' if name in hidden else value}" for name, value in given if value is not None]
-        return ", ".join(told) or "all"
+        parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
+        return ", ".join(parts) or "all"
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeRequest:
-    """Who removes entries, and which, in the words of a list of such removals."""
+    """Who removes which entries, as recorded in the list of purges."""
 
     who: str
     what: str
@@ -50,13 +50,12 @@ class PurgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """A removal by the operator.
+    """A removal by an operator.
 
     Attributes:
         time: seconds since the epoch.
-        who, what: see `PurgeRequest`.
-        soft: the entries were marked as expired.
-        entries: how many.
+        soft: the entries were expired, not removed.
+        entries: their number.
     """
 
     time: float
@@ -68,13 +67,12 @@ class Purge:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """An entry in the order in which entries go if the store is full.
+    """An entry in the order in which a full store removes entries.
 
     Attributes:
-        why: `expired`: its time is over; `saves least`: it is expected to save the fewest tokens a byte of all; `pinned`: all
-            others go before it.
-        priority: what it is worth keeping, see `eviction`.
-        bytes: that it is counted with.
+        why: `saves least` is the eviction by priority.
+        priority: see `eviction`.
+        bytes: see `NewEntry.size`.
     """
 
     entry: Entry
@@ -83,7 +81,7 @@ class EvictionCandidate:
     bytes: int
 
     def summary(self) -> dict[str, Any]:
-        """What a listing shows, JSON-able."""
+        """Return the JSON object of listings."""
         return self.entry.summary() | {"why": self.why, "priority": self.priority, "bytes": self.bytes}
 
 
@@ -93,7 +91,7 @@ UsageKey = Literal["tenant", "model", "endpoint", "tag"]
 
 @dataclass(frozen=True, slots=True)
 class StorageUsage:
-    """What some entries have in common, and how many they are; hits and the bytes of request, response and vector in sum."""
+    """Number, bytes, and hits of the entries with one tenant, model, endpoint, or tag."""
 
     name: str
     entries: int

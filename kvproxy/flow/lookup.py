@@ -126,7 +126,7 @@ class CacheLookup:
         if exchange.lookup_failed or not request.control.ruled.semantic:
             return None
         try:
-            if self._semantic is None or key.text is None or not await self._cache.compares(key.text):
+            if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):
                 return None
             # Without a backend to call, the lookup has no time limit.
             seconds = None if failed or request.control.only_if_cached else self._settings.budget
@@ -176,7 +176,7 @@ class CacheLookup:
                 body = await asyncio.to_thread(_events, request, entry)
             else:
                 body = _events(request, entry)
-        self._store.touch(entry.id)
+        self._store.record_hit(entry.id)
         now = self._clock()
         if stale is not None:
             self.stale[stale] += 1

@@ -80,7 +80,7 @@ class ResponseWriter:
         compare = None
         if skipped and observer is not None:
             compare = partial(observer.compare, exchange.api_request, entry, late=True)
-        pending = self._cache.begin(entry, late=skipped, told=compare)
+        pending = self._cache.begin(entry, deferred=skipped, on_lookup=compare)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
         await pending.entry(self.settings.budget)
         if is_full:
@@ -102,7 +102,7 @@ class ResponseWriter:
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
         """The entry for a response; None if it is not stored."""
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
-        if not request.api.keeps(whole, request.body):
+        if not request.api.is_storable(whole, request.body):
             return None
         rule, settings, lifetime = request.control.ruled, self.settings, self.lifetime(request, directives)
         stale_while_revalidate = first(
@@ -121,7 +121,7 @@ class ResponseWriter:
             model=request.model,
             endpoint=request.api.name,
             prompt=key.text or key.prompt,
-            semantic=key.text is not None and self._cache.searches and rule.semantic,
+            semantic=key.text is not None and self._cache.semantic is not None and rule.semantic,
             request=request.raw,
             response=dumps(whole),
             created=now,
@@ -134,7 +134,7 @@ class ResponseWriter:
             stale_while_revalidate=stale_while_revalidate,
             stale_if_error=stale_if_error,
         )
-        return entry if self._cache.store.takes(entry) else None
+        return entry if self._cache.store.fits(entry) else None
 
 
 class ResponseRecorder:

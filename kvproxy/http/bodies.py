@@ -8,7 +8,7 @@ from starlette.requests import Request
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonMap, JsonObject
-from kvproxy.apis.request import ApiRequest, read_body
+from kvproxy.apis.request import ApiRequest, parse_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
 from kvproxy.http.body_budget import Reservation
@@ -65,7 +65,7 @@ def _too_large(limit: int) -> TooLarge:
 
 async def parsed(raw: bytes) -> JsonObject:
     """A body as an object; raises InvalidRequest where it is none."""
-    return await asyncio.to_thread(read_body, raw) if len(raw) > _SLOW_BYTES else read_body(raw)
+    return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
 
 
 async def api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
@@ -91,7 +91,7 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
 
 
 def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
-    body = read_body(raw)
+    body = parse_body(raw)
     if check:
         api.check(body)
     return body

@@ -55,7 +55,7 @@ class CachedApi:
         except KvproxyError as error:
             record_failure(exchange, error)
             services(request).metrics.refused(error)
-            return failed(error, self._api.error(error))
+            return failed(error, self._api.error_body(error))
         except ClientDisconnect:
             record_failure(exchange, asyncio.CancelledError())
             raise
@@ -96,7 +96,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         body = paced(body, exchange.hit.completion_tokens if exchange.hit else 0, pace)
 
     def last_event(error: KvproxyError) -> bytes:
-        return event(api.error(error), "error")
+        return event(api.error_body(error), "error")
 
     return RelayResponse(body, answer.status, headers, answer.close, lifetime, last_event)
 

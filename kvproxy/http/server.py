@@ -18,7 +18,7 @@ from kvproxy.http.data_folder import locked_folder
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hub import prefer_cached_models
 from kvproxy.http.services import Services, build
-from kvproxy.index.private_files import private_folder
+from kvproxy.index.private_files import make_private_folder
 from kvproxy.settings import Settings
 
 _GARBAGE = 200_000
@@ -80,7 +80,7 @@ def _reload(services: Services) -> None:
 def _keep_private(settings: Settings) -> None:
     """Close the data folder to others; an earlier version may have made it for everybody."""
     try:
-        private_folder(settings.data)
+        make_private_folder(settings.data)
     except OSError as error:
         raise SettingsError(
             f"cannot use the data folder {settings.data} ({error.strerror}): choose another with --data", param="data"

@@ -13,6 +13,7 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
+from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.redaction import Redactor
 from kvproxy.index.store.sqlite.database_files import DatabaseFiles
 from kvproxy.journal.history import Gone, Kept
@@ -112,7 +113,7 @@ class FileJournal:
             self._connection = open_or_replace(path, clock)
             self._writer = Writer(self._connection, settings, clock, redact)
             self._files = DatabaseFiles(path, self._connection)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, SchemaVersionError) as error:
             raise SettingsError(
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
             ) from None
@@ -196,8 +197,8 @@ class FileJournal:
 
     def _check_file(self) -> None:
         """Raise if the file was deleted or replaced: everything that is written to it would be lost."""
-        if self._files.gone:
-            self._files.leave()
+        if self._files.were_replaced:
+            self._files.checkpoint()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
 
     def _count_lost(self, events: Sequence[Event]) -> int:

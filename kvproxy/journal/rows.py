@@ -12,7 +12,7 @@ _COLUMNS = (
     " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
     " semantic_us, backend_us, prefill_us, first_us, total_us, tags"
 )
-INSERT = f"insert into records ({_COLUMNS})"
+INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' for _ in _COLUMNS.split(','))})"
 
 
 def row_of(record: Record, strings: StringIds) -> tuple[object, ...]:

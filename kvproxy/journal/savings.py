@@ -24,21 +24,21 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The share of semantic hits that may have been wrong.
+    """The share of semantic hits that may be wrong.
 
     Attributes:
         least, most: the ends of the interval.
-        told_by: where it comes from.
+        source: origin of the figure.
     """
 
     least: float
     most: float
-    told_by: str
+    source: str
 
 
 @dataclass(slots=True)
 class Saving:
-    """What was saved for requests that have something in common.
+    """Savings of a group of requests.
 
     Attributes:
         name: the common value.
@@ -152,10 +152,10 @@ def savings(
 
 
 def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wrong | None:
-    """The share of semantic hits that may be wrong: as measured on answers that were compared, else as the policy bounds it.
+    """The share of semantic hits that may be wrong: measured by comparisons, else the bound of the policy.
 
     Args:
-        counts: of observations, see `Observations.summary`; None where there are none.
+        counts: of observations, see `Observations.summary`; None if there are none.
         settings: of the response cache.
     """
     if not settings.semantic:
@@ -171,7 +171,7 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-    """The price of a model: of its name, else of the first pattern that fits."""
+    """The price of a model: by its name, else by the first matching pattern."""
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)

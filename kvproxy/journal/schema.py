@@ -6,16 +6,12 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
 from kvproxy.journal.record import Record
 
-if TYPE_CHECKING:
-    from sqlite_utils import Database
-
-NAME = "kvproxy.journal"
+VERSION = 1
 FILE = "journal.db"
 _log = logging.getLogger("kvproxy")
 
@@ -66,16 +62,12 @@ _VIEW = (
 )
 
 
-def m003_schema(db: "Database") -> None:
-    for sql in (*_TABLES, _VIEW):
-        db.execute(sql)
-
-
 def open_file(path: Path) -> sqlite3.Connection:
     """Open the file for writing; it is created if it is missing.
 
     Raises:
         sqlite3.Error: it is not a journal, or cannot be opened.
+        SchemaVersionError: another version of kvproxy created it.
         OSError: its folder cannot be created.
     """
     make_private(path)
@@ -83,7 +75,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     # A killed process loses no commit. A power failure may lose the last ones.
     connection.execute("pragma synchronous=normal")
     try:
-        apply_steps(connection, NAME, [m003_schema])
+        create_schema(connection, f"the journal {path}", VERSION, (*_TABLES, _VIEW))
         # Detects most damage.
         for table in ("records", "prompts", "totals"):
             connection.execute(f"select * from {table} limit 1").fetchone()

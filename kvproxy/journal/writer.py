@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.redaction import Redactor
-from kvproxy.index.store.sqlite.many import insert_many
 from kvproxy.journal.history import Gone, History, Kept, Prompt
 from kvproxy.journal.queue import Event
 from kvproxy.journal.reasons import reason_without_history
@@ -96,7 +95,7 @@ class Writer:
         self._history.set_last_records(
             (number, record.prompt) for number, record in records.items() if record.prompt is not None
         )
-        insert_many(self._connection, INSERT, [row_of(record, self._strings) for record in records.values()])
+        self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
         self._history.write()
 
     def _keys(self, events: Sequence[Event]) -> set[bytes]:

@@ -55,7 +55,7 @@ def to_api_request(logged: LoggedRequest, settings: Settings) -> ApiRequest:
 def response_text(logged: LoggedRequest) -> str | None:
     """Return the text of the logged response; None if there is none."""
     response = logged.response
-    return response if isinstance(response, str) or response is None else logged.api.said(response)
+    return response if isinstance(response, str) or response is None else logged.api.output_text(response)
 
 
 async def replay(

@@ -100,4 +100,4 @@ def open_cache(
         raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
     with opened_store(settings) as opened:
         clear = not (settings.encryption.enabled or settings.redaction.enabled)
-        yield StoreCache(opened, settings.store_where, load_redactor(settings.redaction), clear_text=clear)
+        yield StoreCache(opened, load_redactor(settings.redaction), clear_text=clear)

@@ -1,6 +1,5 @@
 """Stored responses without a proxy: the store's file, or its database."""
 
-import contextlib
 import getpass
 import os
 from collections.abc import Iterator
@@ -12,8 +11,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.redaction import RedactionFailed, Redactor
 from kvproxy.index.store import EntryFilter, PurgeRequest, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
-from kvproxy.index.store.observations import Observation, Observations
-from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.observations import Observation
 from kvproxy.proxy_client.cache import EntryList, FilterValues
 
 
@@ -21,14 +19,12 @@ class StoreCache:
     """A `CacheClient` of an open store.
 
     Args:
-        location: path or URL of the store, which also locates its observations.
         redact: redacts imported texts.
         clear_text: the list of purges may contain words of prompts.
     """
 
-    def __init__(self, store: Store, location: str, redact: Redactor | None = None, *, clear_text: bool = True) -> None:
+    def __init__(self, store: Store, redact: Redactor | None = None, *, clear_text: bool = True) -> None:
         self._store = store
-        self._location = location
         self._redact = redact
         self._clear_text = clear_text
 
@@ -42,7 +38,7 @@ class StoreCache:
         return EntryList(rows, len(rows) if is_complete else len(self._store.ids(chosen)))
 
     def eviction_queue(self, limit: int) -> list[dict[str, Any]]:
-        return [entry.summary() for entry in self._store.queue(limit)]
+        return [entry.summary() for entry in self._store.eviction_order(limit)]
 
     def usage(self, by: UsageKey) -> list[dict[str, Any]]:
         return [asdict(row) for row in self._store.usage(by)]
@@ -69,7 +65,7 @@ class StoreCache:
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         chosen = _filter(where)
-        return self._purge(self._store.ids(chosen), chosen.said(texts=self._clear_text), soft)
+        return self._purge(self._store.ids(chosen), chosen.description(texts=self._clear_text), soft)
 
     def _purge(self, ids: list[str], what: str, soft: bool) -> int:
         by = PurgeRequest(f"{_user()} on the command line", what)
@@ -82,8 +78,7 @@ class StoreCache:
         if question is not None:
             raise InvalidRequest("--question needs a running proxy: start one, or leave out --question")
         full = self._full_id(id)
-        with self._observations() as observations:
-            observations.add([Observation.verdict(full, right)])
+        self._store.observations.add([Observation.verdict(full, right)])
         return {"id": full, "right": right}
 
     def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
@@ -91,12 +86,8 @@ class StoreCache:
         self._store.pin(full, pinned=pinned)
         return {"id": full, "pinned": pinned}
 
-    def _observations(self) -> contextlib.AbstractContextManager[Observations]:
-        return contextlib.closing(open_observations(self._location))
-
     def stats(self) -> dict[str, Any]:
-        with self._observations() as observations:
-            return self._store.stats() | {"semantic": {"learned": observations.summary()}}
+        return self._store.stats() | {"semantic": {"learned": self._store.observations.summary()}}
 
     def export(self) -> Iterator[bytes]:
         return export_lines(self._store)

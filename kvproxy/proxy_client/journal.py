@@ -26,7 +26,7 @@ class MissExplanation:
     """The cause of a cache miss.
 
     Attributes:
-        document: the cause as JSON, see `journal.causes.Explained`.
+        document: the cause as JSON, see `journal.causes.MissExplanation`.
         sentences: the cause as text; it may contain text of requests.
     """
 
@@ -116,7 +116,7 @@ class JournalFile:
             return {}
         # The records are useful even if the store is unavailable, or its keys are missing.
         with contextlib.suppress(KvproxyError), opened_store(self._settings) as store:
-            return {id: head.prompt for id, head in store.heads(sorted(set(ids))).items()}
+            return {id: question.prompt for id, question in store.questions(sorted(set(ids))).items()}
         return {}
 
 

@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 TENANT_HEADERS = (
     "authorization",
@@ -23,10 +25,8 @@ TENANT_HEADERS = (
 )
 
 
-class AccessSettings(BaseModel):
+class AccessSettings(Section):
     """Access to the proxy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     origins: tuple[str, ...] = Field(
         (), description="Origins of web pages that may call the proxy, such as https://chat.example.org; * allows all."

@@ -2,17 +2,17 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 PolicyName = Literal["learned", "checked", "threshold"]
 # Without a verifier, the cosine similarity alone must be high.
 LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "learned": 0.6}
 
 
-class CacheSettings(BaseModel):
+class CacheSettings(Section):
     """The response cache."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(True, description="Store responses, and answer from them.")
     sampled: Literal["fresh", "replay"] = Field(
@@ -26,9 +26,8 @@ class CacheSettings(BaseModel):
         None,
         ge=0.0,
         le=1.0,
-        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6"
-        " for policies"
-        " with a verifier.",
+        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6 for"
+        " policies with a verifier.",
     )
     guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
     verifier: str = Field(

@@ -1,15 +1,15 @@
 """Settings of clients."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 CLIENT = "client:"
 """Prefix of a client's tenant."""
 
 
-class ClientSettings(BaseModel):
+class ClientSettings(Section):
     """A client with its limits; only the digest of its key is stored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the client.")
     key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the API key in hexadecimal digits.")

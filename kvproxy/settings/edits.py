@@ -3,13 +3,13 @@
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from kvproxy.settings.section import Section
 
 
-class EditSettings(BaseModel):
+class EditSettings(Section):
     """An edit that lets prompts share their beginning; `kvproxy lint` suggests edits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the edit in headers and records."

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(Section):
     """The embedded engine and its block pool."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     block_size: int = Field(16, ge=1, description="Tokens in one KV block.")
     num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default computed from kv_memory.")
@@ -65,9 +65,8 @@ class EngineSettings(BaseModel):
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",
-        description="Cached blocks of layers with a sliding window: all, or only the last window of each prompt and"
-        " of each shared"
-        " prefix, as vLLM 0.32 does by default.",
+        description="Cached blocks of layers with a sliding window: all, or only the last window of each prompt and of"
+        " each shared prefix, as vLLM 0.32 does by default.",
     )
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="Algorithm of block hashes, with the names of vLLM."

@@ -2,23 +2,21 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 
-class PriceSettings(BaseModel):
+class PriceSettings(Section):
     """Prices of a model, in `journal.currency` per million tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
     cached: float | None = Field(None, ge=0, description="Price of reused prompt tokens; by default input.")
     output: float = Field(0.0, ge=0, description="Price of response tokens.")
 
 
-class JournalSettings(BaseModel):
+class JournalSettings(Section):
     """The journal of requests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(True, description="Record each request in journal.db in the data folder.")
     rows: int = Field(
@@ -27,9 +25,8 @@ class JournalSettings(BaseModel):
     days: float = Field(30.0, gt=0, description="Days until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
-        description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning,"
-        " the same for"
-        " all requests; all, the whole text. With an encrypted store no text is recorded.",
+        description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning, the same"
+        " for all requests; all, the whole text. With an encrypted store no text is recorded.",
     )
     currency: str = Field(
         "USD", min_length=1, max_length=8, description="Currency of the prices, shown with amounts of money."

@@ -1,12 +1,12 @@
 """Settings of limits."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 
-class LimitSettings(BaseModel):
+class LimitSettings(Section):
     """Limits on requests; `kvproxy_limited_total` counts rejections by the name of the setting."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     body: int = Field(32 * 2**20, ge=1, description="Maximum bytes of a body on cached routes; excess receives 413.")
     items: int = Field(

@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from kvproxy.settings.section import Section
 
 
-class EncryptionSettings(BaseModel):
+class EncryptionSettings(Section):
     """Encryption of stored texts and of chunks on disk and in Redis."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key_file: Path | None = Field(
         None,
@@ -26,10 +26,8 @@ class EncryptionSettings(BaseModel):
         return self.key_file is not None or self.key_env is not None
 
 
-class RedactionSettings(BaseModel):
+class RedactionSettings(Section):
     """Redaction of texts before they are stored or logged."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     patterns: tuple[str, ...] = Field(
         (), description="Regular expressions (Python) of text to replace, see [the store](store.md#redaction)."

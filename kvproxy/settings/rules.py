@@ -2,18 +2,17 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from kvproxy.settings.cache import PolicyName
+from kvproxy.settings.section import Section
 
 _PROMPT_FIELDS = frozenset("model messages prompt input system instructions tools".split())
 _TENANT_HEADERS = frozenset("authorization api-key x-api-key cookie".split())
 
 
-class RuleSettings(BaseModel):
+class RuleSettings(Section):
     """A rule for some requests; `*` in patterns matches any text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=64, description="Name of the rule in `kvproxy explain`.")
     path: str | None = Field(None, description="Pattern of the route, such as /v1/chat/*.")

@@ -1,12 +1,12 @@
 """Settings of telemetry."""
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from kvproxy.settings.section import Section
 
 
-class TelemetrySettings(BaseModel):
+class TelemetrySettings(Section):
     """Export of traces and metrics to OpenTelemetry."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint: str | None = Field(
         None,

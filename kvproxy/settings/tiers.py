@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import ByteSize, Field
+
+from kvproxy.settings.section import Section
 
 
-class TierSettings(BaseModel):
+class TierSettings(Section):
     """Storage of keys and values outside the pool."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: ByteSize | None = Field(None, description='Host memory for chunks in bytes, or such as "4GiB".')
     disk: Path | None = Field(None, description="Folder for chunks, which survives restarts.")

@@ -2,15 +2,14 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from kvproxy.settings.credentials import PlainKey, SecretKey, parse_upstream_url
+from kvproxy.settings.section import Section
 
 
-class UpstreamSettings(BaseModel):
+class UpstreamSettings(Section):
     """Connections to upstreams."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     connect_timeout: float = Field(5.0, gt=0, description="Connect timeout in seconds.")
     read_timeout: float = Field(600.0, gt=0, description="Timeout between chunks of a response in seconds.")
@@ -29,13 +28,11 @@ class UpstreamSettings(BaseModel):
     )
 
 
-class UpstreamServer(BaseModel):
+class UpstreamServer(Section):
     """An upstream.
 
     Credentials in the URL become `authorization` (`user:password@`) or `api_key` (`key@`).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field(description="URL such as http://127.0.0.1:8000, with or without /v1.")
     api_key: SecretKey = Field(None, description="API key that replaces the client's key; by default forward.api_key.")
@@ -67,10 +64,8 @@ class UpstreamServer(BaseModel):
         return values | {"url": parsed.url} | found
 
 
-class RoutingSettings(BaseModel):
+class RoutingSettings(Section):
     """Health checks and routing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     health_interval: float = Field(5.0, gt=0, description="Seconds between health probes.")
     health_timeout: float = Field(5.0, gt=0, description="Timeout of a health probe in seconds.")
@@ -95,10 +90,8 @@ class RoutingSettings(BaseModel):
     )
 
 
-class SlotSettings(BaseModel):
+class SlotSettings(Section):
     """Slots of llama.cpp upstreams."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     disk_size: ByteSize = Field(
         ByteSize(8 << 30),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kvproxy.apis.control import ADMIN_TOKEN, OURS
+from kvproxy.apis.control import ADMIN_TOKEN, HEADER_PREFIX
 from kvproxy.apis.json import JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.admission import Admission
@@ -102,7 +102,7 @@ class UpstreamClient:
         def is_sent(name: str) -> bool:
             if name == ADMIN_TOKEN or (whole and name == "content-length"):
                 return False
-            return self._settings.chain or not name.startswith(OURS)
+            return self._settings.chain or not name.startswith(HEADER_PREFIX)
 
         sent = [(name, value) for name, value in end_to_end(headers.items()) if is_sent(name)]
         return self._with_key(sent, path)

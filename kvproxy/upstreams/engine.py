@@ -10,7 +10,7 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
@@ -205,8 +205,8 @@ class FleetEngine:
         reported_at, metrics = self._metrics
         return replace(metrics, age=round(time.monotonic() - reported_at, 1))
 
-    def candidate(self, prompt: Prompt | None) -> Candidate:
-        """Return the engine as a candidate for a prompt with computed digests; see `mirror.match.prepare`."""
+    def candidate(self, prompt: HashedPrompt | None) -> Candidate:
+        """Return the engine as a candidate for a prompt with computed digests; see `mirror.match.compute_hashes`."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
         return Candidate(self.url, matched, self.load.tokens, self.weight)
 
@@ -222,7 +222,7 @@ class FleetEngine:
             failures=self.health.failures,
             ejections=self.health.ejections,
             error=self.health.error,
-            cached_blocks=None if mirror is None else mirror.figures().cached,
+            cached_blocks=None if mirror is None else mirror.report().cached,
             complete=None if mirror is None else mirror.complete,
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,

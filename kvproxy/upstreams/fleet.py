@@ -9,8 +9,8 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.backends.protocol import Body, Forwarder, Relayed
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
-from kvproxy.mirror.match import prepare
-from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.match import compute_hashes
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.affinity import Affinity
 from kvproxy.upstreams.client import UpstreamClient
@@ -151,7 +151,7 @@ class Fleet:
         self._owed_predictions -= is_due
         return is_due
 
-    async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> Prompt | None:
+    async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> HashedPrompt | None:
         """Tokenize the prompt and compute its digests for the mirrors; None without a mirror."""
         # Ask only mirrored engines: llama.cpp's /tokenize has another format.
         mirrored = [(engine, engine.mirror) for engine in available if engine.mirror is not None]
@@ -163,7 +163,9 @@ class Fleet:
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
             return None
-        await asyncio.to_thread(prepare, prompt, [recipe for _, mirror in mirrored for recipe in mirror.recipes()])
+        await asyncio.to_thread(
+            compute_hashes, prompt, [scheme for _, mirror in mirrored for scheme in mirror.hash_schemes()]
+        )
         return prompt
 
     async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> Relayed:

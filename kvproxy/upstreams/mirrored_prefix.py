@@ -13,8 +13,8 @@ from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.mirror import view
-from kvproxy.mirror.match import prepare
-from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.match import compute_hashes
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.engine_reports.reported_prefix import ReportedPrefix
 from kvproxy.upstreams.fleet import Fleet
@@ -42,7 +42,7 @@ class MirroredPrefix(ReportedPrefix):
         if request is not None:
             prompt = await self._tokenize(request)
             return self._pins.add(name, prompt.tokens, request.model, prompt.salt, ttl)
-        tokens = await asyncio.to_thread(view.chain_to, self._shelves(), leaf or "")
+        tokens = await asyncio.to_thread(view.chain_to, self._snapshots(), leaf or "")
         if tokens is None:
             raise NotFound(f"no chain with known tokens ends in a block {(leaf or '')[:80]!r}: see blocks chains")
         return self._pins.add(name, tokens, await self._first_model(), None, ttl)
@@ -52,17 +52,21 @@ class MirroredPrefix(ReportedPrefix):
         first = field(models[0], "id") if isinstance(models, list) and models else None
         return first if isinstance(first, str) else ""
 
-    async def _tokenize(self, request: ApiRequest) -> Prompt:
+    async def _tokenize(self, request: ApiRequest) -> HashedPrompt:
         return await self._fleet.tokenizer.prompt(request, self._fleet.tokenizer_clients(), _TOKENIZE_SECONDS)
 
     async def unpin(self, name: str) -> bool:
         return self._pins.remove(name)
 
     async def blocks(self) -> list[BlockRow]:
-        return await asyncio.to_thread(view.list_blocks, self._shelves())
+        return await asyncio.to_thread(view.list_blocks, self._snapshots())
 
-    def _shelves(self) -> list[view.Shelf]:
-        return [shelf for engine, mirror in self._mirrors() for shelf in view.shelves(mirror.state(), engine.url)]
+    def _snapshots(self) -> list[view.LocationSnapshot]:
+        return [
+            snapshot
+            for engine, mirror in self._mirrors()
+            for snapshot in view.snapshot_pools(mirror.state(), engine.url)
+        ]
 
     async def queue(self) -> list[BlockRow]:
         raise NoPrefixCache("engines do not publish their eviction order: see blocks ls and blocks chains")
@@ -76,14 +80,14 @@ class MirroredPrefix(ReportedPrefix):
         return await add_branch_texts(self, found), total
 
     async def chains(self) -> list[ChainRow]:
-        shelves = [view.shelves(mirror.state(), engine.url) for engine, mirror in self._mirrors()]
-        rows = await asyncio.to_thread(lambda: [row for each in shelves for row in view.chains(each)])
+        snapshots = [view.snapshot_pools(mirror.state(), engine.url) for engine, mirror in self._mirrors()]
+        rows = await asyncio.to_thread(lambda: [row for each in snapshots for row in view.list_chains(each)])
         texts = await asyncio.gather(*(self._text(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
         spelled = [replace(chain, begins=text) for chain, text in zip(rows, texts, strict=False)]
         return spelled + rows[_MAX_TEXTS:]
 
     async def show(self, name: str) -> BlockContent | None:
-        found = await asyncio.to_thread(view.show_blocks, self._shelves(), name)
+        found = await asyncio.to_thread(view.find_blocks, self._snapshots(), name)
         if len({content.block.hash for content in found}) > 1:
             raise InvalidRequest(f"the hashes of {len(found)} blocks begin with {name[:80]!r}: give more of the hash")
         return replace(found[0], text=await self._text(found[0].tokens)) if found else None
@@ -100,7 +104,7 @@ class MirroredPrefix(ReportedPrefix):
         return ResetReport(all(each.reset for each in done), engines=done)
 
     async def _reset(self, engine: FleetEngine) -> EngineReset:
-        mark = engine.mirror.before_reset() if engine.mirror is not None else ()
+        mark = engine.mirror.mark_reset() if engine.mirror is not None else ()
         for path in _RESET_PATHS:
             try:
                 reply = await engine.client.forward("POST", path, {}, b"")
@@ -111,7 +115,7 @@ class MirroredPrefix(ReportedPrefix):
                 continue
             failure = _reset_failure(reply, data)
             if failure is None and engine.mirror is not None:
-                engine.mirror.cleared(mark)
+                engine.mirror.confirm_reset(mark)
             return EngineReset(engine.url, failure is None, failure)
         raise NoPrefixCache(f"{engine.url} has no {_RESET_PATHS[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1")
 
@@ -121,10 +125,14 @@ class MirroredPrefix(ReportedPrefix):
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
         mirrors = self._mirrors()
-        await asyncio.to_thread(prepare, prompt, [recipe for _, mirror in mirrors for recipe in mirror.recipes()])
+        await asyncio.to_thread(
+            compute_hashes, prompt, [scheme for _, mirror in mirrors for scheme in mirror.hash_schemes()]
+        )
         # A request is not routed to engines that are draining or failing.
         sound = [(engine, mirror) for engine, mirror in mirrors if engine.health.is_sound]
-        found = [(engine, mirror, *best) for engine, mirror in sound if (best := mirror.match(prompt)) is not None]
+        found = [
+            (engine, mirror, *best) for engine, mirror in sound if (best := mirror.match_prefix(prompt)) is not None
+        ]
         if not found:
             return PrefixReport(
                 prompt_tokens=len(prompt.tokens), matched_tokens=0, reason="no block of the upstream is known yet"
@@ -138,7 +146,7 @@ class MirroredPrefix(ReportedPrefix):
         return PrefixReport(
             prompt_tokens=match.prompt_tokens,
             matched_tokens=match.matched_tokens,
-            blocks=tuple(view.hex_of(block.hash) for block in match.blocks),
+            blocks=tuple(view.hash_hex(block.hash) for block in match.blocks),
             divergence=await spell_divergence(match.divergence, self._text),
             reason=reason,
             engine=engine.url,

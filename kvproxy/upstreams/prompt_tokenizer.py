@@ -11,7 +11,7 @@ from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import Json, JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
-from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.upstreams.client import UpstreamClient
 
 _UPSTREAM = "upstream"
@@ -26,7 +26,7 @@ _TOKENIZER_FIELDS = (
 
 
 class PromptTokenizer(Protocol):
-    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> Prompt:
+    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
         """Tokenize a request.
 
         Args:
@@ -53,10 +53,10 @@ def load_tokenizer(name: str) -> PromptTokenizer:
 class UpstreamTokenizer:
     """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
-    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> Prompt:
+    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
         source = prompt_input(request)
         if isinstance(source, tuple):
-            return Prompt(source, salt=_salt(request))
+            return HashedPrompt(source, salt=_salt(request))
         body: JsonObject = {"model": request.model}
         if request.api.name in ("chat", "completions"):
             body |= {name: request.body[name] for name in _TOKENIZER_FIELDS if name in request.body}
@@ -68,7 +68,7 @@ class UpstreamTokenizer:
             raise UpstreamUnreachable(
                 "the upstream's /tokenize returned no tokens: set forward.tokenizer to the model's tokenizer"
             )
-        return Prompt(ids, salt=_salt(request))
+        return HashedPrompt(ids, salt=_salt(request))
 
     async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
         reply = await _post(clients, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
@@ -120,8 +120,8 @@ class LocalTokenizer:
             ) from None
         self._tokenizer = AsyncTokenizer(ChatTokenizer(loaded, frozenset()))
 
-    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> Prompt:
-        return Prompt(await self.encode(prompt_input(request)), salt=_salt(request))
+    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
+        return HashedPrompt(await self.encode(prompt_input(request)), salt=_salt(request))
 
     async def encode(self, source: PromptInput) -> Sequence[int]:
         """Tokenize a prompt. Raises KvproxyError if the tokenizer or the template rejects it."""

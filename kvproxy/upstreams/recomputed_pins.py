@@ -16,8 +16,8 @@ from kvproxy.apis.json import as_object, loads
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.rows import PinRow
 from kvproxy.errors import InvalidRequest, KvproxyError, UpstreamError
-from kvproxy.mirror.match import prepare
-from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.match import compute_hashes
 from kvproxy.token_bucket import TokenBucket
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.fleet import Fleet
@@ -36,7 +36,7 @@ class _RecomputedPin:
     """A pinned chain: `tokens` fill whole blocks; `prompt` has one more token, which a lookup leaves to compute."""
 
     tokens: list[int]
-    prompt: Prompt
+    prompt: HashedPrompt
     model: str
     salt: str | None
     expires: float | None
@@ -73,7 +73,7 @@ class UpstreamPins:
             InvalidRequest: the chain fills no block, or there are too many pins.
         """
         mirrors = [engine.mirror for engine in self._fleet.engines.values() if engine.mirror is not None]
-        size = max((mirror.figures().block_size or 0 for mirror in mirrors), default=0)
+        size = max((mirror.report().block_size or 0 for mirror in mirrors), default=0)
         if not size:
             raise InvalidRequest("no block of the upstream is known yet: send a request, then pin it")
         whole = tokens[: len(tokens) // size * size]
@@ -82,7 +82,7 @@ class UpstreamPins:
         if name not in self._pins and len(self._pins) >= _MAX_PINS:
             raise InvalidRequest(f"there are {_MAX_PINS:,} pins already: remove one with blocks unpin")
         expires = None if ttl is None else self._clock() + ttl
-        self._pins[name] = _RecomputedPin(whole, Prompt([*whole, 0], salt=salt), model, salt, expires)
+        self._pins[name] = _RecomputedPin(whole, HashedPrompt([*whole, 0], salt=salt), model, salt, expires)
         if not self._is_running:
             self._is_running = True
             self._fleet.run(self._run())
@@ -134,7 +134,9 @@ class UpstreamPins:
         if not engines:
             pin.cached, pin.error = 0, "no engine that publishes events is available"
             return
-        await asyncio.to_thread(prepare, pin.prompt, [recipe for _, mirror in engines for recipe in mirror.recipes()])
+        await asyncio.to_thread(
+            compute_hashes, pin.prompt, [scheme for _, mirror in engines for scheme in mirror.hash_schemes()]
+        )
         pin.cached, engine = max(
             ((mirror.matched_tokens(pin.prompt) or 0, engine) for engine, mirror in engines), key=lambda each: each[0]
         )

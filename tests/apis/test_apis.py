@@ -88,7 +88,7 @@ def assembled(name: ApiName, parts: list[bytes]) -> JsonObject | None:
     for part in parts:
         reader.push(part)
     whole = asyncio.run(reader.result())
-    return whole if whole is not None and APIS[name].keeps(whole, LIMITED) else None
+    return whole if whole is not None and APIS[name].is_storable(whole, LIMITED) else None
 
 
 @settings(deadline=None)
@@ -133,7 +133,7 @@ def test_a_stream_without_its_end_or_with_an_error_is_nothing(given_whole: tuple
     ],
 )
 def test_what_is_no_finished_answer(name: ApiName, whole: JsonObject) -> None:
-    assert not APIS[name].keeps(whole, LIMITED)
+    assert not APIS[name].is_storable(whole, LIMITED)
 
 
 @given(TEXTS)
@@ -146,14 +146,14 @@ def test_what_an_answer_says(text: str) -> None:
         "responses": {"output": [message]},
     }
     for name, whole in wholes.items():
-        assert APIS[name].said(whole) == text
+        assert APIS[name].output_text(whole) == text
     calls: dict[str, dict[str, Any]] = {
         "chat": {"choices": [{"message": {"content": None, "tool_calls": [{}]}}]},
         "messages": {"content": [{"type": "tool_use", "name": "f"}]},
         "responses": {"output": [{"type": "function_call", "content": None}]},
     }
     for name, whole in calls.items():
-        assert APIS[name].said(whole) is None
+        assert APIS[name].output_text(whole) is None
 
 
 ASKED = {
@@ -171,14 +171,14 @@ def test_the_question_is_the_last_turn_and_nothing_else_of_the_request(name: str
     body, exact = ASKED[name]
     question = APIS[name].question(body)
     assert question is not None
-    assert (question.text, question.similar) == ("why", True)
+    assert (question.text, question.allows_semantic) == ("why", True)
     assert "why" not in str(question.rest)
     other = APIS[name].question(body | {"system": "other", "instructions": "other"})
     assert other is not None
     assert other.rest != question.rest
     bound = APIS[name].question(body | exact)
     assert bound is not None
-    assert not bound.similar
+    assert not bound.allows_semantic
 
 
 FIELDS = ["role", "content", "type", "text", "messages", "input", "prompt", "format", "tools"]
@@ -194,8 +194,8 @@ ODD = st.recursive(
 def test_no_request_is_too_odd_to_be_keyed(name: str, body: dict[str, Any]) -> None:
     api = APIS[name]
     api.question(body)
-    assert isinstance(api.shown(body), str)
-    api.cacheable(body)
+    assert isinstance(api.display_text(body), str)
+    api.is_cacheable(body)
 
 
 @pytest.mark.parametrize("name", ["chat", "completions"])
@@ -224,10 +224,10 @@ def test_embeddings_are_no_stream() -> None:
     with pytest.raises(NotImplementedError):
         APIS["embeddings"].replay({}, {})
     good: JsonObject = {"data": [{"embedding": [1]}]}
-    assert APIS["embeddings"].keeps(good, {})
-    assert APIS["embeddings"].keeps({**good, "error": None}, {})
-    assert not APIS["embeddings"].keeps({**good, "error": {}}, {})
-    assert not APIS["embeddings"].keeps({"data": [{"embedding": [1]}, {}]}, {})
+    assert APIS["embeddings"].is_storable(good, {})
+    assert APIS["embeddings"].is_storable({**good, "error": None}, {})
+    assert not APIS["embeddings"].is_storable({**good, "error": {}}, {})
+    assert not APIS["embeddings"].is_storable({"data": [{"embedding": [1]}, {}]}, {})
 
 
 def test_an_api_is_known_by_its_name() -> None:

@@ -57,9 +57,9 @@ def test_tool_calls_grow_by_their_numbers() -> None:
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
         {"id": "b", "function": {"name": "g", "arguments": ""}},
     ]
-    with pytest.raises(ValueError, match="ahead of it"):
+    with pytest.raises(ValueError, match="out of order"):
         together("chat", call(1, id="b"))
-    with pytest.raises(ValueError, match="share one index"):
+    with pytest.raises(ValueError, match="the same index"):
         together("chat", call(0, id="a"), call(0, id="b"))
 
 
@@ -99,7 +99,7 @@ def test_a_stream_of_chunks_is_whole_at_its_end_only() -> None:
     # That it gives no reason is for `keeps` to judge.
     whole = together("chat", chunk({"content": "a"}), DONE)
     assert whole is not None
-    assert not APIS["chat"].keeps(whole, {})
+    assert not APIS["chat"].is_storable(whole, {})
 
 
 def block(index: int, kind: str, **fields: Any) -> JsonObject:
@@ -151,10 +151,10 @@ def test_blocks_of_messages_grow_by_their_kind() -> None:
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        ([block(1, "text")], "ahead of it"),
-        ([delta(0, "text_delta", text="x")], "no content block"),
-        ([block(0, "text"), delta(1, "text_delta", text="x")], "no content block"),
-        ([block(0, "text"), delta(0, "new_delta")], "unknown kind of delta: new_delta"),
+        ([block(1, "text")], "out of order"),
+        ([delta(0, "text_delta", text="x")], "without a content block"),
+        ([block(0, "text"), delta(1, "text_delta", text="x")], "without a content block"),
+        ([block(0, "text"), delta(0, "new_delta")], "unknown delta type new_delta"),
     ],
 )
 def test_messages_that_make_no_sense_are_refused(events: list[JsonObject], expected: str) -> None:

@@ -51,7 +51,7 @@ def test_a_stream_put_together_is_the_whole_answer(api: ApiName, texts: list[str
     assert assembled == whole
     assert APIS[api].usage(whole) == (6 if api == "messages" else 10, len(texts))
     if "".join(texts) or api != "chat":
-        assert APIS[api].said(whole) == "".join(texts)
+        assert APIS[api].output_text(whole) == "".join(texts)
 
 
 @pytest.mark.parametrize("api", CHATS)
@@ -394,7 +394,7 @@ def test_what_changes_nothing_or_is_within_its_bounds_is_taken(api: ApiName, nam
 
 
 def test_scores_of_a_prompt_come_with_whole_answers() -> None:
-    with pytest.raises(InvalidRequest, match="leave out stream"):
+    with pytest.raises(InvalidRequest, match="remove stream"):
         wanted("chat", stream=True, prompt_logprobs=0)
     assert wanted("chat", stream=False, prompt_logprobs=0).prompt_logprobs == 0
 

@@ -19,21 +19,21 @@ def chat(reason: str | None, content: str | None = "Hello", **fields: object) ->
 
 @pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos_token"])
 def test_answers_that_ended_by_themselves_are_kept(reason: str) -> None:
-    assert APIS["chat"].keeps(chat(reason), {})
-    assert APIS["chat"].keeps(chat(reason, error=None), {})
+    assert APIS["chat"].is_storable(chat(reason), {})
+    assert APIS["chat"].is_storable(chat(reason, error=None), {})
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "cancelled", "content_filter", "length", "", None, "new_one"])
 def test_answers_that_ended_otherwise_are_not(reason: str | None) -> None:
-    assert not APIS["chat"].keeps(chat(reason), {})
+    assert not APIS["chat"].is_storable(chat(reason), {})
     whole: JsonObject = {"choices": [{"index": 0, "text": "Hello", "finish_reason": reason}]}
-    assert not APIS["completions"].keeps(whole, {})
+    assert not APIS["completions"].is_storable(whole, {})
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_that_the_request_set_is_an_end(limit: str) -> None:
-    assert APIS["chat"].keeps(chat("length"), {limit: 10})
-    assert not APIS["chat"].keeps(chat("length"), {limit: None})
+    assert APIS["chat"].is_storable(chat("length"), {limit: 10})
+    assert not APIS["chat"].is_storable(chat("length"), {limit: None})
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_limit_that_the_request_set_is_an_end(limit: str) -> None:
     ],
 )
 def test_what_says_nothing_or_is_odd_is_not_kept(whole: JsonObject) -> None:
-    assert not APIS["chat"].keeps(whole, {})
+    assert not APIS["chat"].is_storable(whole, {})
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_what_says_nothing_or_is_odd_is_not_kept(whole: JsonObject) -> None:
 )
 def test_messages(reason: str, kept: bool) -> None:
     whole: JsonObject = {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": reason}
-    assert APIS["messages"].keeps(whole, {"max_tokens": 5}) == kept
-    assert not APIS["messages"].keeps({**whole, "content": []}, {"max_tokens": 5})
+    assert APIS["messages"].is_storable(whole, {"max_tokens": 5}) == kept
+    assert not APIS["messages"].is_storable({**whole, "content": []}, {"max_tokens": 5})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_responses_that_were_cut(why: str, body: JsonObject, kept: bool) -> None
         "output": [{"type": "message", "content": []}],
         "error": None,
     }
-    assert APIS["responses"].keeps(whole, body) == kept
+    assert APIS["responses"].is_storable(whole, body) == kept
 
 
 def kept_of(name: ApiName, parts: list[bytes]) -> JsonObject | None:

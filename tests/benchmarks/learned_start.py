@@ -24,7 +24,7 @@ from kvproxy.index.policies.learned.features import compute_features
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.benchmarks.filling import fill as filled
@@ -47,7 +47,7 @@ def fill(path: Path, entries: int, namespaces: int) -> None:
                 "insert into answers (entry, namespace, name, text, vector, embedder) values (?, ?, ?, ?, ?, ?)", rows
             )
     store.close()
-    log = SqliteObservations(path)
+    log = open_observations(path)
     policy = LearnedPolicy(log, None, 0.02, 0.6)
     features = tuple(compute_features([0.9, 0.8, 0.7], ["a", "a", "b"]).tolist())
     for namespace in range(namespaces):

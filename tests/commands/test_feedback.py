@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from kvproxy.index.store import SqliteStore
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 
@@ -16,7 +16,7 @@ def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     store.close()
 
     def rejected() -> int:
-        observations = SqliteObservations(path)
+        observations = open_observations(path)
         try:
             return observations.summary()["rejected"]
         finally:

@@ -1,4 +1,4 @@
-"""Tables: whole in a pipe; at a terminal only columns that may be cut are, and only where they must be."""
+"""Tables are complete in a pipe; at a terminal, only text columns are truncated."""
 
 import io
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.formatting import duration, moment, size
 from kvproxy.commands.tables import digest, print_table, text
 
 COLUMNS = (digest("id", 4), "age#", "name", text("prompt"))
@@ -33,7 +32,7 @@ def printed(rows: list[tuple[object, ...]]) -> list[str]:
 
 
 @given(ROWS)
-def test_a_pipe_gets_every_cell_whole(rows: list[tuple[object, ...]]) -> None:
+def test_a_pipe_receives_complete_cells(rows: list[tuple[object, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("FORCE_COLOR", raising=False)
         lines = printed(rows)
@@ -44,7 +43,7 @@ def test_a_pipe_gets_every_cell_whole(rows: list[tuple[object, ...]]) -> None:
 
 
 @given(ROWS, st.integers(20, 200))
-def test_a_terminal_cuts_only_what_may_be_cut(rows: list[tuple[object, ...]], width: int) -> None:
+def test_a_terminal_truncates_text_columns_only(rows: list[tuple[object, ...]], width: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORCE_COLOR", "1")
         patch.setenv("NO_COLOR", "1")
@@ -61,7 +60,7 @@ def test_a_terminal_cuts_only_what_may_be_cut(rows: list[tuple[object, ...]], wi
     assert max(map(cell_len, lines[1:])) <= max(width, needed + room)
 
 
-def test_line_ends_and_markup_stay_inside_their_cell(environment: pytest.MonkeyPatch) -> None:
+def test_line_ends_and_markup_are_printed_literally(environment: pytest.MonkeyPatch) -> None:
     rows: list[tuple[object, ...]] = [("a", None, "b\tc", "one\n\n two\u2028three [red]x[/red]")]
     assert printed(rows)[1] == "a\t-\tb c\tone two three [red]x[/red]"
     environment.setenv("FORCE_COLOR", "1")
@@ -69,34 +68,15 @@ def test_line_ends_and_markup_stay_inside_their_cell(environment: pytest.MonkeyP
     assert "[red]x[/red]" in printed(rows)[1]
 
 
-def test_an_empty_table_says_so_beside_the_output() -> None:
+def test_an_empty_table_prints_a_note_on_stderr() -> None:
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         print_table(COLUMNS, [], empty="there is none")
     assert (out.getvalue(), err.getvalue()) == ("", "there is none\n")
 
 
-def test_no_colour_is_printed_where_none_is_wanted(environment: pytest.MonkeyPatch) -> None:
+def test_no_color_disables_colours(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("FORCE_COLOR", "1")
     environment.setenv("NO_COLOR", "1")
     with redirect_stdout(io.StringIO()) as out:
         print_table(("state",), [("free",)])
     assert "\x1b[3" not in out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(-1, "0 s"), (59, "59 s"), (180, "3 min"), (7_200, "2 h"), (5 * 86_400, "5 d")]
-)
-def test_durations(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
-
-
-@pytest.mark.parametrize(
-    ("count", "told"), [(0, "0 B"), (1023, "1023 B"), (1_258_291, "1.2 MiB"), (3 * 2**30, "3.0 GiB")]
-)
-def test_sizes(count: int, told: str) -> None:
-    assert size(count) == told
-
-
-def test_a_moment_beyond_every_calendar_stays_a_number() -> None:
-    assert moment(1e300) == "1e+300"
-    assert moment(0)[:3] in ("197", "196")

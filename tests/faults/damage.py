@@ -91,7 +91,7 @@ def _store(folder: Path, seed: int) -> list[Entry]:
         near.apply(puts, store.put_many(puts))
         near.settle()
         if part[0] is entries[0]:
-            store._writer.execute("pragma wal_checkpoint(truncate)")
+            store.database._writer.execute("pragma wal_checkpoint(truncate)")
     near.close()
     # As a process leaves them that is killed: the log has not been put into the database.
     for file in folder.glob("open.db*"):

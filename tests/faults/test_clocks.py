@@ -47,7 +47,7 @@ def test_the_store_agrees_with_a_naive_one(
                 entry.id: (entry.created, entry.expires)
             }
         elif step == "hit" and naive:
-            store.touch(sorted(naive)[int(value) % len(naive)])
+            store.record_hit(sorted(naive)[int(value) % len(naive)])
             hits += 1
         else:
             store.flush()
@@ -59,7 +59,7 @@ def test_the_store_agrees_with_a_naive_one(
             found.id for key in {f"key of n q{each}" for each in range(12)} if (found := store.find(key)) is not None
         }
         assert served == alive
-        assert {head.id for head in store.heads(list(naive)).values() if head.freshness == "fresh"} == alive
+        assert {head.id for head in store.questions(list(naive)).values() if head.freshness == "fresh"} == alive
         assert store.count() == len(naive) <= 8
     assert sum(entry.hits for entry in store.ls()) <= hits
     store.close()
@@ -75,9 +75,9 @@ def test_what_was_stored_before_the_clock_was_set_back_is_computed_anew(
         with run_proxy(settings_) as (url, services):
             store = services.answerer.store
             monkeypatch.setattr(store, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer._recall, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer._shelf, "_clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer, "clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer._lookup, "_clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer._single_flight._writer, "_clock", lambda: now[0])
             assert stored(ask(url, "one"))
             assert hit(ask(url, "one"))
             for jump in (-3600.0, 7200.0, -3600.0, 400 * _DAY, -400 * _DAY):

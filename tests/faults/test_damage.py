@@ -35,7 +35,7 @@ def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, colu
     damaging.close()
     with pytest.raises(StoreDamaged, match="one is damaged"):
         store.get("one")
-    assert "is damaged" in (store.health.failure or "")
+    assert "is damaged" in (store.database.health.failure or "")
     assert [entry.id for entry in store.entries()] == [entry.id for entry in store.ls()] == ["two"]
     assert [entry.id for entry in store.missing_vectors("e", 10)] == ["two"]
     # A fresh answer takes its place.
@@ -54,7 +54,7 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
     with sqlite3.connect(path) as connection:
         connection.execute("pragma writable_schema = on")
         (page,) = connection.execute(
-            "select rootpage from sqlite_master where name like 'idx_responses_key'"
+            "select rootpage from sqlite_master where name = 'sqlite_autoindex_responses_2'"
         ).fetchone()
         (size,) = connection.execute("pragma page_size").fetchone()
     connection.close()
@@ -91,7 +91,7 @@ def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: 
         with pytest.raises(CacheStoreError, match="one"):
             read("one")
     assert [entry.id for entry in (*store.entries(), *store.ls(), *store.missing_vectors("e", 9))] == ["two"] * 3
-    heads = store.heads(["one", "two"])
+    heads = store.questions(["one", "two"])
     assert heads["two"].prompt == "two"
     assert all(isinstance(head.prompt, str) for head in heads.values())
     assert {usage.entries for usage in store.usage("tenant")} <= {1, 2}

@@ -94,7 +94,7 @@ def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
             assert state["status"] == "degraded"
             assert "failed" in state["store"]
         told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        assert sum(line.startswith("the store") and "no answer is stored" in line for line in told) == 1, caplog.text
+        assert sum(line.startswith("the store") and "no response is stored" in line for line in told) == 1, caplog.text
         assert sum(line.startswith("the journal") for line in told) == 1, caplog.text
         assert not any(record.exc_info for record in caplog.records), caplog.text
         disk.repair()
@@ -132,12 +132,12 @@ def on_small_disk(folder: Path, size: int) -> Iterator[disks.SmallDisk]:
 def test_hits_that_could_not_be_written_are_counted_later(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     store.put(make_entry(id="a"))
-    store.touch("a")
+    store.record_hit("a")
     path, away = tmp_path / "r.db", tmp_path / "away.db"
     path.rename(away)
     with pytest.raises(CacheStoreError):
         store.flush()
-    store.touch("a")
+    store.record_hit("a")
     away.rename(path)
     (entry,) = store.ls()
     assert entry.hits == 2

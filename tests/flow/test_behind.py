@@ -124,7 +124,7 @@ def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
 
 
 def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coming, "_MOST_BYTES", 1)
+    monkeypatch.setattr(coming, "_MAX_BYTES", 1)
     with held_proxy(tmp_path, go, budget=0.05) as (url, services, _):
         status(url, QUESTION)
         when(monkeypatch, PendingWrites, "wait_for_space", go)
@@ -133,7 +133,7 @@ def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, m
 
 
 async def test_an_answer_is_held_back_for_the_first_to_arrive_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coming, "_MOST_BYTES", 300)
+    monkeypatch.setattr(coming, "_MAX_BYTES", 300)
     way, arrivals = PendingWrites(), [asyncio.get_running_loop().create_future() for _ in range(5)]
 
     async def arrive(arrival: "asyncio.Future[bool]") -> bool:
@@ -216,7 +216,7 @@ def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(
     with proxy(tmp_path, checked()) as (url, services, _):
 
         def failing(self: SqliteStore, puts: Sequence[NewEntry]) -> WriteResult:
-            with self.health.watch("write"):
+            with self.database.health.watch("write"):
                 raise CacheStoreError("no room")
 
         with monkeypatch.context() as patch:

@@ -123,7 +123,7 @@ def test_log_probabilities_of_prompts_are_kept_as_whole_answers_only(name: ApiNa
         ({"prompt_logprobs": None, "stream": True}, True),
         ({"stream": True}, True),
     ):
-        assert api.cacheable(body) == cacheable  # type: ignore[arg-type]
+        assert api.is_cacheable(body) == cacheable  # type: ignore[arg-type]
 
 
 def test_a_marker_that_is_written_with_escapes_is_one_too() -> None:

@@ -309,7 +309,7 @@ def test_a_rule_or_a_request_paces_the_stream_of_a_hit(upstream: str, tmp_path: 
         assert events(x_kvproxy_pace="5000") == (True, whole)
         assert events(x_team="ours", x_kvproxy_pace="0") == (False, whole)
         refused = client.post("/v1/chat/completions", json=body, headers={"x-kvproxy-pace": "fast"})
-        assert (refused.status_code, "tokens a second" in refused.text) == (400, True)
+        assert (refused.status_code, "tokens per second" in refused.text) == (400, True)
 
 
 @pytest.mark.parametrize(

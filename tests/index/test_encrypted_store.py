@@ -64,7 +64,7 @@ def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
 def test_in_postgres_too(empty_postgres: str) -> None:
     store = PostgresStore(empty_postgres, cipher=OLD)
     store.put(ENTRY)
-    with store.server.connection() as connection:
+    with store.database.connection() as connection:
         rows = connection.execute("select prompt, request, response from kvproxy.responses").fetchall()
     assert SECRET not in repr(rows)
     store.close()
@@ -84,12 +84,12 @@ def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_pa
     store = SqliteStore(path, cipher=BOTH)
     newest = make_entry("newest")
     store.put(newest)
-    assert store.sealed_with() == {"": 700, OLD.name: 1, BOTH.name: 1}
+    assert store.count_by_key_name() == {"": 700, OLD.name: 1, BOTH.name: 1}
     assert SECRET.encode() in content(tmp_path)
     everything = {entry.id: entry for entry in store.entries()}
     assert everything == {entry.id: entry for entry in (*clear, ENTRY, newest)}
     assert store.reseal() == 701
-    assert store.sealed_with() == {BOTH.name: 702}
+    assert store.count_by_key_name() == {BOTH.name: 702}
     assert {entry.id: entry for entry in store.entries()} == everything
     assert store.vector_ids("n", "e")[1].tolist() == [ENTRY.id.encode()]
     assert SECRET.encode() not in content(tmp_path), "old pages were left"
@@ -102,7 +102,7 @@ def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_pa
 def test_without_a_cipher_nothing_is_encrypted_anew(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     store.put(ENTRY)
-    assert (store.reseal(), store.sealed_with()) == (0, {"": 1})
+    assert (store.reseal(), store.count_by_key_name()) == (0, {"": 1})
     store.close()
 
 
@@ -124,7 +124,7 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
         store.find(one.key)
     assert store.find(other.key) == other
     with caplog.at_level(logging.WARNING, "kvproxy"):
-        heads = store.heads([one.id, other.id, third.id])
+        heads = store.questions([one.id, other.id, third.id])
     assert heads.keys() == {other.id, third.id} | ({one.id} if column != "prompt" else set())
     # The fix that the message names.
     store.delete(store.resolve(one.id[:12]))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import Capacity, EntryFilter, NewEntry
-from kvproxy.index.store.eviction import entry_bytes
 from kvproxy.index.store.export import import_into, read_lines
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
@@ -66,15 +65,15 @@ def test_lifecycle_is_that_of_a_dictionary(
                     stale_if_error=error,
                 )
                 written = store.put(entry, np.ones(3, np.float32), "e")
-                assert {gone.id for gone in written.gone} == model.put(entry, entry_bytes(entry, 3))
+                assert {gone.id for gone in written.gone} == model.put(entry, NewEntry(entry, np.ones(3)).size)
             case "find", key:
                 found = store.find(key)
                 assert (found and found.id) == ((wanted := model.find(key)) and wanted.id)
                 if key in model.kept:
                     entry = model.kept[key].entry
-                    assert store.heads([entry.id])[entry.id].freshness == entry.freshness(model.now)
+                    assert store.questions([entry.id])[entry.id].freshness == entry.freshness(model.now)
             case "hit", key if key in model.kept:
-                store.touch(model.kept[key].entry.id)
+                store.record_hit(model.kept[key].entry.id)
                 store.flush()
                 model.hit(key)
             case "remove", key:
@@ -109,7 +108,7 @@ def test_the_least_useful_goes_first(make_store: MakeStore) -> None:
     for entry in (dear, cheap, served):
         store.put(entry)
     for _ in range(5):
-        store.touch(served.id)
+        store.record_hit(served.id)
     store.flush()
     written = store.put(make_entry("new", completion_tokens=50))
     assert [gone.id for gone in written.gone] == [cheap.id]
@@ -143,7 +142,7 @@ def test_a_tenant_has_its_share_among_many_that_are_put_at_once(make_store: Make
     store = make_store(capacity=Capacity(of_tenant={"t": 500}.get))
     entries = [make_entry(f"question {number}", tenant="tu"[number % 2]) for number in range(40)]
     store.put_many([NewEntry(entry) for entry in entries])
-    sizes = [entry_bytes(entry, 0) for entry in store.ls(EntryFilter(tenant="t"))]
+    sizes = [NewEntry(entry).size for entry in store.ls(EntryFilter(tenant="t"))]
     assert 0 < sum(sizes) <= 500 < sum(sizes) + max(sizes)
     assert len(store.ids(EntryFilter(tenant="u"))) == 20
 
@@ -204,7 +203,7 @@ def test_export_and_import_keep_everything(make_store: MakeStore) -> None:
     ]
     for entry in entries:
         store.put(entry)
-    store.touch(entries[0].id)
+    store.record_hit(entries[0].id)
     lines = "\n".join(json.dumps(entry.document()) for entry in store.entries()).encode()
     other = make_store(clock=lambda: 2000.0)
     assert import_into(other, read_lines(lines)) == 7
@@ -269,12 +268,14 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
                 assert [number is None for number in written.numbers] >= [put.vector is None for put in puts]
                 gone |= {each.id for each in written.gone}
                 numbers += [number for number in written.numbers if number is not None]
-            if queued := store.queue(1):
+            if queued := store.eviction_order(1):
                 store.pin(queued[0].entry.id, pinned=seed % 3 == 0)
         assert numbers == sorted(set(numbers))
         assert store.check() == store.count()
         vectors = {entry.id for entry in store.missing_vectors("e", 99)}
-        kept.append((store.ls(), store.queue(99), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"]))
+        kept.append(
+            (store.ls(), store.eviction_order(99), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"])
+        )
         store.close()
     assert kept[0] == kept[1]
 
@@ -290,8 +291,8 @@ def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> N
     counted: dict[str, tuple[int, int]] = {}
     for entry in store.ls():
         entries, size = counted.get(entry.tenant, (0, 0))
-        counted[entry.tenant] = entries + 1, size + entry_bytes(entry, 0)
-    with store._writing() as run:
+        counted[entry.tenant] = entries + 1, size + NewEntry(entry).size
+    with store.database.transaction() as run:
         held = {row["tenant"]: (row["entries"], row["bytes"]) for row in run("select * from tenants", {})}
     assert held == counted
     assert set(held) == {"t", "v"}
@@ -300,7 +301,7 @@ def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> N
 def test_sums_that_tell_of_more_than_there_is_keep_nothing_out(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=3))
     store.put(make_entry("one"))
-    with store._writing() as run:
+    with store.database.transaction() as run:
         run("update totals set entries = 50", {})
     store.put_many([NewEntry(make_entry("two")), NewEntry(make_entry("three"))])
     assert "three" in {entry.prompt for entry in store.ls()}

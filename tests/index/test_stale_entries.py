@@ -13,7 +13,7 @@ from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, EntryFilter, PurgeRequest, SqliteStore
 from kvproxy.index.store.export import read_lines
-from kvproxy.index.store.purging import MOST_PURGES
+from kvproxy.index.store.sql_writer import MAX_PURGES
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -43,11 +43,11 @@ def test_the_list_of_removals_is_bounded(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     with sqlite3.connect(tmp_path / "r.db") as connection:
         sql = "insert into purges (time, who, what, soft, entries) values (?, 'w', 'x', 0, 0)"
-        connection.executemany(sql, [(number,) for number in range(MOST_PURGES + 5)])
+        connection.executemany(sql, [(number,) for number in range(MAX_PURGES + 5)])
     connection.close()
     store.delete([], ME)
-    listed = store.purges(2 * MOST_PURGES)
-    assert (len(listed), listed[0].who, listed[-1].time) == (MOST_PURGES, "me", 6.0)
+    listed = store.purges(2 * MAX_PURGES)
+    assert (len(listed), listed[0].who, listed[-1].time) == (MAX_PURGES, "me", 6.0)
     store.close()
 
 
@@ -73,7 +73,7 @@ def test_what_goes_next_and_why(make_store: MakeStore) -> None:
     dear = make_entry("dear", completion_tokens=500)
     for entry in (over, stale, dear):
         store.put(entry)
-    queue = store.queue(9)
+    queue = store.eviction_order(9)
     assert [(each.entry.prompt, each.why) for each in queue] == [
         ("over", "expired"),
         ("stale", "saves least"),
@@ -130,5 +130,5 @@ async def test_what_is_past_its_time_hides_no_fresh_neighbour(tmp_path: Path) ->
     ],
 )
 def test_the_list_of_removals_keeps_no_words_where_texts_are_protected(where: EntryFilter, said: str) -> None:
-    assert where.said(texts=False) == said
-    assert EntryFilter(search="secret").said() == "search=secret"
+    assert where.description(texts=False) == said
+    assert EntryFilter(search="secret").description() == "search=secret"

@@ -16,7 +16,7 @@ def test_reopening_finds_everything(make_store: MakeStore) -> None:
     store = make_store(clock=lambda: 2000.0)
     entry = make_entry(tags=("t",))
     store.put(entry, np.arange(3, dtype=np.float32), "e")
-    store.touch(entry.id)
+    store.record_hit(entry.id)
     store.close()
     again = make_store(again=True, clock=lambda: 2000.0)
     found = again.get(entry.id)
@@ -109,7 +109,7 @@ def test_writers_and_readers_on_threads_do_not_disturb_each_other(make_store: Ma
                 entry = make_entry(f"{name} {number}")
                 store.put(entry)
                 assert store.find(entry.key) == entry
-                store.touch(entry.id)
+                store.record_hit(entry.id)
                 if number % 5 == 0:
                     store.flush()
         except Exception as error:
@@ -133,8 +133,8 @@ def test_pages_together_are_the_whole_listing(make_store: MakeStore, where: Entr
     every = store.ls(where)
     assert [entry for start in range(0, 11, 3) for entry in store.ls(where, limit=3, offset=start)] == every
     assert store.ls(where, offset=4) == every[4:]
-    going = store.queue(100)
-    assert [entry for start in range(0, 11, 4) for entry in store.queue(4, offset=start)] == going
+    going = store.eviction_order(100)
+    assert [entry for start in range(0, 11, 4) for entry in store.eviction_order(4, offset=start)] == going
 
 
 def test_an_answer_that_takes_the_place_of_a_pinned_one_is_pinned_too(make_store: MakeStore) -> None:
@@ -151,11 +151,11 @@ def test_a_pinned_entry_goes_after_all_others(make_store: MakeStore) -> None:
     first = make_entry("first")
     store.put(first)
     store.pin(first.id, pinned=True)
-    store.touch(first.id)
+    store.record_hit(first.id)
     for number in range(5):
         store.put(make_entry(f"other {number}"))
     assert store.pinned() == [first.id]
-    assert store.queue(10)[-1].entry.id == first.id
+    assert store.eviction_order(10)[-1].entry.id == first.id
     store.pin(first.id, pinned=False)
     assert store.pinned() == []
     store.put_many([NewEntry(make_entry(f"later {number}", completion_tokens=500)) for number in range(3)])
@@ -201,10 +201,10 @@ def test_a_new_entry_is_worth_what_the_last_ones_were_also_where_none_must_go_fo
     for number in range(10):
         last = make_entry(f"cheap {number}", completion_tokens=1)
         store.put(last)
-    (before,) = store.queue(9)
+    (before,) = store.eviction_order(9)
     store.delete([last.id])
     store.put(make_entry("cheap once more", completion_tokens=1))
-    (after,) = store.queue(9)
+    (after,) = store.eviction_order(9)
     assert after.priority == pytest.approx(before.priority, rel=0.2)
 
 
@@ -214,16 +214,16 @@ def test_hits_that_could_not_be_written_are_written_with_the_next_ones(
     store = make_store(clock=lambda: 2000.0)
     entry = make_entry()
     store.put(entry)
-    store.touch(entry.id)
+    store.record_hit(entry.id)
 
     def full(**_: object) -> None:
         raise CacheStoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_writing", full)
+        patch.setattr(store.database, "transaction", full)
         with pytest.raises(CacheStoreError, match="full"):
             store.flush()
-    store.touch(entry.id)
+    store.record_hit(entry.id)
     store.flush()
     assert store.get(entry.id).hits == 2
 

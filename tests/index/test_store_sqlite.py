@@ -1,5 +1,4 @@
-"""The store in a file: what is damaged is told, old files are brought up to date, a killed process loses nothing that it
-acknowledged."""
+"""The store in a file: damage and other schemas are reported, and a killed process loses no acknowledged response."""
 
 import os
 import signal
@@ -13,15 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlite_utils import Database
 
-from kvproxy.index.entry import Entry
-from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store import ClassifiedAnswer, EntryFilter, NewEntry, SqliteStore
-from kvproxy.index.store.sealing import RowCodec
-from kvproxy.index.store.sqlite.connection import apply_steps
-from kvproxy.index.store.sqlite.observations import SqliteObservations
-from kvproxy.index.store.sqlite.schema import NAME, STEPS
+from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
+from kvproxy.index.store import ClassifiedAnswer, NewEntry, SqliteStore
+from kvproxy.index.store.opening import open_observations
 from tests.index.conftest import CIPHER
 from tests.index.entries import make_entry
 
@@ -94,38 +88,31 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, acknowledged: 
     store.close()
 
 
-def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    connection = sqlite3.connect(path)
-    apply_steps(connection, NAME, STEPS[:2])
-    entry = make_entry("an old question")
-    row = entry.row()
-    for name in ("tags", "backend", "request_id", "stale_while_revalidate", "stale_if_error"):
-        del row[name]
-    Database(connection)["responses"].insert(row)
-    Database(connection)["vectors"].insert(
-        {"id": entry.id, "embedder": "e", "vector": np.ones(3, np.float32).tobytes()}
-    )
-    connection.commit()
+def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> None:
+    unknown, newer = tmp_path / "unknown.db", tmp_path / "newer.db"
+    with sqlite3.connect(unknown) as connection:
+        connection.execute("create table responses (id text)")
     connection.close()
-    store = SqliteStore(path)
-    assert store.get(entry.id) == entry
-    assert store.vectors("n", "e")[1].tolist() == [[1.0, 1.0, 1.0]]
-    assert store.count() == 1
-    assert store.stats()["entry_bytes"] > 0
-    assert store.ids(EntryFilter(tag="t")) == []
-    with store._writing() as run:
-        size = store.stats()["entry_bytes"]
-        assert run("select * from tenants", {}) == [{"tenant": entry.tenant, "entries": 1, "bytes": size}]
-    store.delete([entry.id])
-    assert store.count() == 0
-    store.close()
+    SqliteStore(newer).close()
+    with sqlite3.connect(newer) as connection:
+        connection.execute("pragma user_version = 99")
+    connection.close()
+    for path, version in ((unknown, 0), (newer, 99)):
+        with pytest.raises(
+            SchemaVersionError, match=f"{path.name} has schema version {version}, .*kvproxy cache export"
+        ):
+            SqliteStore(path)
+    with sqlite3.connect(unknown) as connection:
+        assert connection.execute("select name from sqlite_master").fetchall() == [
+            ("responses",),
+        ]
+    connection.close()
 
 
 def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> None:
     """SQLite deletes the log with the last connection, which it tells by locks; a process that closes the file loses these."""
     path = tmp_path / "r.db"
-    store, observations = SqliteStore(path), SqliteObservations(path)
+    store, observations = SqliteStore(path), open_observations(path)
     store.put(make_entry("one"))
     log = (path.parent / "r.db-wal").stat().st_ino
     code = f"from pathlib import Path; from kvproxy.index.store import SqliteStore; SqliteStore(Path({str(path)!r})).close()"
@@ -135,15 +122,6 @@ def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> 
     assert store.count() == 2
     observations.close()
     store.close()
-
-
-def test_checksums_of_an_earlier_version_still_fit() -> None:
-    """Else everything that it stored would be damaged."""
-    entry = Entry(
-        "0" * 32, "key", "namespace", "tenant", "model", "chat", "prompt", True, b"{}", b"[]", 1.5, 2.0, tags=("a", "b")
-    )
-    assert RowCodec(None).close(entry.row())["checksum"] == "aa1d02e00a5648e6"
-    assert RowCodec(None).close(entry.row() | {"stale_if_error": 30.0})["checksum"] == "177ff5d92ef85299"
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=30), st.booleans())

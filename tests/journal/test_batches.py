@@ -97,21 +97,6 @@ def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathF
                 assert list(row) == pytest.approx(list(other)), (name, table)
 
 
-def test_a_large_batch_is_read_and_written_by_few_statements(tmp_path: Path) -> None:
-    connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(), lambda: NOW)
-    steps = [(kind, f"{number}", "public", "removed", 1) for number in range(300) for kind in ("stored after", "gone")]
-    said: list[str] = []
-    writer.write([finished("first", "r")])
-    connection.set_trace_callback(said.append)
-    writer.write(what_of(steps))
-    # There were eleven for each request, and each hands over the lock that answers need.
-    assert len(said) < 40
-    count = connection.execute("select count(*) from requests where entry is not null").fetchone()
-    assert count == (300,)
-    connection.close()
-
-
 def test_a_prompt_is_read_again_only_where_another_connection_has_written(tmp_path: Path) -> None:
     connection = open_file(tmp_path / "journal.db")
     other = sqlite3.connect(tmp_path / "journal.db")

@@ -1,4 +1,4 @@
-"""What lint finds in prompts, and that its prediction is what an engine then does."""
+"""Lint finds changing spans; its predictions equal the reuse of an engine."""
 
 import json
 import random
@@ -44,9 +44,7 @@ CHANGING: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("kind", CHANGING)
 @given(one=st.integers(0, 400), other=st.integers(0, 400), lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]))
 @settings(max_examples=30, deadline=None)
-def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
-    kind: str, one: int, other: int, lead: str
-) -> None:
+def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, other: int, lead: str) -> None:
     def prompt(n: int) -> Conversation:
         return conversation(f"{lead}{CHANGING[kind](n)} is it. {TAIL}", "A question.")
 
@@ -75,11 +73,11 @@ def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
         ("A text.", conversation(TAIL)),
     ],
 )
-def test_other_questions_and_other_prompts_are_no_spans(old: Any, new: Any) -> None:
+def test_other_questions_and_prompts_have_no_span(old: Any, new: Any) -> None:
     assert find_changed_span(old, new) is None
 
 
-def test_tools_in_another_order_are_named_and_put_in_order() -> None:
+def test_tools_in_another_order_are_sorted() -> None:
     tools: list[Any] = [{"function": {"name": name, "description": TAIL}} for name in "abc"]
     one = Conversation(({"role": "user", "content": "Go."},), tuple(tools))
     other = Conversation(one.messages, tuple(reversed(tools)))
@@ -97,7 +95,7 @@ def found(file: Path, *more: object) -> dict[str, Any]:
     return document | {"code": result.returncode}
 
 
-def test_the_predicted_reuse_is_what_an_engine_then_shows(tmp_path: Path) -> None:
+def test_the_predicted_reuse_equals_the_reuse_of_the_engine(tmp_path: Path) -> None:
     lines = [each | {"response": None} for each in logs.agents(4, 3, head="Request {n} of today. ")]
     report = found(logs.write(tmp_path / "log.jsonl", lines))
     (family,) = report["families"]
@@ -116,7 +114,7 @@ def test_the_predicted_reuse_is_what_an_engine_then_shows(tmp_path: Path) -> Non
     assert span["stripped"] > 4 * family["reused"]
 
 
-def test_what_is_worth_it_is_written_as_settings_that_a_proxy_takes(tmp_path: Path) -> None:
+def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head='Request {n} of "today". '))
     kvproxy("lint", log, "--data", tmp_path, "--edits", tmp_path / "kvproxy.toml")
     (edit,) = load_settings(data=tmp_path).edits
@@ -128,7 +126,7 @@ def test_what_is_worth_it_is_written_as_settings_that_a_proxy_takes(tmp_path: Pa
     assert changed[1]["content"] == "Hello\n\nRequest 17"
 
 
-def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
+def test_a_baseline_reports_families_that_share_less(tmp_path: Path) -> None:
     kept = tmp_path / "baseline.json"
     good = logs.write(tmp_path / "good.jsonl", logs.agents(3, 3))
     assert found(good, "--baseline", kept)["code"] == 0
@@ -150,7 +148,7 @@ def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
     assert "is not a baseline" in refused.stderr
 
 
-def test_families_are_told_apart_whatever_changes_in_them(tmp_path: Path) -> None:
+def test_families_are_separated_despite_changing_spans(tmp_path: Path) -> None:
     chance = random.Random(3)
     lines = []
     for number in range(30):

@@ -100,7 +100,7 @@ class Monitored:
         self.monitor = MirrorMonitor(UpstreamServer.model_validate(server), self.mirror, lambda: self.now)
 
     def publish(self, *events: Any) -> None:
-        self.subscriber.sequencer.live(*self.model.publish(*events))
+        self.subscriber.sequencer.on_batch(*self.model.publish(*events))
 
     def check(self, later: float = 0.0, *, up: bool = True) -> list[str]:
         self.now += later
@@ -170,7 +170,7 @@ def test_a_restart_is_reported_for_a_limited_time() -> None:
     engine = Monitored()
     engine.publish(engine.model.store([1]))
     engine.model.restart()
-    engine.subscriber.sequencer._restart()
+    engine.subscriber.sequencer._on_restart()
     (problem,) = engine.check()
     assert "restarted 0 s ago" in problem
     assert "restarted 60 s ago" in engine.check(60)[0]

@@ -167,7 +167,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     twice = [{"url": "http://127.0.0.1:9"}, {"url": "http://127.0.0.1:9/v1"}]
     for upstreams, word in (
         (twice, "two upstreams have the same URL"),
-        ([{"url": "http://127.0.0.1:9", "kv_events": "tcp://host"}], "no endpoint"),
+        ([{"url": "http://127.0.0.1:9", "kv_events": "tcp://host"}], "not an endpoint"),
     ):
         with pytest.raises(SettingsError, match=word), run_proxy(load_settings(data=tmp_path, upstreams=upstreams)):
             pass

@@ -13,8 +13,8 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from kvproxy.index.store.postgres.server import Row
-from kvproxy.index.store.postgres.store import PostgresStore, as_vector
+from kvproxy.index.store.database import Row
+from kvproxy.index.store.postgres.store import PostgresStore
 from kvproxy.index.store.protocol import NewEntry, RemovedEntry, StoredQuestion, WriteResult
 
 LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
@@ -51,11 +51,16 @@ class PostgresNeighbours:
             f"select id, -({distance}) as score from vectors"
             f" where embedder = :embedder and namespace = :namespace order by {distance} limit :limit"
         )
-        values = {"embedder": self._embedder, "namespace": namespace, "near": as_vector(vector), "limit": limit}
+        values = {
+            "embedder": self._embedder,
+            "namespace": namespace,
+            "near": self._store.database.vector(vector),
+            "limit": limit,
+        }
         return self._store.near(nearest, values)
 
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
-        with self._store.server.connection() as connection:
+        with self._store.database.connection() as connection:
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
@@ -97,7 +102,7 @@ class PostgresNeighbours:
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
         """A connection without a time limit, for the one proxy that works on a graph; None for the others."""
-        with self._store.server.connection() as connection:
+        with self._store.database.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:
                 yield None

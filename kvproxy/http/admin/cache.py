@@ -78,13 +78,12 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     if answerer.semantic is None:
         return {"policy": None}
     compared = answerer.observer.results() if answerer.observer is not None else {}
-    observations = answerer.cache.observations
     return SemanticFigures(
         answerer.semantic.policy.name,
         answerer.settings.shadow,
         dict(answerer.outcomes),
         compared,
-        observations.summary() if observations is not None else {},
+        answerer.store.observations.summary(),
         None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),
     )
 
@@ -94,7 +93,7 @@ async def queue(request: Request) -> Response:
     query, store = request.query_params, services(request).answerer.store
     limit = int(number(query.get("limit", "20"), "limit"))
     offset = int(number(query.get("offset", "0"), "offset"))
-    queued = await asyncio.to_thread(store.queue, limit, offset=offset)
+    queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
     total = await asyncio.to_thread(store.count)
     return reply([each.summary() for each in queued], {"x-total-count": str(total)})
 
@@ -164,7 +163,7 @@ async def delete_many(request: Request) -> Response:
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
     # The list of purges is neither encrypted nor redacted.
     clear = not (app.settings.encryption.enabled or app.settings.redaction.enabled)
-    return await _purged(request, ids, where.said(texts=clear))
+    return await _purged(request, ids, where.description(texts=clear))
 
 
 async def export(request: Request) -> Response:

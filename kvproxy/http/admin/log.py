@@ -19,7 +19,7 @@ from kvproxy.flow.explain import texts
 from kvproxy.http.admin.replies import named, number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.journal.causes import MissExplanation, explain_record
 from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.reasons import meaning
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Story:
     """Everything about one request: why it was not answered from the cache, and how that is said."""
 
-    explained: Explained
+    explained: MissExplanation
     question: str | None
     near_question: str | None
     meaning: str
@@ -80,7 +80,7 @@ def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
     ids, prompts = entry_ids(records), {}
     # The records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
-        prompts = {id: head.prompt for id, head in app.answerer.store.heads(ids).items()} if ids else {}
+        prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
     return with_questions(records, prompts, app.answerer.journal.question)
 
 
@@ -168,8 +168,7 @@ async def saved(request: Request) -> Response:
         raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
     since = query.get("since")
     seconds = number(since, "since") if since else None
-    observations = app.answerer.cache.observations
-    counts = await asyncio.to_thread(observations.summary) if observations is not None else None
+    counts = await asyncio.to_thread(app.answerer.store.observations.summary)
     journal, cache = app.settings.journal, app.settings.cache
     return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, seconds)))
 

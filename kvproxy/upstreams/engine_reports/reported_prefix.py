@@ -32,7 +32,7 @@ class ReportedPrefix(PrefixCache):
         if not mirrors and not any(metrics):
             raise no_events()
         return PrefixFigures(
-            _sum_pools([mirror.figures() for mirror in mirrors], metrics),
+            _sum_pools([mirror.report() for mirror in mirrors], metrics),
             complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
             streams=tuple(stream for mirror in mirrors for stream in mirror.streams()),
             engines=tuple(self._fleet.engines),

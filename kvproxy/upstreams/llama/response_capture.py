@@ -58,7 +58,7 @@ class ResponseCapture:
             return CapturedResponse()
 
     def _read_object(self, response: JsonMap) -> CapturedResponse:
-        text = None if _has_more_than_text(response) else self._api.said(response)
+        text = None if _has_more_than_text(response) else self._api.output_text(response)
         return CapturedResponse(text, reported_reuse(response))
 
     def _read_stream(self, body: bytes) -> CapturedResponse:

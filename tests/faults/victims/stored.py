@@ -41,7 +41,7 @@ class Stored:
                     tell(f"-{entry.id}")
                 if number % 5 == 0:
                     store.put(make_entry(f"old {seed} {worker} {number}", expires=_NOW - 1))
-                    store.touch(entry.id)
+                    store.record_hit(entry.id)
                     store.flush()
                     store.expire()
 

@@ -14,9 +14,9 @@ from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.feedback import ComparisonResult
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ClassifiedAnswer, SqliteStore, Store
+from kvproxy.index.store import ClassifiedAnswer, Store
 from kvproxy.index.store.observations import ReplayObservations
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -47,7 +47,7 @@ class Shop:
         return fresh, await self.cache.learning.record_response(lookup, fresh, said, same)
 
     def answer_class(self, entry: Entry) -> str:
-        return self.store.heads([entry.id])[entry.id].answer
+        return self.store.questions([entry.id])[entry.id].answer
 
 
 def run(shop: Shop, script: Callable[[Shop], object]) -> None:
@@ -145,10 +145,10 @@ from pathlib import Path
 from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.features import compute_features
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 
-policy = LearnedPolicy(SqliteObservations(Path(sys.argv[1])), None, 0.05, 0.5)
+policy = LearnedPolicy(open_observations(Path(sys.argv[1])), None, 0.05, 0.5)
 generator = random.Random(sys.argv[2])
 policy.learner("n")
 print("ready", flush=True)
@@ -174,7 +174,7 @@ def test_kill_loses_no_acknowledged_observation_and_the_same_is_decided_after_it
             learner.send_signal(signal.SIGKILL)
             lines += [line for line in learner.stdout if line.endswith("}\n")]
         number, _, acknowledged = lines[-1].partition(" ")
-        log = SqliteObservations(path)
+        log = open_observations(path)
         kept = log.since("n", 0, 10**6)
         assert len(kept) >= int(number) == kept[int(number) - 1].number
         # One that was written but not acknowledged may be there too.
@@ -182,26 +182,3 @@ def test_kill_loses_no_acknowledged_observation_and_the_same_is_decided_after_it
         if again.number == int(number):
             assert state.dump(again) == acknowledged.strip()
         log.close()
-
-
-def test_an_old_file_of_observations_is_brought_up_to_date(tmp_path: Path) -> None:
-    import sqlite3
-
-    from kvproxy.index.store.sqlite.connection import apply_steps
-    from kvproxy.index.store.sqlite.observations import m001_observations
-
-    path = tmp_path / "o.db"
-    with sqlite3.connect(path) as old:
-        apply_steps(old, "kvproxy.observations", [m001_observations])
-        for entry, right, source in (("a", 0, "user"), ("b", 1, "answer")):
-            old.execute(
-                "insert into observations (entry, score, right, scorer, source, accepted, created)"
-                " values (?, 0.5, ?, 'x', ?, 1, 1.0)",
-                [entry, right, source],
-            )
-    old.close()
-    observations = SqliteObservations(path)
-    assert observations.rejected(["a", "b"]) == {"a"}
-    assert observations.summary() == {"observed": 1, "right": 1, "accepted": 1, "accepted_wrong": 0, "rejected": 1}
-    observations.close()
-    SqliteStore(path).close()

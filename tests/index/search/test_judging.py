@@ -46,7 +46,7 @@ def looked_up(
     store: SqliteStore, ruling: Ruling, chance: float | None = None, near: str = "a b c"
 ) -> tuple[Lookup, Ruled]:
     policy = Ruled(ruling)
-    heads = store.heads(near.split())
+    heads = store.questions(near.split())
     places = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
     return decider(store, chance or 0.0).judge(
         LookupRequest("n", "what is it", explore=chance is not None), places, policy
@@ -112,7 +112,7 @@ def test_an_entry_that_goes_meanwhile_is_not_served(store: SqliteStore) -> None:
             store.delete(["b"])
             return self.ruling
 
-    heads = store.heads(["a", "b", "c"])
+    heads = store.questions(["a", "b", "c"])
     near = [(heads["a"], 0.9), (heads["b"], 0.8), (heads["c"], 0.7)]
     found = decider(store, 0.0).judge(LookupRequest("n", "q", explore=False), near, Removing(ACCEPTED))
     assert found.entry is None

@@ -78,7 +78,7 @@ def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: 
 
 def graphs_in(store: Any) -> int:
     sql = "select count(*) as there from pg_indexes where indexname like 'near_%' and indexdef like '%hnsw%'"
-    with store.server.connection() as connection:
+    with store.database.connection() as connection:
         return int(connection.execute(sql).fetchone()["there"])
 
 
@@ -148,7 +148,7 @@ def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
         cosines = {ids[number].decode(): float(row @ query) for number, row in zip(numbers.tolist(), kept, strict=True)}
         best = sorted(cosines, key=lambda id: -cosines[id])
         found = near.search("a", query, limit)
-        heads = store.heads(best)
+        heads = store.questions(best)
         assert found == [(heads[head.id], cosines[head.id]) for head, _ in found]
         if not gone:
             assert [head.id for head, _ in found] == best[:limit]
@@ -300,7 +300,7 @@ def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_
     keep(store, near, unit(150), "a")
     store.flush()
     backup = tmp_path / "backup.db"
-    store._writer.execute("vacuum into ?", [str(backup)])
+    store.database._writer.execute("vacuum into ?", [str(backup)])
     keep(store, near, unit(150, 3), "a", 150)
     near.settle()
     near.close()

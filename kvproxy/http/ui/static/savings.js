@@ -58,7 +58,7 @@ function sentences(found) {
   }
   if (found.wrong !== null) {
     const least = found.wrong.least === 0 ? "At most " : `${percent(found.wrong.least)} to `;
-    said.push(`${least}${percent(found.wrong.most)} of the semantic hits may be wrong: ${found.wrong.told_by}.`);
+    said.push(`${least}${percent(found.wrong.most)} of the semantic hits may be wrong: ${found.wrong.source}.`);
   }
   return said;
 }

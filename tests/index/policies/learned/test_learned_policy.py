@@ -21,7 +21,7 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -78,7 +78,7 @@ def test_a_state_of_another_version_is_learned_anew() -> None:
 def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_later(tmp_path: Path) -> None:
     generator = random.Random(3)
     path = tmp_path / "o.db"
-    first, second = (LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5) for _ in range(2))
+    first, second = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
     second.learner("n")
     for number in range(450):
         (first if number % 2 else second).learn([observation(generator)])
@@ -86,7 +86,7 @@ def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_lat
             first.record_served("n", 0.01)
     first.flush()
     second.flush()
-    third = LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5)
+    third = LearnedPolicy(open_observations(path), None, 0.05, 0.5)
     states = {state.dump(policy.learner("n")) for policy in (first, second, third)}
     assert len(states) == 1
     assert first.status("n") == third.status("n")
@@ -99,7 +99,7 @@ def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp
     generator, pruned = random.Random(4), 0
     for _ in range(12):
         # A new process each time, as after kill -9: nothing is closed.
-        log = SqliteObservations(tmp_path / "o.db")
+        log = open_observations(tmp_path / "o.db")
         policy = LearnedPolicy(log, None, 0.05, 0.5)
         for _ in range(60):
             seen = observation(generator)
@@ -114,8 +114,8 @@ def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp
 
 def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_path: Path) -> None:
     path, generator = tmp_path / "o.db", random.Random(5)
-    log = SqliteObservations(path)
-    behind, ahead = (LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5) for _ in range(2))
+    log = open_observations(path)
+    behind, ahead = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
     behind.learn([observation(generator) for _ in range(10)])
     for _ in range(25):
         ahead.learn([observation(generator) for _ in range(10)])
@@ -127,7 +127,7 @@ def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_pa
 
 
 def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(tmp_path: Path) -> None:
-    log, generator = SqliteObservations(tmp_path / "o.db"), random.Random(6)
+    log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
     log.save("n", 20, state.dump(Learner.new(Prior(), 0.02)).replace('"version": 1', '"version": 0'))
     log.prune(0)
@@ -158,11 +158,11 @@ def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest
 WRITER = """
 import random, sys
 from pathlib import Path
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from tests.index.policies.learned.test_learned_policy import observation
 
-log = SqliteObservations(Path(sys.argv[1]))
+log = open_observations(Path(sys.argv[1]))
 policy = LearnedPolicy(log, None, 0.05, 0.5)
 generator = random.Random(7)
 known = policy.learner("n").observed
@@ -189,7 +189,7 @@ def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_dec
             writer.send_signal(signal.SIGKILL)
             rest = [line for line in writer.stdout if line.endswith("\n")]
         acknowledged = int([line, *rest][-1])
-    log = SqliteObservations(path)
+    log = open_observations(path)
     learner = LearnedPolicy(log, None, 0.05, 0.5).learner("n")
     # The last one may be there before it was told.
     assert acknowledged <= learner.observed <= acknowledged + 1

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.mirror.event_decoder import (
+    ClearedEvent,
+    EventBatch,
+    EventDecodeError,
+    RemovedEvent,
+    StoredEvent,
+    decode_batch,
+)
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.view import chains, list_blocks, shelves, show_blocks
-from kvproxy.mirror.wire import Batch, Cleared, Removed, Stored, WireError, decode_batch
+from kvproxy.mirror.view import find_blocks, list_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(
     st.none(),
@@ -60,15 +67,15 @@ def events(draw: st.DrawFn, wild: bool) -> Any:
     return [content.get("type", tag), *(content[name] for name in ordered)]
 
 
-def take_over(payload: bytes) -> Batch:
+def take_over(payload: bytes) -> EventBatch:
     """Read a batch and do with it whatever is done with batches."""
     batch = decode_batch(payload)
     state = MirrorState()
     for _ in range(2):
         state.apply(batch)
-        list_blocks(shelves(state, "engine"))
-        chains(shelves(state, "engine"))
-        show_blocks(shelves(state, "engine"), "0")
+        list_blocks(snapshot_pools(state, "engine"))
+        list_chains(snapshot_pools(state, "engine"))
+        find_blocks(snapshot_pools(state, "engine"), "0")
     return batch
 
 
@@ -77,7 +84,7 @@ def take_over(payload: bytes) -> Batch:
 def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
     try:
         take_over(payload)
-    except WireError:
+    except EventDecodeError:
         return
 
 
@@ -92,16 +99,16 @@ def test_any_value_in_any_field_is_read_or_refused(data: st.DataObject) -> None:
         raw = data.draw(values)
     try:
         batch = take_over(msgpack.packb(raw))
-    except WireError:
+    except EventDecodeError:
         return
     assert type(batch.timestamp) is float
     assert batch.rank is None or type(batch.rank) is int
     for event in batch.events:
-        if isinstance(event, Stored | Removed):
+        if isinstance(event, StoredEvent | RemovedEvent):
             assert all(type(name) in (int, bytes) for name in event.hashes)
             assert type(event.medium) is str
             assert event.group is None or type(event.group) is int
-        if isinstance(event, Stored):
+        if isinstance(event, StoredEvent):
             assert event.block_size > 0
             assert all(type(token) is int and token >= 0 for token in event.tokens)
             hash(tuple(event.extras or ()))
@@ -136,27 +143,27 @@ def test_both_encodings_say_the_same() -> None:
     ]
     arrays = [["BlockStored", *content.values()], ["BlockRemoved", *removed.values()], ["AllBlocksCleared"]]
     extras = [("adapter", "salt"), ("adapter", ("image", -2))]
-    stored = Stored([7, b"n"], 3, [1, 2, 3, 4], 2, extras, "GPU", 1, "sliding_window", 8)
+    stored = StoredEvent([7, b"n"], 3, [1, 2, 3, 4], 2, extras, "GPU", 1, "sliding_window", 8)
     for form in (maps, arrays):
         batch = decode_batch(msgpack.packb([1, form, 2]))
-        assert batch == Batch(1.0, [stored, Removed([7], "CPU", 1), Cleared()], 2)
-        assert batch.clears
-    assert not decode_batch(msgpack.packb([1, maps[:2]])).clears
+        assert batch == EventBatch(1.0, [stored, RemovedEvent([7], "CPU", 1), ClearedEvent()], 2)
+        assert batch.has_reset
+    assert not decode_batch(msgpack.packb([1, maps[:2]])).has_reset
 
 
 @pytest.mark.parametrize("name", ["block_hashes", "block_size", "group_idx", "medium", "extra_keys", "token_ids"])
 def test_a_field_of_another_type_is_named(name: str) -> None:
     event = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
     event[name] = {"another": 7}
-    with pytest.raises(WireError, match=name):
+    with pytest.raises(EventDecodeError, match=name):
         decode_batch(msgpack.packb([1.0, [event], 0]))
 
 
 def test_names_that_form_a_circle_end() -> None:
     state = MirrorState()
-    circle = [Stored([1], 2, (), 4), Stored([2], 1, (), 4), Stored([3], 2, (), 4)]
-    state.apply(Batch(1.0, list(circle), None))
-    (chain,) = chains(shelves(state, "engine"))
+    circle = [StoredEvent([1], 2, (), 4), StoredEvent([2], 1, (), 4), StoredEvent([3], 2, (), 4)]
+    state.apply(EventBatch(1.0, list(circle), None))
+    (chain,) = list_chains(snapshot_pools(state, "engine"))
     assert not chain.complete
 
 
@@ -165,7 +172,7 @@ def test_lists_nested_without_end_are_refused() -> None:
     for _ in range(400):
         deep = [deep]
     event = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
-    with pytest.raises(WireError):
+    with pytest.raises(EventDecodeError):
         decode_batch(msgpack.packb([1.0, [event | {"extra_keys": [deep]}], 0]))
 
 
@@ -179,6 +186,6 @@ def test_hashes_of_lookahead_tokens_are_never_taken_for_plain_ones() -> None:
     }
     (plain,) = decode_batch(msgpack.packb([1.0, [event], 0])).events
     (ahead,) = decode_batch(msgpack.packb([1.0, [event | {"lookahead_token_ids": [[3]]}], 0])).events
-    assert isinstance(plain, Stored)
-    assert isinstance(ahead, Stored)
+    assert isinstance(plain, StoredEvent)
+    assert isinstance(ahead, StoredEvent)
     assert ahead.extras != plain.extras

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.mirror import resets
 from kvproxy.mirror.mirror import Mirror
+from kvproxy.mirror.pending_resets import MAX_BATCHES
 from tests.mirror.publisher import Model
 
 
@@ -29,18 +29,18 @@ class Engine:
 
     def deliver(self, count: int = 1000) -> None:
         for _ in range(min(count, len(self.on_their_way))):
-            self.sequencer.live(*self.on_their_way.pop(0))
+            self.sequencer.on_batch(*self.on_their_way.pop(0))
 
     def shown(self) -> set[Any]:
         return {name for pool in self.mirror.state().pools.values() for name in pool.blocks}
 
     def settle(self) -> None:
         """Answer the replay that is wanted, if one is."""
-        while self.sequencer.wanted is not None:
+        while self.sequencer.replay_from is not None:
             start = self.sequencer.begin_replay()
             for number, payload in list(self.model.buffer):
                 if number >= start:
-                    self.sequencer.replayed(number, payload)
+                    self.sequencer.on_replayed_batch(number, payload)
             self.sequencer.end_replay()
 
 
@@ -48,11 +48,11 @@ def test_a_confirmed_reset_empties_the_mirror_before_the_engine_publishes_it() -
     engine = Engine()
     engine.step(engine.model.store([1, 2]))
     engine.deliver()
-    mark = engine.mirror.before_reset()
+    mark = engine.mirror.mark_reset()
     engine.reset()
-    engine.mirror.cleared(mark)
+    engine.mirror.confirm_reset(mark)
     assert engine.shown() == set()
-    assert engine.mirror.figures().cached == 0
+    assert engine.mirror.report().cached == 0
     engine.step(engine.model.store([3]))
     engine.deliver()
     assert engine.shown() == {3}
@@ -65,9 +65,9 @@ def test_batches_from_before_the_reset_that_come_late_show_nothing() -> None:
     engine = Engine()
     engine.step(engine.model.store([1]))
     engine.step(engine.model.store([2]))
-    mark = engine.mirror.before_reset()
+    mark = engine.mirror.mark_reset()
     engine.reset()
-    engine.mirror.cleared(mark)
+    engine.mirror.confirm_reset(mark)
     engine.deliver()
     assert engine.shown() == set()
 
@@ -75,11 +75,11 @@ def test_batches_from_before_the_reset_that_come_late_show_nothing() -> None:
 def test_a_reset_that_was_published_before_its_answer_came_is_not_waited_for() -> None:
     engine = Engine()
     engine.step(engine.model.store([1]))
-    mark = engine.mirror.before_reset()
+    mark = engine.mirror.mark_reset()
     engine.reset()
     engine.step(engine.model.store([2]))
     engine.deliver()
-    engine.mirror.cleared(mark)
+    engine.mirror.confirm_reset(mark)
     engine.step(engine.model.store([3], parent=2))
     engine.deliver()
     assert engine.shown() == {2, 3}
@@ -89,8 +89,8 @@ def test_an_engine_that_never_publishes_a_reset_is_believed_again() -> None:
     engine = Engine()
     engine.step(engine.model.store([1]))
     engine.deliver()
-    engine.mirror.cleared(engine.mirror.before_reset())
-    for number in range(resets.PATIENCE):
+    engine.mirror.confirm_reset(engine.mirror.mark_reset())
+    for number in range(MAX_BATCHES):
         engine.step(engine.model.store([10 + number]))
     engine.deliver()
     assert engine.shown() == set()
@@ -104,9 +104,9 @@ def test_a_restarted_engine_has_nothing_to_clear() -> None:
     engine = Engine()
     engine.step(engine.model.store([1]))
     engine.deliver()
-    engine.mirror.cleared(engine.mirror.before_reset())
+    engine.mirror.confirm_reset(engine.mirror.mark_reset())
     engine.model.restart()
-    engine.sequencer.connected()
+    engine.sequencer.on_connected()
     engine.step(engine.model.store([2]))
     engine.deliver()
     engine.settle()
@@ -120,11 +120,11 @@ def test_what_is_built_up_again_after_a_reset_is_void_until_the_reset_is_told() 
     for number in range(5):
         engine.step(engine.model.store([number]))
     engine.deliver()
-    engine.mirror.cleared(engine.mirror.before_reset())
+    engine.mirror.confirm_reset(engine.mirror.mark_reset())
     engine.reset()
     # The view is lost, and all of the buffer is from before the reset.
-    engine.sequencer.fail()
-    engine.sequencer.connected()
+    engine.sequencer.discard_state()
+    engine.sequencer.on_connected()
     engine.settle()
     assert engine.shown() == set()
     engine.step(engine.model.store([9]))
@@ -135,16 +135,16 @@ def test_what_is_built_up_again_after_a_reset_is_void_until_the_reset_is_told() 
 
 def test_a_reset_in_the_middle_of_a_replay_voids_all_that_was_known_before() -> None:
     engine = Engine()
-    for number in range(resets.PATIENCE + 50):
+    for number in range(MAX_BATCHES + 50):
         engine.step(engine.model.store([number]))
     engine.deliver()
-    engine.sequencer.fail()
-    engine.sequencer.connected()
+    engine.sequencer.discard_state()
+    engine.sequencer.on_connected()
     assert engine.sequencer.begin_replay() == 0
     for place, (number, payload) in enumerate(engine.model.buffer):
         if place == 5:
-            engine.mirror.cleared(engine.mirror.before_reset())
-        engine.sequencer.replayed(number, payload)
+            engine.mirror.confirm_reset(engine.mirror.mark_reset())
+        engine.sequencer.on_replayed_batch(number, payload)
     engine.sequencer.end_replay()
     assert engine.shown() == set()
 
@@ -170,20 +170,20 @@ def test_no_block_from_before_a_confirmed_reset_is_ever_shown(actions: list[str]
         elif action == "deliver":
             engine.deliver(1)
         elif action == "ask" and mark is None:
-            mark = engine.mirror.before_reset()
+            mark = engine.mirror.mark_reset()
             engine.reset()
             asked_at = number
         elif action == "confirm" and mark is not None:
-            engine.mirror.cleared(mark)
+            engine.mirror.confirm_reset(mark)
             mark, confirmed_at = None, asked_at
         elif action == "reconnect":
-            engine.sequencer.connected()
+            engine.sequencer.on_connected()
             engine.settle()
         elif action == "lose" and engine.on_their_way:
             engine.on_their_way.pop(0)
         assert all(shown > confirmed_at for shown in engine.shown())
     engine.step(engine.model.store([999]))
     engine.deliver()
-    engine.sequencer.idle()
+    engine.sequencer.on_idle()
     engine.settle()
     assert engine.shown() == set(engine.model.held)

@@ -3,20 +3,20 @@
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import health as condition
-from kvproxy.index.store.health import Kind, StoreHealth
+from kvproxy.index.store import health
+from kvproxy.index.store.health import Operation, StoreHealth
 
 
 class Store:
     def __init__(self) -> None:
         self.health = StoreHealth("r.db")
 
-    def fail(self, kind: Kind, why: str = "the disk is full") -> None:
-        with pytest.raises(CacheStoreError, match=why), self.health.watch(kind):
+    def fail(self, operation: Operation, why: str = "the disk is full") -> None:
+        with pytest.raises(CacheStoreError, match=why), self.health.watch(operation):
             raise CacheStoreError(why)
 
-    def work(self, kind: Kind) -> None:
-        with self.health.watch(kind):
+    def work(self, operation: Operation) -> None:
+        with self.health.watch(operation):
             pass
 
 
@@ -24,7 +24,7 @@ def test_one_line_when_it_fails_and_one_when_it_works_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [5000.0]
-    monkeypatch.setattr(condition.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
     store = Store()
 
     def told() -> list[str]:
@@ -36,11 +36,11 @@ def test_one_line_when_it_fails_and_one_when_it_works_again(
     store.work("write")
     store.fail("write")
     store.fail("write", "another")
-    assert told() == ["the disk is full; until then no answer is stored"]
+    assert told() == ["the disk is full; until it works again, no response is stored"]
     assert store.health.failure == "another"
     # Reads are told of by themselves.
     store.fail("read", "a page is damaged")
-    assert told() == ["a page is damaged; until then no answer is found"]
+    assert told() == ["a page is damaged; until it works again, no stored response is found"]
     store.work("read")
     assert told() == ["the store r.db can be read again"]
     assert store.health.failure == "another"
@@ -58,4 +58,7 @@ def test_one_line_when_it_fails_and_one_when_it_works_again(
     now[0] += 0.4
     store.fail("write")
     store.work("write")
-    assert told() == ["the disk is full; until then no answer is stored", "the store r.db can be written again"]
+    assert told() == [
+        "the disk is full; until it works again, no response is stored",
+        "the store r.db can be written again",
+    ]

@@ -1,15 +1,14 @@
-"""Connecting to a file and bringing its schema up to date, by one process and by several at once."""
+"""SQLite files are created by one process or by several at once, and are private."""
 
 import sqlite3
 import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
 from kvproxy.index.store.sqlite.database_files import DatabaseFiles
 
 OPENER = """
@@ -17,7 +16,6 @@ import sys
 from pathlib import Path
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.opening import open_observations
-import sqlite_utils
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(12):
@@ -48,45 +46,16 @@ def test_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path) -> N
         assert (printed, opener.returncode) == ("done\n", 0), errors
 
 
-def test_steps_that_fail_leave_the_file_as_it_was(tmp_path: Path) -> None:
+def test_a_schema_that_fails_leaves_the_file_unchanged(tmp_path: Path) -> None:
     connection = connect(tmp_path / "r.db")
-
-    def first(db: Any) -> None:
-        db["one"].create({"id": int}, pk="id")
-
-    def second(db: Any) -> None:
-        db["two"].create({"id": int}, pk="id")
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        apply_steps(connection, "test", [first, second])
+    with pytest.raises(sqlite3.OperationalError):
+        create_schema(connection, "r.db", 1, ["create table one (id integer)", "create table one (id integer)"])
     assert not connection.in_transaction
-    assert {name for (name,) in connection.execute("select name from sqlite_master")} & {"one", "two"} == set()
-    apply_steps(connection, "test", [first])
-    apply_steps(connection, "test", [first])
+    assert list(connection.execute("select name from sqlite_master")) == []
+    for _ in range(2):
+        create_schema(connection, "r.db", 1, ["create table one (id integer)"])
     assert connection.execute("select count(*) from one").fetchone() == (0,)
     connection.close()
-
-
-def test_a_newer_file_is_left_as_it_is(tmp_path: Path) -> None:
-    def first(db: Any) -> None:
-        db["one"].create({"id": int}, pk="id")
-
-    def later(db: Any) -> None:
-        db["later"].create({"id": int}, pk="id")
-
-    connection = connect(tmp_path / "r.db")
-    apply_steps(connection, "test", [first, later])
-    before = list(connection.execute("select * from _sqlite_migrations"))
-    apply_steps(connection, "test", [first])
-    assert list(connection.execute("select * from _sqlite_migrations")) == before
-    apply_steps(connection, "another sequence", [elsewhere])
-    assert connection.execute("select count(*) from third").fetchone() == (0,)
-    connection.close()
-
-
-def elsewhere(db: Any) -> None:
-    db["third"].create({"id": int}, pk="id")
 
 
 def test_what_is_no_database_is_told(tmp_path: Path) -> None:
@@ -121,19 +90,19 @@ def test_what_stands_in_the_log_of_a_file_that_was_moved_is_moved_into_it(tmp_pa
     with writer:
         writer.execute("create table one (id integer)")
     files = DatabaseFiles(path, writer)
-    assert not files.gone
+    assert not files.were_replaced
     with writer:
         writer.execute("insert into one values (7)")
     path.rename(moved)
-    assert files.gone
+    assert files.were_replaced
     # A new file would find the old one's log, and take it for its own.
     for _ in range(2):
-        files.leave()
+        files.checkpoint()
     assert Path(f"{path}-wal").stat().st_size == 0
     writer.close()
     again = sqlite3.connect(moved)
     assert again.execute("select id from one").fetchall() == [(7,)]
     again.close()
     files = DatabaseFiles(tmp_path / "none.db", writer)
-    assert not files.gone
-    files.leave()
+    assert not files.were_replaced
+    files.checkpoint()

@@ -13,7 +13,7 @@ from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
 
 
-class Ruled:
+class FixedPolicy:
     """A policy with the ruling that a test gives it; what it was asked is noted."""
 
     name = "ruled"
@@ -44,8 +44,8 @@ def store(tmp_path: Path) -> SqliteStore:
 
 def looked_up(
     store: SqliteStore, ruling: Ruling, chance: float | None = None, near: str = "a b c"
-) -> tuple[Lookup, Ruled]:
-    policy = Ruled(ruling)
+) -> tuple[Lookup, FixedPolicy]:
+    policy = FixedPolicy(ruling)
     heads = store.questions(near.split())
     places = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
     return decider(store, chance or 0.0).judge(
@@ -54,7 +54,7 @@ def looked_up(
 
 
 def decider(store: SqliteStore, chance: float) -> Decider:
-    policy = Ruled(Ruling([], None))
+    policy = FixedPolicy(Ruling([], None))
     return Decider(store, FaissNeighbours(store, "e", 2), None, policy, None, lambda: chance)
 
 
@@ -105,7 +105,7 @@ def test_what_is_expired_or_of_another_namespace_is_not_put_before_the_policy(st
 
 
 def test_an_entry_that_goes_meanwhile_is_not_served(store: SqliteStore) -> None:
-    class Removing(Ruled):
+    class Removing(FixedPolicy):
         def decide(
             self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
         ) -> Ruling:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
-from kvproxy.ruled import UNRULED, Ruled
+from kvproxy.request_rule import NO_RULE, RequestRule
 
 HEADER_PREFIX = "x-kvproxy-"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
@@ -26,11 +26,7 @@ class Control:
     """Cache directives of a request. Unset numbers are None.
 
     Attributes:
-        no_cache: forward the request, and store the fresh response.
-        no_store: do not store the response.
-        only_if_cached: serve from the cache only.
         confirm: send the response only after it is stored.
-        max_age: maximum age of a cached response, in seconds.
         stale_if_error: seconds after expiry during which a stale response may replace an error.
         limits: minimum scores of a semantic hit; they only tighten the settings.
         tags: tags of the stored response, for invalidation.
@@ -38,7 +34,7 @@ class Control:
         priority: 0 to 9; blocks of a higher priority are evicted later.
         timeout: seconds for the complete response.
         pace: replay rate of a stream in tokens per second; 0 is unlimited.
-        ruled: settings of the operator's rule.
+        rule: the operator's rule.
     """
 
     no_cache: bool = False
@@ -53,7 +49,7 @@ class Control:
     priority: int = 0
     timeout: float | None = None
     pace: float | None = None
-    ruled: Ruled = UNRULED
+    rule: RequestRule = NO_RULE
 
 
 _DEFAULT = Control()

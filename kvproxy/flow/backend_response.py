@@ -120,7 +120,7 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
             varying |= each
     if directives & {"no-store", "private"} or "*" in varying:
         return True
-    keyed = request.control.ruled.key_headers
+    keyed = request.control.rule.key_headers
     return any(name in request.headers for name in varying - _IRRELEVANT_VARY.union(keyed))
 
 

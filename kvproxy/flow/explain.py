@@ -15,7 +15,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import hides_text
-from kvproxy.index.policies.policy import Status, Verdict
+from kvproxy.index.policies.policy import LearningStatus, Verdict
 from kvproxy.index.search.lookup import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.causes import Texts
@@ -87,7 +87,7 @@ class SemanticReport:
     threshold: float | None = None
     level: float | None = None
     max_error: float | None = None
-    learned: Status | None = None
+    learned: LearningStatus | None = None
     shadow: bool = False
     neighbours: tuple[NeighbourReport, ...] = ()
     reason: str | None = None
@@ -144,17 +144,17 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         found,
         semantic,
         prefix,
-        request.control.ruled.name,
+        request.control.rule.name,
     )
 
 
 def _refused(request: ApiRequest) -> SemanticReport | None:
     """The report if the request or its rule forbids a semantic hit."""
     control = request.control
-    who = "the request" if control.ruled.name is None else f"the rule {control.ruled.name}"
+    who = "the request" if control.rule.name is None else f"the rule {control.rule.name}"
     if control.no_cache:
         return SemanticReport(reason=f"{who} takes no stored answer")
-    return None if control.ruled.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
+    return None if control.rule.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
@@ -173,9 +173,9 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
     cache, settings = answerer.semantic, answerer.settings
     if cache is None:
         return SemanticReport(reason="semantic matching is off")
-    ruled, limits = request.control.ruled.policy, request.control.limits
-    policy = ruled or cache.policy.name
-    least = settings.least_similarity if ruled in (None, settings.policy) else LEAST_SIMILARITY[ruled]
+    rule_policy, limits = request.control.rule.policy, request.control.limits
+    policy = rule_policy or cache.policy.name
+    least = settings.least_similarity if rule_policy in (None, settings.policy) else LEAST_SIMILARITY[rule_policy]
     report = SemanticReport(
         policy=policy,
         threshold=max(least, limits.similarity or 0.0),
@@ -195,7 +195,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
         return replace(report, reason="it is in a language that the models in use do not know, see cache.languages")
     if not cache.reads(key.text):
         return replace(report, reason="the embedder does not read all of this text (letters, length)")
-    lookup = await cache.lookup(key.namespace, key.text, explore=False, limits=limits, policy=ruled)
+    lookup = await cache.lookup(key.namespace, key.text, explore=False, limits=limits, policy=rule_policy)
     neighbours = tuple(
         NeighbourReport(
             candidate.id,

@@ -9,7 +9,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.exchange import CacheKey
-from kvproxy.ruled import UNRULED, Ruled
+from kvproxy.request_rule import NO_RULE, RequestRule
 from kvproxy.settings.access import TENANT_HEADERS
 
 # The embedder reads 256 tokens, and could miss a difference between longer texts.
@@ -55,7 +55,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     if request.query:
         whole["query"] = request.query
     versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
-    if request.control.ruled is not UNRULED:
+    if request.control.rule is not NO_RULE:
         _add_named(whole, versions, request)
     if versions:
         whole["headers"] = versions
@@ -71,7 +71,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
 def _relevant(request: ApiRequest) -> JsonObject:
     """The body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
     body: JsonObject = {}
-    ignored = request.control.ruled.ignored
+    ignored = request.control.rule.ignored
     # An escape sequence could hide a marker from this fast check.
     marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without(request.body, ignored) if ignored else request.body).items():
@@ -87,12 +87,12 @@ def _relevant(request: ApiRequest) -> JsonObject:
 
 def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
     """Add the headers (as digests, since they may be secret) and fields of the rule."""
-    ruled: Ruled = request.control.ruled
-    for name in ruled.key_headers:
+    rule: RequestRule = request.control.rule
+    for name in rule.key_headers:
         if name in request.headers:
             headers[name] = _digest({name: request.headers[name]})[:16]
     fields: JsonObject = {}
-    for path in ruled.key_fields:
+    for path in rule.key_fields:
         value: Json = request.body
         for name in path.split("."):
             value = field(value, name)

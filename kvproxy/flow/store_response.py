@@ -54,10 +54,10 @@ class ResponseWriter:
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
         """Seconds until a response expires: from its request, its rule, its upstream, or the settings, in this order."""
-        requested, ruled = request.control.ttl, request.control.ruled.ttl
-        if requested is None and ruled is not None:
-            return ruled
-        default = first((ruled, directives.max_age), self.settings.ttl)
+        requested, rule_ttl = request.control.ttl, request.control.rule.ttl
+        if requested is None and rule_ttl is not None:
+            return rule_ttl
+        default = first((rule_ttl, directives.max_age), self.settings.ttl)
         longest = default if self.settings.max_ttl is None else self.settings.max_ttl
         return min(default if requested is None else requested, longest)
 
@@ -104,7 +104,7 @@ class ResponseWriter:
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if not request.api.is_storable(whole, request.body):
             return None
-        rule, settings, lifetime = request.control.ruled, self.settings, self.lifetime(request, directives)
+        rule, settings, lifetime = request.control.rule, self.settings, self.lifetime(request, directives)
         stale_while_revalidate = first(
             (rule.stale_while_revalidate, directives.stale_while_revalidate), settings.stale_while_revalidate
         )

@@ -111,7 +111,7 @@ def test_a_proxy_whose_last_client_has_gone_stays_closed(
     tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """It was open to everybody, with the operator's key."""
-    monkeypatch.setattr(clients, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "_CHECK_SECONDS", 0.0)
     found = settings(tmp_path, seen[0])
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):

@@ -150,7 +150,7 @@ def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None
     headers = {"cache-control": "similarity=0.95, max-error=0.5, level=0.7"}
     control = rules.apply(api_request({"model": "m"}, headers=headers)).control
     assert (control.limits.similarity, control.limits.max_error, control.limits.level) == (0.95, 0.01, 0.7)
-    assert not control.ruled.semantic
+    assert not control.rule.semantic
 
 
 TEXT = st.sampled_from(["m", "m1", "x", "client:m", ""])

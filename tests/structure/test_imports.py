@@ -27,8 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.extras": {"kvproxy.errors"},
     "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("apis", "settings", "trace"))},
     "kvproxy.trace": set(),
-    "kvproxy.ruled": {"kvproxy.index"},
-    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.ruled", "kvproxy.settings"},
+    "kvproxy.request_rule": {"kvproxy.index"},
+    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.request_rule", "kvproxy.settings"},
     "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.settings": {"kvproxy.errors"},
@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     )},
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
-    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "ruled"))},
+    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "request_rule"))},
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
     "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
     "kvproxy.backends.prefix_cache": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     )},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix_cache", *(
         f"kvproxy.{room}" for room in (
-            "errors", "generation", "settings", "apis", "exchange", "responses", "journal", "ruled",
+            "errors", "generation", "settings", "apis", "exchange", "responses", "journal", "request_rule",
         )
     )},
     "kvproxy.backends.admission": {"kvproxy.errors"},

@@ -1,4 +1,4 @@
-"""The journal: what became of requests, live and of the past, one request's story, and what the caches saved."""
+"""The journal: records, live events, explanations, and savings."""
 
 import asyncio
 import contextlib
@@ -28,9 +28,9 @@ from kvproxy.journal.savings import By, savings_report
 from kvproxy.journal.sentences import sentences
 
 _MOST = 1_000
-_MOST_LIVE = 200
-"""Records in one event; of more that come at once the oldest are left out, and the event says so."""
-_MOST_SPANS = 1_000
+_MAX_LIVE = 200
+"""Maximum number of records in an event. The event reports whether older ones were dropped."""
+_MAX_SPANS = 1_000
 _LOOK = 0.5  # Seconds between two looks for new records: the journal is written twice a second.
 _QUIET = 10.0  # Seconds without an event, after which a comment tells that the stream lives.
 T = TypeVar("T")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Everything about one request: why it was not answered from the cache, and how that is said."""
+    """The explanation of a request, with its texts and sentences."""
 
     explained: MissExplanation
     question: str | None
@@ -48,7 +48,7 @@ class Story:
 
 
 def _query(query: QueryParams) -> Query:
-    """Which records; raises InvalidRequest where a filter is impossible."""
+    """Parse the filters. Raises InvalidRequest."""
     layer = query.get("layer") or None
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
@@ -67,7 +67,7 @@ def _query(query: QueryParams) -> Query:
 
 
 async def _read(app: Services, work: Callable[[Reader], T]) -> T:
-    """Read the journal in another thread."""
+    """Read the journal in a thread."""
 
     def read() -> T:
         with contextlib.closing(app.answerer.journal.reader()) as reader:
@@ -89,7 +89,7 @@ def _flat(row: QuestionedRecord) -> dict[str, object]:
 
 
 async def log(request: Request) -> Response:
-    """The last records that fit, the newest first; `before=N` gives those before a record."""
+    """The matching records, newest first; `before=N` continues a listing."""
     app, query = services(request), _query(request.query_params)
     rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
     return reply([_flat(row) for row in rows])
@@ -101,7 +101,7 @@ async def live(request: Request) -> Response:
     The first event, `hello`, names the last record that there is; each `records` has those that came since. The stream ends
     when the proxy is stopped.
     """
-    app, query = services(request), replace(_query(request.query_params), limit=_MOST_LIVE)
+    app, query = services(request), replace(_query(request.query_params), limit=_MAX_LIVE)
     newest = await _read(app, lambda reader: reader.newest())
     last = newest if query.after is None else min(query.after, newest)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -121,7 +121,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
         rows, last = await _read(app, new)
         if rows:
             told = time.monotonic()
-            told_rows = {"records": [_flat(row) for row in rows], "more": len(rows) == _MOST_LIVE}
+            told_rows = {"records": [_flat(row) for row in rows], "more": len(rows) == _MAX_LIVE}
             yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(told_rows))
         elif time.monotonic() - told > _QUIET:
             told = time.monotonic()
@@ -130,21 +130,21 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """How many requests each layer answered in each `step` seconds of the last `since`, or how many had each reason."""
+    """Requests per layer or reason in each `step` seconds of the last `since` seconds."""
     query = request.query_params
     step = number(query.get("step", "60"), "step")
     seconds = number(query.get("since", "3600"), "since")
     by: Literal["layer", "reason"] = "reason" if query.get("by", "layer") == "reason" else "layer"
-    if step < 1 or seconds / step > _MOST_SPANS:
-        raise InvalidRequest(f"step is at least 1, and since / step at most {_MOST_SPANS}", param="step")
-    # Whole steps of the clock, so that each look has the same spans.
+    if step < 1 or seconds / step > _MAX_SPANS:
+        raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
+    # Multiples of the step, so that consecutive requests have the same spans.
     spans = max(1, round(seconds / step))
     start = (time.time() // step - spans + 1) * step
     return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
 
 
 async def story(request: Request) -> Response:
-    """One request, by its id or what that begins with, or by its number: all that is kept of it, and why it was a miss."""
+    """Explain a request, by its id, a prefix of it, or its number."""
     app, name = services(request), request.path_params["id"]
 
     def told(reader: Reader) -> Story:
@@ -161,7 +161,7 @@ def _moment(seconds: float) -> str:
 
 
 async def saved(request: Request) -> Response:
-    """`?by=layer`, `tenant`, `model`, `tag` or `day`, `since=SECONDS`: what the caches saved."""
+    """Savings `?by=layer`, `tenant`, `model`, `tag`, or `day`, `since=SECONDS`."""
     app, query = services(request), request.query_params
     by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
     if by is None:

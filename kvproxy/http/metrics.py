@@ -10,7 +10,7 @@ from kvproxy.blocks.stats import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
-from kvproxy.index.policies.policy import Overall
+from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.savings import Saving
 from kvproxy.tiers.store import TierStats
 from kvproxy.upstreams.engine import EngineStatus
@@ -222,7 +222,7 @@ class Metrics:
         for result, count in compared.items():
             self._compared.labels(result).set(count)
 
-    def learned(self, overall: Overall) -> None:
+    def learned(self, overall: LearningSummary) -> None:
         """Set the state of the policy `learned`."""
         for name, value in asdict(overall).items():
             self._learned.labels(name).set(value)

@@ -26,11 +26,7 @@ class Control:
     """Cache directives of a request. Unset numbers are None.
 
     Attributes:
-        no_cache: forward the request, and store the fresh response.
-        no_store: do not store the response.
-        only_if_cached: serve from the cache only.
         confirm: send the response only after it is stored.
-        max_age: maximum age of a cached response, in seconds.
         stale_if_error: seconds after expiry during which a stale response may replace an error.
         limits: minimum scores of a semantic hit; they only tighten the settings.
         tags: tags of the stored response, for invalidation.

@@ -44,21 +44,18 @@ def dumps(value: Json) -> bytes:
 
 
 def as_object(value: Json) -> JsonObject:
-    """Return an object, or raise ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"expected an object, not {type(value).__name__}")
     return value
 
 
 def as_list(value: Json) -> list[Json]:
-    """Return a list, or raise ValueError."""
     if not isinstance(value, list):
         raise ValueError(f"expected a list, not {type(value).__name__}")
     return value
 
 
 def as_text(value: Json) -> str:
-    """Return a text, or raise ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"expected a text, not {type(value).__name__}")
     return value

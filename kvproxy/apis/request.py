@@ -19,10 +19,8 @@ class ApiRequest:
     """A request.
 
     Attributes:
-        api: the API.
-        body: the parsed JSON.
         raw: the client's bytes, or the bytes after edits.
-        headers: the client's headers in lower case.
+        headers: names in lower case.
         tenant: see `flow/keys.py`.
         request_id: id for logs and the client. Clients may choose and repeat it.
         query: the URL's query without the question mark.

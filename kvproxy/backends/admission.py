@@ -8,13 +8,7 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """A semaphore with a bounded queue and a timeout. Each `enter` needs one `leave`.
-
-    Args:
-        limit: concurrent requests.
-        max_waiting: requests that may wait, first come, first served.
-        timeout: seconds that a request may wait.
-    """
+    """A semaphore with a bounded queue and a timeout in seconds. Each `enter` needs one `leave`."""
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
         self._semaphore = asyncio.Semaphore(limit)
@@ -24,11 +18,7 @@ class Admission:
         self.waiting = 0
 
     async def enter(self) -> None:
-        """Wait for a place.
-
-        Raises:
-            Overloaded: too many requests wait, or the timeout passed.
-        """
+        """Wait for a place, first come, first served. Raises Overloaded."""
         if not self._semaphore.locked():
             await self._semaphore.acquire()
         elif self.waiting >= self._max_waiting:

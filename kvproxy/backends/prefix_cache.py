@@ -10,7 +10,7 @@ from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, Gr
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
-from kvproxy.tiers.figures import TierFigures
+from kvproxy.tiers.store import TierStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,6 @@ class EnginePool:
 
     Attributes:
         usage: fraction of the pool that requests use.
-        running, waiting: requests.
         queries, hits: prompt tokens looked up in the prefix cache, and found.
         age: seconds since the report.
     """
@@ -41,8 +40,7 @@ class PrefixFigures:
     Attributes:
         pool: the pool, or the sum over all upstreams.
         complete: whether the mirrors missed no event; None without mirrors.
-        streams: status of the mirrors' event streams.
-        engines: URLs of the upstreams; empty for the embedded engine.
+        engines: URLs of the upstreams.
         told: metrics reported by the upstreams.
         slots: whether the blocks are slots of llama.cpp, which differ in length.
     """
@@ -70,11 +68,9 @@ class PrefixReport:
     """Prefix reuse of a request. Unknown values are None.
 
     Attributes:
-        prompt_tokens: length of the prompt.
         matched_tokens: cached prefix in tokens.
         blocks: blocks of this prefix: numbers, or hashes of mirrored blocks.
         tiers: additional tokens by tier.
-        divergence: first difference to the longest matching chain.
         reason: cause of a missing report, or a note.
         engine, rank: engine with the longest prefix, and its data-parallel rank.
         engines: cached tokens by engine.
@@ -117,13 +113,7 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """Result of a reset.
-
-    Attributes:
-        reset: whether all caches are empty.
-        pinned, used: blocks that prevented the reset.
-        engines: result by upstream.
-    """
+    """Result of a reset, with the numbers of pinned and used blocks that prevented it."""
 
     reset: bool
     pinned: int | None = None
@@ -135,7 +125,6 @@ class PrefixCache:
     """Interface of a prefix cache. The default methods raise NoPrefixCache, for an upstream that reports nothing."""
 
     async def blocks(self) -> list[BlockRow]:
-        """List all blocks."""
         raise no_events()
 
     async def queue(self) -> list[BlockRow]:
@@ -162,7 +151,6 @@ class PrefixCache:
         raise no_events()
 
     async def reset(self) -> ResetReport:
-        """Empty the prefix cache."""
         raise no_events()
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
@@ -182,10 +170,9 @@ class PrefixCache:
         raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
 
     async def unpin(self, name: str) -> bool:
-        """Remove a pin; False if it does not exist."""
         raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
 
-    async def tiers(self) -> list[TierFigures]:
+    async def tiers(self) -> list[TierStats]:
         """List statistics of the tiers, the fastest first."""
         raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
 

@@ -24,7 +24,6 @@ class Generated:
     Attributes:
         pieces: all pieces; raises a KvproxyError if the engine fails.
         usage: usage of the first piece: prompt tokens and cached tokens.
-        model: the model's name for the client.
         echo: prefix of each completion.
         close: stops the generation; safe to call more than once.
     """
@@ -41,7 +40,6 @@ class ServingUpstream:
     """The upstream that serves a request.
 
     Attributes:
-        url: its URL.
         predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
         report_reuse: callback for the reported reuse, called once with the model, the prompt tokens, and the reused tokens.
     """
@@ -56,8 +54,7 @@ class Relayed:
     """A response of an upstream in flight.
 
     Attributes:
-        status: HTTP status.
-        headers: response headers in lower case, with repeated names.
+        headers: names in lower case, possibly repeated.
         chunks: the body; raises a KvproxyError if the upstream breaks off.
         close: closes the response; safe to call more than once.
         on_first_chunk: callbacks for the first chunk.
@@ -114,14 +111,7 @@ class Forwarder(Protocol):
     """Forwards any request, including those of APIs that are not cached."""
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
-        """Forward a request unchanged.
-
-        Args:
-            method: HTTP method.
-            path: path and query of the client's request.
-            headers: the client's headers in lower case.
-            body: the whole body, or its chunks.
-        """
+        """Forward a request unchanged. The path includes the query; names of headers are in lower case."""
 
 
 class Backend(Protocol):
@@ -136,7 +126,7 @@ class Backend(Protocol):
         """Send a request; returns with the head of the response, or raises a KvproxyError."""
 
     async def models(self) -> JsonObject:
-        """Return OpenAI's list of models."""
+        """Return OpenAI's list."""
 
     def failure(self) -> str | None:
         """Return the reason why no request can be served now, or None."""

@@ -17,14 +17,6 @@ _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 
 
 class UpstreamClient:
-    """Forwards requests to a URL.
-
-    Args:
-        server: URL and keys.
-        settings: timeouts, connections, retries.
-        limits: limits of waiting requests.
-    """
-
     def __init__(
         self, server: UpstreamServer, settings: UpstreamSettings, limits: LimitSettings = LimitSettings()
     ) -> None:
@@ -58,7 +50,6 @@ class UpstreamClient:
         return models
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Send an API request; returns with the response's headers."""
         path = request.api.path + (f"?{request.query}" if request.query else "")
         # The flow parses the response, so it must not be compressed.
         headers = {**request.headers, "accept-encoding": "identity", "x-request-id": request.request_id}

@@ -48,14 +48,6 @@ class Timeouts:
 
 
 class ConnectionPool:
-    """Connections to one server.
-
-    Args:
-        base: URL without a path.
-        timeouts: timeouts in seconds.
-        limit: maximum number of open connections.
-    """
-
     def __init__(self, base: str, timeouts: Timeouts, limit: int) -> None:
         self._base = base
         self._timeouts = timeouts
@@ -87,10 +79,6 @@ class ConnectionPool:
 
     async def request(self, method: str, path: str, headers: Headers, body: Body) -> Relayed:
         """Send a request; returns with the head of the response.
-
-        Args:
-            path: path with a leading slash, and the query.
-            headers: all headers to send.
 
         Raises:
             UpstreamError: the server did not respond; `unsent` is set if no byte of the request was sent.

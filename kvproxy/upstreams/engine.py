@@ -39,19 +39,13 @@ class EngineStatus:
     """Status of one upstream, for `kvproxy upstreams`.
 
     Attributes:
-        state: `up`, `draining` or `ejected`.
         requests: requests in flight.
         load: tokens of work.
         sent: requests since the start.
         failures: consecutive failures.
-        error: last failure; None after a success.
-        cached_blocks: blocks in its mirror; None without a mirror, like `complete`.
-        complete: whether the mirror missed no event.
-        reuse: reported prefix reuse by model.
-        figures: reported metrics.
-        notes: problems, one sentence each, with the fix.
-        advice: possible improvements, one sentence each.
-        slots: statistics of llama.cpp slots; None for other servers.
+        complete: whether the mirror missed no event; None without a mirror.
+        notes: problems with their fixes.
+        advice: possible improvements.
     """
 
     url: str
@@ -75,12 +69,6 @@ class EngineStatus:
 
 class FleetEngine:
     """An upstream with its mirror, load, health and slots.
-
-    Args:
-        server: URL, keys, weight and events.
-        forward: timeouts and connections.
-        routing: conditions of ejection.
-        limits: limits of waiting requests.
 
     Raises:
         SettingsError: the events endpoint is not valid.

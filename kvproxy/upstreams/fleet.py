@@ -33,13 +33,7 @@ class _Route:
 
 
 class Fleet:
-    """Routes requests over engines that serve the same model.
-
-    Args:
-        engines: one or more engines.
-        tokenizer: tokenizer for the engines' mirrors.
-        settings: probes and ejection.
-    """
+    """Routes requests over engines that serve the same model."""
 
     def __init__(self, engines: Sequence[FleetEngine], tokenizer: PromptTokenizer, settings: RoutingSettings) -> None:
         self.engines = {engine.url: engine for engine in engines}

@@ -9,10 +9,7 @@ class Health:
 
     Attributes:
         eject_after: consecutive failures before ejection.
-        failures: failures since the last success.
-        ejections: total ejections.
         draining: whether an operator stopped new requests.
-        error: last failure; None after a success.
         has_responded: whether the engine ever responded. Until then, one failure ejects it.
     """
 
@@ -39,7 +36,6 @@ class Health:
 
     @property
     def state(self) -> str:
-        """Return `draining`, `ejected` or `up`."""
         if self.draining:
             return "draining"
         return "ejected" if self.ejected else "up"

@@ -18,13 +18,6 @@ Row = TypeVar("Row")
 
 
 class MixedPrefix(PrefixCache):
-    """Combines both views.
-
-    Args:
-        mirrored: engines that publish events.
-        slots: llama.cpp servers; raises NoPrefixCache if the fleet has none.
-    """
-
     def __init__(self, mirrored: MirroredPrefix, slots: SlotPrefix) -> None:
         self._mirrored = mirrored
         self._slots = slots

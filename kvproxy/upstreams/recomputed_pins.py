@@ -48,13 +48,7 @@ class _RecomputedPin:
 
 
 class UpstreamPins:
-    """Pins on the engines that publish events. Each chain is kept by the engine that caches most of it.
-
-    Args:
-        fleet: the engines.
-        per_minute: prompt tokens that may be computed per minute.
-        clock: monotonic time in seconds.
-    """
+    """Pins on the engines that publish events. Each chain is kept by the engine that caches most of it."""
 
     def __init__(self, fleet: Fleet, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._fleet = fleet
@@ -89,7 +83,6 @@ class UpstreamPins:
         return len(whole)
 
     def remove(self, name: str) -> bool:
-        """Remove a pin; False if it does not exist."""
         return self._pins.pop(name, None) is not None
 
     def rows(self) -> list[PinRow]:

@@ -57,7 +57,6 @@ class Load:
     requests: int = 0
 
     def add(self, uncached: int) -> "RequestLoad":
-        """Add a request with this number of tokens to compute."""
         self.tokens += uncached + DECODE_TOKENS
         self.requests += 1
         return RequestLoad(self, uncached)
@@ -89,7 +88,6 @@ class Candidate:
     """An engine that can serve a request.
 
     Attributes:
-        name: unique name.
         matched: cached tokens of the prompt; None if unknown.
         load: tokens of work.
         weight: relative speed.

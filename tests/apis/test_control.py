@@ -1,4 +1,4 @@
-"""What headers ask of the caches, each at its bounds, and what is refused by its name."""
+"""Cache directives in headers: valid values, bounds, and errors."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ from kvproxy.index.policies.policy import Limits
         ({"x-kvproxy-admin-token": "secret", "x-kvproxy-request-id": "7"}, Control()),
     ],
 )
-def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None) -> None:
+def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -> None:
     found = read_control(headers)
     assert found == asked if asked is not None else len(found.tags) == 16
 
@@ -59,7 +59,7 @@ def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None)
         ("x-kvproxy-tags", "x" * (MAX_TAG_LENGTH + 1), "of 128 characters"),
     ],
 )
-def test_what_is_of_no_form_is_refused_by_its_name(name: str, value: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said) as told:
+def test_invalid_values_are_rejected_by_name(name: str, value: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as raised:
         read_control({name: value})
-    assert str(told.value.param).lower() == name
+    assert str(raised.value.param).lower() == name

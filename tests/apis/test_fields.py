@@ -1,4 +1,4 @@
-"""What each API takes, at its bounds, and what it refuses with the field's name."""
+"""Validation of fields, questions, and keys of each API."""
 
 from typing import Any
 
@@ -84,18 +84,18 @@ REFUSED: list[tuple[ApiName, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("api", "fields"), FINE)
-def test_what_is_within_its_bounds_is_taken(api: ApiName, fields: dict[str, Any]) -> None:
+def test_values_within_bounds_are_accepted(api: ApiName, fields: dict[str, Any]) -> None:
     APIS[api].check(BODIES[api] | fields)
 
 
 @pytest.mark.parametrize(("api", "name", "value", "expected"), REFUSED)
-def test_what_is_beyond_is_refused_by_its_name(api: ApiName, name: str, value: Any, expected: str) -> None:
+def test_values_out_of_bounds_are_rejected_by_name(api: ApiName, name: str, value: Any, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected) as raised:
         APIS[api].check(BODIES[api] | {name: value})
     assert str(raised.value.param).startswith(name)
 
 
-def test_a_long_value_is_cut_in_the_message() -> None:
+def test_a_long_value_is_truncated_in_the_message() -> None:
     with pytest.raises(InvalidRequest, match=r"not 'x{39}\.\.\.$"):
         check_number({"a": "x" * 100}, "a", 0, 1)
     with pytest.raises(InvalidRequest, match=r"not '" + "x" * 38 + "'$"):
@@ -104,7 +104,7 @@ def test_a_long_value_is_cut_in_the_message() -> None:
         check_number({"a": 10**5000}, "a", 0, 1)
 
 
-def test_a_question_is_the_last_turn_of_the_user_as_text() -> None:
+def test_the_question_of_a_chat() -> None:
     ask = APIS["chat"].question
     turn = {"role": "user", "content": "What is it?"}
     found = ask({"model": "m", "messages": [{"role": "system", "content": "s"}, turn]})
@@ -123,7 +123,7 @@ def test_a_question_is_the_last_turn_of_the_user_as_text() -> None:
         assert asked.allows_semantic, more
 
 
-def test_a_question_of_responses_is_a_text_or_the_last_of_its_items() -> None:
+def test_the_question_of_responses() -> None:
     ask = APIS["responses"].question
     turn: JsonObject = {"role": "user", "content": [{"type": "input_text", "text": "why"}]}
     said: JsonObject = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
@@ -131,7 +131,7 @@ def test_a_question_of_responses_is_a_text_or_the_last_of_its_items() -> None:
     assert found is not None
     assert (found.text, found.allows_semantic) == ("why", True)
     assert found.rest == {"input": [said], "last": {"role": "user"}}
-    # What is no text of a message may matter to any answer.
+    # Input items other than text messages prevent semantic hits.
     for before in ({"type": "function_call_output", "output": "5"}, said | {"role": "user"}):
         found = ask({"input": [before, turn]})
         assert found is not None
@@ -149,7 +149,7 @@ def test_a_question_of_responses_is_a_text_or_the_last_of_its_items() -> None:
         assert found.allows_semantic, text
 
 
-def test_a_question_of_messages_is_similar_where_all_turns_are_texts() -> None:
+def test_the_question_of_messages() -> None:
     ask = APIS["messages"].question
     turn: JsonObject = {"role": "user", "content": "why"}
     image: JsonObject = {"role": "user", "content": [{"type": "image"}]}
@@ -161,7 +161,7 @@ def test_a_question_of_messages_is_similar_where_all_turns_are_texts() -> None:
         assert ask({"messages": turns}) is None  # type: ignore[dict-item]
 
 
-def test_which_requests_an_equal_one_may_answer() -> None:
+def test_cacheable_requests() -> None:
     requests: list[tuple[ApiName, JsonObject, bool]] = [
         ("chat", {"stream": True}, True),
         ("chat", {"prompt_logprobs": 0}, True),
@@ -180,7 +180,7 @@ def test_which_requests_an_equal_one_may_answer() -> None:
         assert APIS[name].is_cacheable(fields) == cacheable, (name, fields)
 
 
-def test_what_a_listing_and_a_judge_are_shown() -> None:
+def test_display_text_output_text_and_usage() -> None:
     chat = APIS["chat"]
     assert chat.display_text(CHAT) == "x"
     assert chat.display_text({"messages": [{"content": "a"}, {"content": "b"}]}) == "b"
@@ -214,7 +214,7 @@ def test_what_a_listing_and_a_judge_are_shown() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 503, 500])
-def test_errors_in_the_forms_of_the_apis(status: int) -> None:
+def test_error_bodies(status: int) -> None:
     class Wrong(KvproxyError):
         code = "c"
 
@@ -280,7 +280,7 @@ QUESTIONS: dict[ApiName, dict[str, Any]] = {
 
 @pytest.mark.parametrize("api", QUESTIONS)
 @pytest.mark.parametrize("field", CONSTRAINTS)
-def test_a_constraint_or_an_unknown_field_is_matched_exactly_only(api: ApiName, field: str) -> None:
+def test_a_constraint_or_unknown_field_prevents_semantic_hits(api: ApiName, field: str) -> None:
     question = APIS[api].question({**QUESTIONS[api], field: CONSTRAINTS[field]})
     assert question is not None
     assert not question.allows_semantic
@@ -288,7 +288,7 @@ def test_a_constraint_or_an_unknown_field_is_matched_exactly_only(api: ApiName, 
 
 @pytest.mark.parametrize("api", QUESTIONS)
 @pytest.mark.parametrize("field", HARMLESS)
-def test_sampling_and_transport_allow_similar_questions(api: ApiName, field: str) -> None:
+def test_sampling_and_transport_fields_allow_semantic_hits(api: ApiName, field: str) -> None:
     question = APIS[api].question({**QUESTIONS[api], field: HARMLESS[field]})
     assert question is not None
     assert question.allows_semantic

@@ -1,4 +1,4 @@
-"""The command line as its users run it, against the running demo proxy or a store on disk."""
+"""Commands with the demo proxy or a store on disk."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from tests.index.entries import make_entry
 Demo = tuple[str, Services]
 
 
-def test_blocks(demo: Demo) -> None:
+def test_blocks_commands_agree(demo: Demo) -> None:
     url = demo[0]
     ask(url, "What is the pool?", "You are a helpful assistant. " * 10)
     stats = result("blocks", "stats", url=url)
@@ -44,7 +44,7 @@ def test_reset_empties_the_prefix_cache(demo: Demo) -> None:
     assert result("blocks", "stats", url=demo[0])["cached"] == 0
 
 
-def test_warm_fills_both_caches_and_goes_on_where_it_stopped(demo: Demo, tmp_path: Path) -> None:
+def test_warm_fills_both_caches_and_can_be_continued(demo: Demo, tmp_path: Path) -> None:
     url = demo[0]
     plain = tmp_path / "prompts.txt"
     plain.write_text("What is an idle block?\n\nWhat is usage?\n")
@@ -94,7 +94,7 @@ def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[st
     assert says in done.stderr
 
 
-def test_a_taken_port_is_told_at_once(demo: Demo, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_at_once(demo: Demo, tmp_path: Path) -> None:
     port = demo[0].rsplit(":", 1)[1]
     done = kvproxy("serve", "--port", port, "--data", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -111,7 +111,7 @@ def test_a_model_id_without_a_network_is_one_line(tmp_path: Path) -> None:
         assert "a local folder" in done.stderr
 
 
-def test_a_damaged_store_is_told(tmp_path: Path) -> None:
+def test_a_damaged_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "responses.db").write_bytes(b"nonsense " * 1000)
     done = kvproxy("serve", "--port", "0", "--data", tmp_path, "--upstream", NOWHERE)
     assert done.returncode == 2

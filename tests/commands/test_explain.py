@@ -1,4 +1,4 @@
-"""kvproxy explain says what the proxy then does, for each API and each client."""
+"""kvproxy explain predicts the answering layer for each API and client."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.servers import run_app, run_proxy, until_stored
 Demo = tuple[str, Services]
 
 
-def test_each_layer_is_told_as_it_would_answer(demo: Demo) -> None:
+def test_explain_names_the_layer_that_would_answer(demo: Demo) -> None:
     url, system = demo[0], "You explain things. " * 30
     before = result("explain", "What is prefill?", "--system", system, url=url)
     assert before["layer"] == "none"
@@ -37,7 +37,7 @@ def test_each_layer_is_told_as_it_would_answer(demo: Demo) -> None:
     assert "diverges" in text
 
 
-def test_what_is_explained_as_stored_is_a_hit(demo: Demo) -> None:
+def test_a_request_explained_as_exact_is_a_hit(demo: Demo) -> None:
     url = demo[0]
     ask(url, "What is decode?", temperature=0)
     explained = result("explain", "What is decode?", "--temperature", 0, url=url)
@@ -51,7 +51,7 @@ def test_what_is_explained_as_stored_is_a_hit(demo: Demo) -> None:
     assert told["semantic"]["neighbours"][0]["id"] == explained["exact"]["id"]
 
 
-def test_a_client_s_key_decides_whose_responses_are_meant(demo: Demo) -> None:
+def test_the_api_key_selects_the_tenant(demo: Demo) -> None:
     url, question = demo[0], "What is a tenant's key?"
     ask(url, question, headers={"authorization": "Bearer own"})
     assert result("explain", question, "--api-key", "own", url=url)["layer"] == "exact"
@@ -74,7 +74,7 @@ BODIES: dict[ApiName, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("api", BODIES)
-def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: ApiName) -> None:
+def test_the_api_of_a_body_is_detected(demo: Demo, tmp_path: Path, api: ApiName) -> None:
     url, body = demo[0], {"model": "demo"} | BODIES[api]
     file = tmp_path / "body.json"
     file.write_text(json.dumps(body))
@@ -110,12 +110,12 @@ def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: ApiN
         ({}, None),
     ],
 )
-def test_the_fields_of_a_body_tell_its_api(body: dict[str, Any], api: ApiName | None) -> None:
+def test_the_api_is_detected_from_the_fields_of_a_body(body: dict[str, Any], api: ApiName | None) -> None:
     assert detect_api(body) == api
     assert {name: each.path for name, each in APIS.items()} == PATHS
 
 
-def test_an_admin_token_and_a_key_are_told_apart(tmp_path: Path) -> None:
+def test_the_admin_token_and_the_api_key_are_separate(tmp_path: Path) -> None:
     with run_app(Upstream().app()) as target:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False}, admin_token="secret")
         with run_proxy(settings) as (url, _):

@@ -71,7 +71,7 @@ def test_a_pin_ends_by_itself_and_by_its_leaf(url: str) -> None:
     assert kvproxy("blocks", "pins", url=url).stderr == "no pins\n"
 
 
-def test_what_cannot_be_pinned_is_said_in_one_line(url: str) -> None:
+def test_pin_errors_are_one_line(url: str) -> None:
     def failed(*arguments: object) -> tuple[int, str]:
         done = kvproxy("blocks", *arguments, url=url)
         assert done.stderr.count("\n") == 1, done.stderr

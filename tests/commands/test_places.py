@@ -1,4 +1,4 @@
-"""Files that commands write their results into: what cannot be written is told before the work, in a sentence."""
+"""Output files of commands are checked before the work."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ PAIRS = json.dumps({"a": "one", "b": "two", "same": True}) + "\n"
         (["lint"], LOG, "--baseline"),
     ],
 )
-def test_a_missing_folder_is_told_before_the_work(
+def test_a_missing_folder_is_reported_before_the_work(
     arguments: list[str], content: str | None, option: str, tmp_path: Path
 ) -> None:
     given = TRACE
@@ -39,7 +39,7 @@ def test_a_missing_folder_is_told_before_the_work(
     assert done.stdout == ""
 
 
-def test_places_that_take_no_file(tmp_path: Path) -> None:
+def test_unwritable_files_are_reported(tmp_path: Path) -> None:
     check_writable(None, PLOT_SUFFIXES)
     check_writable(tmp_path / "a.SVG", PLOT_SUFFIXES)
     check_writable(Path("/dev/null"))
@@ -49,7 +49,7 @@ def test_places_that_take_no_file(tmp_path: Path) -> None:
         check_writable(tmp_path)
 
 
-def test_a_disk_that_takes_no_more_is_told_in_a_sentence() -> None:
+def test_a_full_disk_is_reported_in_one_sentence() -> None:
     full = Path("/dev/full")
     with (
         pytest.raises(KvproxyError, match="cannot write /dev/full: No space left on device"),

@@ -1,4 +1,4 @@
-"""kvproxy simulate as its users run it."""
+"""kvproxy simulate."""
 
 import json
 from pathlib import Path

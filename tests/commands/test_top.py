@@ -1,4 +1,4 @@
-"""Watching a proxy at work."""
+"""kvproxy top."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from tests.processes import serve
 COLOURED = re.compile(rb"\x1b\[(\d+;)*([34][0-8]|9[0-7]|10[0-7])(;\d+)*m")
 
 
-def test_one_look_as_json(demo: Demo) -> None:
+def test_top_prints_json_lines(demo: Demo) -> None:
     url = demo[0]
     ask(url, "What is a token?", "For the test of top.")
 
@@ -48,7 +48,7 @@ def test_one_look_as_json(demo: Demo) -> None:
     assert looks[-1]["entries"] >= 1
 
 
-def test_one_look_as_a_table_where_nobody_watches(demo: Demo) -> None:
+def test_top_prints_a_table_in_a_pipe(demo: Demo) -> None:
     done = kvproxy("top", "--interval", 0.1, url=demo[0])
     assert done.returncode == 0, done.stderr
     assert "First byte" in done.stdout

@@ -1,4 +1,4 @@
-"""Warming: how fast requests are sent, what is told of them, and what a cache gives to warm with."""
+"""kvproxy warm: rate, report, and requests from a cache."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ class Upstream:
         return Starlette(routes=[*answered, Route("/v1/models", self.models)])
 
 
-def test_no_more_requests_a_second_than_allowed_and_keys_as_clients_send_them(tmp_path: Path) -> None:
+def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     upstream = Upstream()
     values = [{"path": "/v1/messages", "body": said(f"q{number}")} for number in range(6)]
     file = lines(tmp_path / "x.jsonl", *values)
@@ -79,7 +79,7 @@ def test_no_more_requests_a_second_than_allowed_and_keys_as_clients_send_them(tm
     assert {key for _, _, key in upstream.asked} == {"key"}
 
 
-def test_the_most_valuable_entries_are_sent_again_or_elsewhere(tmp_path: Path) -> None:
+def test_the_most_valuable_entries_are_sent_first(tmp_path: Path) -> None:
     upstream, other = Upstream(), Upstream()
     with run_app(upstream.app()) as target, run_app(other.app()) as elsewhere:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
@@ -99,7 +99,7 @@ def test_the_most_valuable_entries_are_sent_again_or_elsewhere(tmp_path: Path) -
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
 
 
-def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> None:
+def test_refresh_renews_responses_of_the_own_tenant(tmp_path: Path) -> None:
     upstream = Upstream()
     with run_app(upstream.app()) as target:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
@@ -122,7 +122,7 @@ def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> No
                 assert (none.returncode, "responses of other tenants were" in none.stderr) == (3, True)
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_sent(tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported_and_the_rest_is_sent(tmp_path: Path) -> None:
     upstream = Upstream()
     log = tmp_path / "log.jsonl"
     log.write_text(
@@ -155,7 +155,7 @@ def test_a_dash_is_standard_input() -> None:
         ("", 0),
     ],
 )
-def test_a_cache_that_stores_nothing_is_told(tmp_path: Path, status: str, code: int) -> None:
+def test_warm_fails_if_the_cache_stores_nothing(tmp_path: Path, status: str, code: int) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\ntwo")
     with run_app(Upstream(headers={"cache-status": status} if status else None).app()) as url:
@@ -165,7 +165,7 @@ def test_a_cache_that_stores_nothing_is_told(tmp_path: Path, status: str, code: 
         assert kvproxy("warm", prompts, "--prefix-only", url=url).returncode == 0
 
 
-def test_an_interrupted_run_and_a_lost_server_are_summed_up(tmp_path: Path) -> None:
+def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"question {number}" for number in range(500)))
     upstream = Upstream(seconds=0.02)
@@ -185,7 +185,7 @@ def test_an_interrupted_run_and_a_lost_server_are_summed_up(tmp_path: Path) -> N
     assert "stopped answering" in done.stderr
 
 
-def test_what_any_server_reports_of_its_own_cache_is_counted(tmp_path: Path) -> None:
+def test_reported_reuse_of_any_server_is_counted(tmp_path: Path) -> None:
     upstream = Upstream()
     app = Starlette(
         routes=[Route("/v1/chat/completions", upstream.chat, methods=["POST"]), Route("/v1/models", upstream.models)]
@@ -200,7 +200,7 @@ def test_what_any_server_reports_of_its_own_cache_is_counted(tmp_path: Path) -> 
             assert (report["prompt_tokens"], report["of_them_from_blocks"]) == (8, 2)
 
 
-def test_a_client_with_the_same_fields_and_tenant_finds_what_was_stored(tmp_path: Path) -> None:
+def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path: Path) -> None:
     file = tmp_path / "questions.txt"
     file.write_text("What is a block?\nWhat is LRU?\nWhat is a block?\n")
     upstream = Upstream()
@@ -224,7 +224,7 @@ def test_a_client_with_the_same_fields_and_tenant_finds_what_was_stored(tmp_path
 
 
 @pytest.mark.parametrize("options", [["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]])
-def test_a_field_or_header_of_another_form_is_named(tmp_path: Path, options: list[str]) -> None:
+def test_malformed_fields_and_headers_are_reported(tmp_path: Path, options: list[str]) -> None:
     file = lines(tmp_path / "x.jsonl", said("q"))
     done = kvproxy("warm", file, "--model", "m", *options)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The command lines of the documentation: where each is run, or why it is not."""
+"""The command lines of the documentation, and the tests that run them."""
 
 import re
 import shlex

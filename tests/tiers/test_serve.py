@@ -84,7 +84,7 @@ def wait_for_chunks(url: str, more_than: int = 0) -> int:
 
 
 def tier_flags(folder: Path) -> tuple[str, ...]:
-    """Flags of tiers of which one outlives the process."""
+    """Flags of tiers of which one is_persistent the process."""
     return ("--tier-disk", str(folder / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK))
 
 

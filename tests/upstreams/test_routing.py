@@ -1,4 +1,4 @@
-"""The pure parts: consistent hashing, the choice, load and health."""
+"""Consistent hashing, choice of engines, load and health."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=Tru
 
 
 @given(names=names, keys=st.lists(st.binary(max_size=8), min_size=1, max_size=30))
-def test_when_an_engine_goes_only_its_keys_move(names: list[str], keys: list[bytes]) -> None:
+def test_only_the_keys_of_a_removed_engine_move(names: list[str], keys: list[bytes]) -> None:
     before = Ring(dict.fromkeys(names, 1.0))
     after = Ring(dict.fromkeys(names[1:], 1.0))
     for key in keys:
@@ -28,7 +28,7 @@ def test_keys_are_shared_by_weight() -> None:
     assert 0.40 < owners["c"] / 8000 < 0.60
 
 
-def test_the_longest_prefix_wins_until_its_engine_is_too_busy() -> None:
+def test_the_longest_prefix_wins_up_to_a_load() -> None:
     order = ["a", "b", "c"]
 
     def best(load: float) -> str:
@@ -36,12 +36,12 @@ def test_the_longest_prefix_wins_until_its_engine_is_too_busy() -> None:
         return choose(candidates, 1000, order)[0]
 
     assert best(0.0) == "b"
-    # Prompt tokens that must be computed anew weigh more than those that wait.
+    # Computed tokens cost more than waiting ones.
     assert best(MISS_COST * 400 - 1) == "b"
     assert best(MISS_COST * 400 + 1) == "c"
 
 
-def test_equals_stay_where_the_ring_puts_them() -> None:
+def test_the_ring_decides_between_equal_costs() -> None:
     candidates = [Candidate(name, 64, 10.0) for name in "abc"]
     assert choose(candidates, 100, ["c", "a", "b"])[0] == "c"
     unknown = [Candidate(name, None, 0.0) for name in "abc"]
@@ -49,9 +49,7 @@ def test_equals_stay_where_the_ring_puts_them() -> None:
 
 
 @given(loads=st.lists(st.integers(0, 10_000), min_size=2, max_size=6), tokens=st.integers(1, 2000), data=st.data())
-def test_without_knowledge_no_engine_carries_more_than_its_share(
-    loads: list[int], tokens: int, data: st.DataObject
-) -> None:
+def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, data: st.DataObject) -> None:
     order = data.draw(st.permutations([str(number) for number in range(len(loads))]))
     candidates = [Candidate(str(number), None, load) for number, load in enumerate(loads)]
     chosen = choose(candidates, tokens, order)
@@ -64,7 +62,7 @@ def test_a_faster_engine_takes_more() -> None:
     assert choose(candidates, 1000, ["slow", "fast"])[0] == "fast"
 
 
-def test_load_goes_down_when_an_answer_begins_and_ends() -> None:
+def test_load_decreases_after_prefill_and_at_the_end() -> None:
     load = Load()
     first, second = load.add(1000), load.add(10)
     assert load.requests == 2
@@ -77,7 +75,7 @@ def test_load_goes_down_when_an_answer_begins_and_ends() -> None:
     assert (load.tokens, load.requests) == (0, 0)
 
 
-def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
+def test_ejection_needs_consecutive_failures_and_ends_with_a_success() -> None:
     health = Health(eject_after=2)
     for outcome in ("yes", "no", "yes", "no"):
         health.record_failure("x") if outcome == "no" else health.record_success()
@@ -91,7 +89,7 @@ def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
     assert (health.state, health.available) == ("draining", False)
 
 
-def test_an_engine_that_never_answered_is_ejected_at_once() -> None:
+def test_an_engine_that_never_responded_is_ejected_at_once() -> None:
     health = Health(eject_after=3)
     health.record_failure("nothing there")
     assert (health.state, health.ejections) == ("ejected", 1)

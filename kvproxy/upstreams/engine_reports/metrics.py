@@ -23,12 +23,8 @@ class EngineMetrics:
     """Metrics of one engine; None if it does not report one.
 
     Attributes:
-        num_blocks, block_size: size of its pool.
         usage: fraction of the pool that requests use.
-        running, waiting: requests.
         queries, hits: prompt tokens looked up in its prefix cache, and found, since its start.
-        hash_algorithm: algorithm of its block hashes.
-        prefix_caching: whether its prefix cache is enabled.
         age: seconds since the report.
     """
 

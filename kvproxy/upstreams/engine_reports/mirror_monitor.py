@@ -27,14 +27,6 @@ _log = logging.getLogger("kvproxy")
 
 
 class MirrorMonitor:
-    """Monitors one engine.
-
-    Args:
-        server: the engine's settings.
-        mirror: mirror of the engine's prefix cache.
-        clock: monotonic time in seconds.
-    """
-
     def __init__(self, server: UpstreamServer, mirror: "Mirror", clock: Callable[[], float] = time.monotonic) -> None:
         self._server = server
         self._mirror = mirror
@@ -58,13 +50,7 @@ class MirrorMonitor:
             self._computed += max(0, tokens - _SHORT_PROMPT)
 
     def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseFigures]) -> list[str]:
-        """Return all problems, and log the new ones.
-
-        Args:
-            up: whether the engine responds.
-            metrics: the engine's metrics.
-            reuse: reported reuse by model.
-        """
+        """Return all problems, and log the new ones."""
         self._read_streams()
         found = self._find(up=up, metrics=metrics, reuse=reuse)
         for problem in found.keys() - self._known:

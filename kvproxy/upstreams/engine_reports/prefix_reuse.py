@@ -12,8 +12,6 @@ class ReuseFigures:
     """Reports of one engine for one model.
 
     Attributes:
-        reports: responses that reported their reuse.
-        prompt_tokens, cached_tokens: tokens of their prompts, and reused tokens.
         predictions: reports with a prediction.
         exact, too_high, too_low: predictions compared with the report.
         tokens_too_high, tokens_too_low: sum of the differences in tokens.

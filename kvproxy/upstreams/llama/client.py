@@ -22,15 +22,7 @@ _FILE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Properties of a llama-server.
-
-    Attributes:
-        identity: digest of its model and build. A file is valid for one identity only.
-        slots: number of slots.
-        lists_slots: whether the route `/slots` is enabled.
-        saves_slots: whether it has a folder for slots.
-        has_adapters: whether LoRA adapters are loaded.
-    """
+    """Properties of a llama-server. `identity` is a digest of its model and build; a file is valid for one identity."""
 
     identity: str
     slots: int
@@ -41,15 +33,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One slot as reported by `/slots`.
-
-    Attributes:
-        slot: its number.
-        busy: whether it processes a request.
-        task: number of its last request since the server's start; None before the first.
-        tokens: tokens in the slot.
-        context: maximum number of tokens.
-    """
+    """One slot as reported by `/slots`; `task` is None before its first request."""
 
     slot: int
     busy: bool
@@ -73,7 +57,7 @@ class LlamaClient:
         self._client = client
 
     async def info(self) -> ServerInfo | None:
-        """Return the server's properties; None if it is not llama.cpp."""
+        """Return None if the server is not llama.cpp."""
         _, props = await self._call("GET", "/props")
         identity, slots = await self._identity(props), field(props, "total_slots")
         if identity is None or not isinstance(slots, int):
@@ -85,7 +69,6 @@ class LlamaClient:
         return ServerInfo(identity, slots, lists_slots, saves_slots, status == 200 and bool(adapters))
 
     async def identity(self) -> str | None:
-        """Return the current digest of model and build; the server responds at once."""
         return await self._identity((await self._call("GET", "/props"))[1])
 
     async def _identity(self, props: Json) -> str | None:

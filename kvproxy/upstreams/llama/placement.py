@@ -23,13 +23,6 @@ _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 class Placement:
     """A request and the slot that is locked for it.
 
-    Args:
-        server: server of the slot.
-        slot: the locked slot.
-        choice: the choice of this slot.
-        prompt: tokens of the request.
-        request: the client's request.
-
     Attributes:
         request: the request to send, with `id_slot` added.
         predicted: prompt tokens that should be reused; None if the slot's contents are not fully known.

@@ -14,24 +14,14 @@ _MAX_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """Contents of a response.
-
-    Attributes:
-        text: generated text; None if the response has anything else.
-        reuse: reported reuse of the prompt.
-    """
+    """Contents of a response; `text` is None if the response has anything else."""
 
     text: str | None = None
     reuse: ReportedReuse | None = None
 
 
 class ResponseCapture:
-    """Captures the bytes of one response.
-
-    Args:
-        api: API of the request.
-        streams: whether the response is server-sent events.
-    """
+    """Captures the bytes of one response."""
 
     def __init__(self, api: Api, streams: bool) -> None:
         self._api = api

@@ -27,17 +27,9 @@ _log = logging.getLogger(__name__)
 class LlamaServer:
     """The slots of one upstream; inactive if it is not llama.cpp.
 
-    Args:
-        upstream: client of the server.
-        settings: disk budget and timeouts.
-        data: folder of the database of slot files.
-        cipher: encrypts this database.
-
     Attributes:
         is_identified: whether the server was identified since its last failure.
-        client: client of llama-server's routes.
-        table: its slots.
-        saver: saves and restores slots; None if it is not possible.
+        saver: None if slots cannot be saved.
         unplaced_requests: requests for which the server chose the slot.
     """
 
@@ -66,7 +58,6 @@ class LlamaServer:
         return [problem] if problem else []
 
     def advice(self) -> list[str]:
-        """Return possible improvements of the server's configuration."""
         info = self._info
         if info is None:
             return []
@@ -211,7 +202,6 @@ class LlamaServer:
             self.table.release(slot)
 
     async def close(self) -> None:
-        """Save all slots and close the database."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -8,13 +8,7 @@ from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count
 
 @dataclass(frozen=True, slots=True)
 class FreeSlot:
-    """A slot without a request.
-
-    Attributes:
-        id: its number.
-        prefix: its known tokens.
-        used: time of its last use; 0 if it was never used.
-    """
+    """A slot without a request: its known tokens, and the time of its last use."""
 
     id: int
     prefix: Tokens
@@ -49,8 +43,8 @@ def choose_slot(
     Args:
         prompt: tokens of the request.
         free: slots without a request.
-        files: restorable prefixes by file name.
-        min_tokens: minimum gain that justifies a restore.
+        files: restorable prefixes with their file names.
+        min_tokens: minimum gain of a restore.
     """
     if not free:
         return None

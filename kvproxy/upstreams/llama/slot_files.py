@@ -26,16 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SlotFile:
-    """One file.
-
-    Attributes:
-        name: file name.
-        identity: identity of the server that wrote it.
-        tokens: its known prefix; None if the file is unused.
-        count: number of tokens in it.
-        size: bytes.
-        used: time of the last save or restore.
-    """
+    """One file; unused if `tokens` is None. `used` is the time of the last save or restore."""
 
     name: str
     identity: str
@@ -55,13 +46,7 @@ class SlotFilePin:
 
 
 class SlotFiles:
-    """The files of one server.
-
-    Args:
-        path: database of all servers.
-        url: URL of the server.
-        clock: Unix time in seconds.
-        cipher: encrypts the prefixes in the database; None stores them in plain.
+    """The files of one server, in a database shared by all servers.
 
     Raises:
         sqlite3.Error: the database cannot be opened.

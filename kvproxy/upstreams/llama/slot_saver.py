@@ -25,15 +25,7 @@ _log = logging.getLogger(__name__)
 class SlotSaver:
     """Saves and restores the slots of one server. The caller has locked the slot.
 
-    Args:
-        client: client of the server.
-        info: properties of the server; verified before each save and restore, since another server may have started.
-        files: database of the files.
-        max_bytes: disk budget.
-        min_tokens: minimum tokens for a save.
-
     Attributes:
-        saves, restores: totals.
         shown: restores confirmed by the reuse of the next response.
         failed: consecutive restores without reuse.
     """

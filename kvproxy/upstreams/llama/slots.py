@@ -19,12 +19,10 @@ class Slot:
     """One slot.
 
     Attributes:
-        id: its number.
         prefix: its known tokens.
         tokens: number of tokens in it.
         task: number of its last request since the server's start.
         context: maximum number of tokens.
-        used: time of its last use.
         locked: whether a request of this proxy uses it, or it is being saved. Only the owner may change the other attributes.
         saving: whether it is locked only until a file is written.
         busy: whether a request of another client uses it.
@@ -66,10 +64,7 @@ class SlotsStatus:
     """Statistics of llama.cpp slots, for `kvproxy upstreams`.
 
     Attributes:
-        slots: number of slots.
-        tokens: tokens in all slots.
         saved, saved_bytes: restorable files, and bytes of all files.
-        saves, restores: totals.
         shown: restores confirmed by the reuse of the next response.
     """
 
@@ -86,7 +81,6 @@ class SlotTable:
     """All slots of one server.
 
     Attributes:
-        slots: slots by number.
         clears_idle: whether the server was observed to clear idle slots.
     """
 

@@ -1,4 +1,4 @@
-"""Streams put together by hand: each rule of the assemblers where the other tests look at whole streams only."""
+"""Single rules of the assemblers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvproxy.apis.sse import DONE, Event
 
 
 def together(api: ApiName, *parts: Any) -> JsonObject | None:
-    """What the assembler of an API makes of events, given as JSON, as bytes, or with a name."""
+    """Assemble events given as JSON, as bytes, or with a name."""
     assembler = APIS[api].assembler()
     for part in parts:
         name, data = part if isinstance(part, tuple) else (b"", part)
@@ -25,7 +25,7 @@ def chunk(delta: JsonObject | None = None, **fields: Any) -> JsonObject:
     return {"id": "i", "object": "chat.completion.chunk", "choices": [choice]}
 
 
-def test_a_null_is_kept_until_a_value_comes_and_never_takes_its_place() -> None:
+def test_a_null_never_replaces_a_value() -> None:
     whole: Any = together(
         "chat",
         chunk({"role": "assistant", "content": None, "refusal": None}),
@@ -40,7 +40,7 @@ def test_a_null_is_kept_until_a_value_comes_and_never_takes_its_place() -> None:
     ]
 
 
-def test_tool_calls_grow_by_their_numbers() -> None:
+def test_tool_calls_are_merged_by_index() -> None:
     def call(index: int, **fields: Any) -> JsonObject:
         return chunk({"tool_calls": [{"index": index, **fields}]})
 
@@ -63,7 +63,7 @@ def test_tool_calls_grow_by_their_numbers() -> None:
         together("chat", call(0, id="a"), call(0, id="b"))
 
 
-def test_log_probabilities_and_usage_and_several_choices() -> None:
+def test_log_probabilities_usage_and_several_choices_are_merged() -> None:
     whole: Any = together(
         "chat",
         {"id": "i", "object": "chat.completion.chunk", "usage": {"prompt_tokens": 1}},
@@ -89,14 +89,14 @@ def test_log_probabilities_and_usage_and_several_choices() -> None:
         ("responses", (b"error", {"type": "response.created"})),
     ],
 )
-def test_an_error_in_a_stream_ends_it(api: ApiName, event: Any) -> None:
+def test_an_error_event_raises(api: ApiName, event: Any) -> None:
     with pytest.raises(ValueError, match="error"):
         together(api, event)
 
 
-def test_a_stream_of_chunks_is_whole_at_its_end_only() -> None:
+def test_chunks_have_no_result_before_the_end() -> None:
     assert together("chat", chunk({"content": "a"}, finish_reason="stop")) is None
-    # That it gives no reason is for `keeps` to judge.
+    # `is_storable` rejects the missing finish reason.
     whole = together("chat", chunk({"content": "a"}), DONE)
     assert whole is not None
     assert not APIS["chat"].is_storable(whole, {})
@@ -110,7 +110,7 @@ def delta(index: int, kind: str, **fields: Any) -> JsonObject:
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
 
 
-def test_blocks_of_messages_grow_by_their_kind() -> None:
+def test_content_blocks_are_merged_by_type() -> None:
     whole: Any = together(
         "messages",
         {"type": "message_start", "message": {"id": "m", "usage": {"input_tokens": 3, "output_tokens": 0}}},
@@ -157,6 +157,6 @@ def test_blocks_of_messages_grow_by_their_kind() -> None:
         ([block(0, "text"), delta(0, "new_delta")], "unknown delta type new_delta"),
     ],
 )
-def test_messages_that_make_no_sense_are_refused(events: list[JsonObject], expected: str) -> None:
+def test_invalid_message_streams_raise(events: list[JsonObject], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         together("messages", *events)

@@ -1,4 +1,4 @@
-"""Which answers may be given again: whole ones that ended by themselves, or at the limit that the request set."""
+"""Storable responses: complete ones, or those that reached a limit of the request."""
 
 import asyncio
 import tracemalloc
@@ -18,20 +18,20 @@ def chat(reason: str | None, content: str | None = "Hello", **fields: object) ->
 
 
 @pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos_token"])
-def test_answers_that_ended_by_themselves_are_kept(reason: str) -> None:
+def test_complete_responses_are_storable(reason: str) -> None:
     assert APIS["chat"].is_storable(chat(reason), {})
     assert APIS["chat"].is_storable(chat(reason, error=None), {})
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "cancelled", "content_filter", "length", "", None, "new_one"])
-def test_answers_that_ended_otherwise_are_not(reason: str | None) -> None:
+def test_other_finish_reasons_are_not_storable(reason: str | None) -> None:
     assert not APIS["chat"].is_storable(chat(reason), {})
     whole: JsonObject = {"choices": [{"index": 0, "text": "Hello", "finish_reason": reason}]}
     assert not APIS["completions"].is_storable(whole, {})
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-def test_a_limit_that_the_request_set_is_an_end(limit: str) -> None:
+def test_a_limit_of_the_request_completes_a_response(limit: str) -> None:
     assert APIS["chat"].is_storable(chat("length"), {limit: 10})
     assert not APIS["chat"].is_storable(chat("length"), {limit: None})
 
@@ -47,14 +47,14 @@ def test_a_limit_that_the_request_set_is_an_end(limit: str) -> None:
         {"choices": [{}]},
     ],
 )
-def test_what_says_nothing_or_is_odd_is_not_kept(whole: JsonObject) -> None:
+def test_empty_or_invalid_responses_are_not_storable(whole: JsonObject) -> None:
     assert not APIS["chat"].is_storable(whole, {})
 
 
 @pytest.mark.parametrize(
     ("reason", "kept"), [("end_turn", True), ("max_tokens", True), ("refusal", False), ("error", False)]
 )
-def test_messages(reason: str, kept: bool) -> None:
+def test_storable_messages(reason: str, kept: bool) -> None:
     whole: JsonObject = {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": reason}
     assert APIS["messages"].is_storable(whole, {"max_tokens": 5}) == kept
     assert not APIS["messages"].is_storable({**whole, "content": []}, {"max_tokens": 5})
@@ -68,7 +68,7 @@ def test_messages(reason: str, kept: bool) -> None:
         ("content_filter", {"max_output_tokens": 5}, False),
     ],
 )
-def test_responses_that_were_cut(why: str, body: JsonObject, kept: bool) -> None:
+def test_storable_responses(why: str, body: JsonObject, kept: bool) -> None:
     whole: JsonObject = {
         "object": "response",
         "status": "incomplete",
@@ -87,8 +87,8 @@ def kept_of(name: ApiName, parts: list[bytes]) -> JsonObject | None:
 
 
 @pytest.mark.parametrize("name", ["chat", "messages", "responses"])
-def test_an_error_event_spoils_a_stream_whatever_its_data_say(name: ApiName) -> None:
-    """Some servers name the event `error` and write anything into it."""
+def test_an_error_event_invalidates_a_stream(name: ApiName) -> None:
+    """Some servers name the event `error` with any data."""
     wholes: dict[str, JsonObject] = {
         "chat": chat("stop"),
         "messages": {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn"},
@@ -101,19 +101,19 @@ def test_an_error_event_spoils_a_stream_whatever_its_data_say(name: ApiName) -> 
         assert kept_of(name, [*parts[:place], error, *parts[place:]]) is None
 
 
-def test_a_null_error_beside_a_good_stream_is_a_good_stream() -> None:
+def test_a_null_error_is_ignored() -> None:
     parts = list(APIS["chat"].replay({**chat("stop"), "error": None}, {}))
     assert kept_of("chat", parts) == chat("stop")
 
 
-def test_stored_answers_without_an_index_can_be_replayed() -> None:
+def test_stored_responses_without_an_index_are_replayed() -> None:
     whole: JsonObject = {"choices": [{"message": {"content": "Hello there"}, "finish_reason": "stop"}]}
     stream = b"".join(APIS["chat"].replay(whole, {}))
     assert b'"index":0' in stream
     assert b"Hello " in stream
 
 
-def test_an_answer_that_is_too_large_does_not_stay_in_memory() -> None:
+def test_a_large_response_is_not_kept_in_memory() -> None:
     reader = UpstreamReader(APIS["chat"], stream=False, limit=100_000)
     tracemalloc.start()
     for number in range(100):

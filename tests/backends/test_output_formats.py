@@ -1,4 +1,4 @@
-"""JSON and calls of tools through every API of the embedded engine, whole and as a stream."""
+"""JSON schemas and tool calls of the embedded engine in each API, whole and as a stream."""
 
 import json
 from collections.abc import AsyncIterator
@@ -71,7 +71,7 @@ def with_tools(api: ApiName, choice: str) -> dict[str, Any]:
 
 
 async def answer(backend: EmbeddedBackend, api: ApiName, body: dict[str, Any]) -> dict[str, Any]:
-    """The whole answer; the stream of the same pieces must tell the same."""
+    """Return the whole response, after comparison with the assembled stream."""
     request = ApiRequest(APIS[api], body | {"stream": True}, b"", {}, PUBLIC, "r")
     reply = await backend.send(request)
     encoder = CODECS[api].encoder(request, "demo", None)
@@ -93,7 +93,7 @@ async def answer(backend: EmbeddedBackend, api: ApiName, body: dict[str, Any]) -
 
 
 def said(api: ApiName, whole: Any) -> tuple[str, list[tuple[str, Any]], str]:
-    """Text, calls and the reason of the end."""
+    """Return text, calls and finish reason."""
     if api == "chat":
         (choice,) = whole["choices"]
         message = choice["message"]
@@ -113,7 +113,7 @@ def said(api: ApiName, whole: Any) -> tuple[str, list[tuple[str, Any]], str]:
 
 
 @pytest.mark.parametrize("api", APIS_OF_CHATS)
-async def test_json_by_a_schema(backend: EmbeddedBackend, api: ApiName) -> None:
+async def test_json_follows_a_schema(backend: EmbeddedBackend, api: ApiName) -> None:
     text, calls, _ = said(api, await answer(backend, api, with_schema(api)))
     told = json.loads(text)
     assert told["city"] in ("Bern", "Basel")
@@ -129,16 +129,16 @@ async def test_a_required_call(backend: EmbeddedBackend, api: ApiName) -> None:
     for name, arguments in calls:
         assert name in ("weather", "forecast")
         assert set(arguments) == {"city", "days"}
-    # A model that calls on and on is cut short.
+    # An endless sequence of calls is truncated.
     assert how in {"chat": ("tool_calls", "length"), "messages": ("tool_use", "max_tokens")}.get(
         api, ("completed", "incomplete")
     )
 
 
 @pytest.mark.parametrize("api", APIS_OF_CHATS)
-async def test_a_call_that_is_not_required_leaves_text(backend: EmbeddedBackend, api: ApiName) -> None:
+async def test_an_optional_call_may_be_text(backend: EmbeddedBackend, api: ApiName) -> None:
     text, calls, _ = said(api, await answer(backend, api, with_tools(api, "auto")))
-    # The demonstration model knows of no tools.
+    # The demo model does not support tools.
     assert text
     assert calls == []
 
@@ -159,7 +159,7 @@ async def test_one_named_tool_is_called_once(backend: EmbeddedBackend) -> None:
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused(backend: EmbeddedBackend, change: Any, param: str) -> None:
-    with pytest.raises(InvalidRequest) as told:
+async def test_unsupported_formats_are_rejected(backend: EmbeddedBackend, change: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
         await answer(backend, "chat", with_tools("chat", "auto") | change)
-    assert told.value.param == param
+    assert raised.value.param == param

@@ -1,4 +1,4 @@
-"""What servers report of their own caches, in their own forms."""
+"""Reuse reported by servers in their own formats."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ from kvproxy.apis.sse import Event
         ),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 0}}, (5, 0)),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 2, "prompt_tokens": 90}}, (7, 2)),
-        # More cannot have been reused than there is.
+        # Reuse is limited by the length of the prompt.
         ({"usage": {"prompt_tokens": 20, "prompt_cache_hit_tokens": 21}}, (20, 20)),
         ({"timings": {"cache_n": 9, "prompt_n": 1}}, (10, 9)),
         ({"timings": {"cache_n": 9}}, None),
@@ -37,11 +37,11 @@ from kvproxy.apis.sse import Event
         ({}, None),
     ],
 )
-def test_every_form(whole: JsonObject, told: tuple[int, int] | None) -> None:
+def test_formats_of_all_servers(whole: JsonObject, told: tuple[int, int] | None) -> None:
     assert reported_reuse(whole) == told
 
 
-def test_a_stream_tells_in_one_event_or_in_several() -> None:
+def test_a_stream_reports_in_one_or_several_events() -> None:
     def read(*parts: bytes) -> list[tuple[int, int] | None]:
         reader, told = ReuseReader(), []
         for part in parts:
@@ -50,7 +50,7 @@ def test_a_stream_tells_in_one_event_or_in_several() -> None:
         return told
 
     start = b'{"message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 6}}}'
-    # What comes later adds to it, and takes nothing back.
+    # Later events add fields.
     assert read(start, b'{"usage": {"output_tokens": 3, "input_tokens": null}}') == [(10, 6), (10, 6)]
     assert read(start, b'{"usage": 5}', b'"usage"', b'{"usage"', b"[DONE]") == [(10, 6)] * 5
     assert read(b'{"choices": []}', b'{"timings": {"cache_n": 9, "prompt_n": 1}}') == [None, (10, 9)]
@@ -72,6 +72,6 @@ ODD = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["usage", "timings"]), ODD))
-def test_no_answer_is_too_odd(whole: JsonObject) -> None:
+def test_any_json_response_can_be_read(whole: JsonObject) -> None:
     told = reported_reuse(whole)
     assert told is None or 0 <= told[1] <= told[0]

@@ -1,4 +1,4 @@
-"""What the embedded engine says, in each API's form: its stream put together is the whole answer, and both tell all of it."""
+"""Codecs of the embedded engine: decoded requests, whole responses, and streams."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def writer(api: ApiName, body: JsonObject | None = None, echo: Echo | None = Non
 
 
 def streamed(api: ApiName, body: JsonObject, *pieces: Delta, echo: Echo | None = None) -> tuple[Any, Any, list[Any]]:
-    """The stream put together, the whole answer, and the stream's events."""
+    """Return the assembled stream, the whole response, and the stream's events."""
     written = writer(api, {"stream": True, **body}, echo)
     stream = b"".join(b"".join(written.write(piece)) for piece in pieces) + b"".join(written.end())
     assembler, events = APIS[api].assembler(), EventReader().push(stream)
@@ -45,7 +45,7 @@ USAGE: JsonObject = {"stream_options": {"include_usage": True}}
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(CHATS), PIECES, st.sampled_from(["stop", "length"]))
-def test_a_stream_put_together_is_the_whole_answer(api: ApiName, texts: list[str], reason: FinishReason) -> None:
+def test_an_assembled_stream_equals_the_whole_response(api: ApiName, texts: list[str], reason: FinishReason) -> None:
     pieces = [delta(text, tokens=place) for place, text in enumerate(texts)]
     assembled, whole, _ = streamed(api, USAGE, *pieces, delta(reason=reason, tokens=len(texts)))
     assert assembled == whole
@@ -55,13 +55,13 @@ def test_a_stream_put_together_is_the_whole_answer(api: ApiName, texts: list[str
 
 
 @pytest.mark.parametrize("api", CHATS)
-def test_calls_of_a_stream_put_together_are_those_of_the_whole_answer(api: ApiName) -> None:
+def test_assembled_tool_calls_equal_those_of_the_whole_response(api: ApiName) -> None:
     first, second = ToolCall("f", '{"a":1}'), ToolCall("g", "{}")
     assembled, whole, _ = streamed(
         api, USAGE, delta(tokens=1, calls=(first,)), delta("", "stop", tokens=2, calls=(second,))
     )
     if api == "chat":
-        # A null content is not told in a stream.
+        # A stream has no null content.
         whole["choices"][0]["message"]["content"] = ""
     assert assembled == whole
     listed: Any = {
@@ -76,7 +76,7 @@ def test_calls_of_a_stream_put_together_are_those_of_the_whole_answer(api: ApiNa
     assert ends == ["-0", "-1"]
 
 
-def test_how_answers_end() -> None:
+def test_finish_reasons() -> None:
     call = (ToolCall("f", "{}"),)
     ends = {}
     for api in CHATS:
@@ -107,7 +107,7 @@ def test_how_answers_end() -> None:
     assert (cut["incomplete_details"], ended["incomplete_details"]) == ({"reason": "max_output_tokens"}, None)
 
 
-def test_a_chats_chunks() -> None:
+def test_chunks_of_a_chat() -> None:
     scored = TokenLogprob(7, "é", -0.5, ((7, "é", -0.5), (8, "b", -1.5)))
     _, whole, told = streamed("chat", {}, delta("é", logprobs=(scored,)), delta(index=1), delta("", "stop"))
     assert [chunk["choices"][0]["delta"] for chunk in told] == [
@@ -145,7 +145,7 @@ def test_a_chats_chunks() -> None:
     assert (whole["object"], told[0]["object"], whole["model"]) == ("chat.completion", "chat.completion.chunk", "m")
 
 
-def test_a_chats_calls_count_on_from_piece_to_piece() -> None:
+def test_tool_calls_of_a_chat_are_numbered_across_pieces() -> None:
     _, _, told = streamed(
         "chat",
         {},
@@ -222,7 +222,7 @@ LOGPROBS = tuple(
 )
 
 
-def test_a_completion_is_echoed_with_its_log_probabilities() -> None:
+def test_an_echoed_completion_has_log_probabilities() -> None:
     body: JsonObject = {"logprobs": 1, "echo": True, "prompt_logprobs": 1}
     scored = (TokenLogprob(5, "bc", -3.0, ((9, "z", -0.1), (8, "y", -0.2)), 3),)
     pieces = (
@@ -251,7 +251,7 @@ def test_a_completion_is_echoed_with_its_log_probabilities() -> None:
     assert assembled["choices"][0]["text"] == choice["text"]
 
 
-def test_completions_say_no_more_than_was_asked_for() -> None:
+def test_completions_have_requested_fields_only() -> None:
     _, whole, told = streamed("completions", {}, delta("a", logprobs=()), delta(), delta("", "length", tokens=1))
     assert whole["choices"] == [{"index": 0, "text": "a", "logprobs": None, "finish_reason": "length"}]
     assert [chunk["choices"][0]["text"] for chunk in told] == ["a", ""]
@@ -264,7 +264,7 @@ def test_completions_say_no_more_than_was_asked_for() -> None:
         "pa",
         {"index": 0, "text": "p", "logprobs": None, "finish_reason": None},
     )
-    # Each answer's offsets go on from its own tokens.
+    # Each choice has its own offsets.
     body: JsonObject = {"logprobs": 0}
     pieces = [delta("bc", logprobs=LOGPROBS[:1], index=0), delta("d", logprobs=LOGPROBS[1:], index=1)]
     _, _, told = streamed("completions", body, *pieces, delta("d", "stop", logprobs=LOGPROBS[1:]))
@@ -286,7 +286,7 @@ def wanted(api: ApiName, **fields: Any) -> DecodedRequest:
 
 
 @pytest.mark.parametrize("api", BODIES)
-def test_what_a_request_leaves_out_is_left_to_the_model(api: ApiName) -> None:
+def test_missing_fields_use_the_models_defaults(api: ApiName) -> None:
     prompt = "x" if api == "completions" else Conversation((USER,))
     found = wanted(api)
     assert found == DecodedRequest(prompt, max_tokens=16 if api == "completions" else None)
@@ -294,7 +294,7 @@ def test_what_a_request_leaves_out_is_left_to_the_model(api: ApiName) -> None:
     assert (found.temperature, found.seed, found.logprobs, found.grammar, found.tools) == (None,) * 5
 
 
-def test_what_a_request_asks_for() -> None:
+def test_fields_are_decoded() -> None:
     drawn = {"temperature": 0.5, "top_p": 0.25}
     common = {**drawn, "cache_salt": "s", "priority": -2}
     chat = wanted(
@@ -382,24 +382,24 @@ TAKEN: list[tuple[ApiName, str, Any]] = [
 
 
 @pytest.mark.parametrize(("api", "name", "value"), REFUSED)
-def test_what_the_engine_does_not_have_is_refused_by_its_name(api: ApiName, name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest) as told:
+def test_unsupported_fields_are_rejected_by_name(api: ApiName, name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as raised:
         wanted(api, **{name: value})
-    assert told.value.param == name
+    assert raised.value.param == name
 
 
 @pytest.mark.parametrize(("api", "name", "value"), TAKEN)
-def test_what_changes_nothing_or_is_within_its_bounds_is_taken(api: ApiName, name: str, value: Any) -> None:
+def test_disabled_fields_and_valid_values_are_accepted(api: ApiName, name: str, value: Any) -> None:
     assert wanted(api, **{name: value}).prompt == wanted(api).prompt
 
 
-def test_scores_of_a_prompt_come_with_whole_answers() -> None:
+def test_prompt_log_probabilities_are_rejected_in_streams() -> None:
     with pytest.raises(InvalidRequest, match="remove stream"):
         wanted("chat", stream=True, prompt_logprobs=0)
     assert wanted("chat", stream=False, prompt_logprobs=0).prompt_logprobs == 0
 
 
-def test_prompts_of_chats_in_the_form_of_templates() -> None:
+def test_prompts_of_chats_and_messages_for_templates() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     chat = CODECS["chat"].decode_prompt
     assert chat(
@@ -448,7 +448,7 @@ def test_prompts_of_chats_in_the_form_of_templates() -> None:
         messages({"messages": [{"role": "user", "content": [{"type": "image"}]}]})
 
 
-def test_prompts_of_responses_in_the_form_of_templates() -> None:
+def test_prompts_of_responses_for_templates() -> None:
     prompt = CODECS["responses"].decode_prompt
     assert prompt({"input": "x", "instructions": "i"}) == Conversation(({"role": "system", "content": "i"}, USER))
     items: list[Any] = [
@@ -473,7 +473,7 @@ TOOL: JsonObject = {"type": "function", "function": {"name": "f", "parameters": 
 BARE: JsonObject = {"type": "function", "function": {"name": "g"}}
 
 
-def test_forms_of_answers() -> None:
+def test_output_formats() -> None:
     assert wanted("chat", response_format={"type": "text"}).grammar is None
     anything = wanted("chat", response_format={"type": "json_object"}).grammar
     assert anything is not None
@@ -511,7 +511,7 @@ def test_forms_of_answers() -> None:
         ({"type": "tool", "name": "f"}, ["f"], True, False),
     ],
 )
-def test_which_tools_may_be_called(choice: Any, names: list[str], required: bool, parallel: bool) -> None:
+def test_tool_choices(choice: Any, names: list[str], required: bool, parallel: bool) -> None:
     tools = wanted("chat", tools=[TOOL, BARE], tool_choice=choice).tools
     assert tools is not None
     assert (list(tools.schemas), tools.required, tools.parallel) == (names, required, parallel)
@@ -522,7 +522,7 @@ def test_which_tools_may_be_called(choice: Any, names: list[str], required: bool
     assert not one.parallel
 
 
-def test_no_tools_may_be_called_where_none_is_chosen_or_given() -> None:
+def test_no_tools_and_invalid_tool_choices() -> None:
     assert wanted("chat", tools=[TOOL], tool_choice="none").tools is None
     assert wanted("chat", tools=[], tool_choice="required").tools is None
     both = {"tools": [TOOL], "response_format": {"type": "json_object"}}
@@ -531,6 +531,6 @@ def test_no_tools_may_be_called_where_none_is_chosen_or_given() -> None:
         with pytest.raises(InvalidRequest):
             wanted("chat", **fields)
     for choice in ("sometimes", {"type": "function"}, {"type": "custom", "name": "f"}, {"type": "tool", "name": "h"}):
-        with pytest.raises(InvalidRequest) as told:
+        with pytest.raises(InvalidRequest) as raised:
             wanted("chat", tools=[TOOL], tool_choice=choice)
-        assert told.value.param == "tool_choice"
+        assert raised.value.param == "tool_choice"

@@ -27,7 +27,6 @@ class CheckedPolicy:
 
     name = "checked"
     reach = 5
-    learns = None
 
     def __init__(self, verifier: Verifier, level: float, floor: float, guards: Sequence[Guard] = GUARDS) -> None:
         self.level = level

@@ -1,4 +1,4 @@
-"""The policy `threshold`: cosine similarity alone."""
+"""The policy `threshold`: cosine similarity and guards."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,14 @@ from kvproxy.index.policies.screen import screen
 
 
 class ThresholdPolicy:
-    """Accepts from a cosine similarity on, unless a guard vetoes.
+    """Accepts neighbours from a cosine similarity on, unless a guard vetoes.
 
     Args:
         threshold: least similarity.
-        guards: vetoes; none for the cosine alone.
     """
 
     name = "threshold"
     reach = 5
-    learns = None
 
     def __init__(self, threshold: float, guards: Sequence[Guard] = GUARDS) -> None:
         self.floor = threshold

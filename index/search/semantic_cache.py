@@ -17,7 +17,8 @@ from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match, is_known
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
-from kvproxy.index.policies.learned.feedback import Learning
+from kvproxy.index.policies.learned.feedback import FeedbackRecorder
+from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings, DeferredEntry, LookupCallback
@@ -88,11 +89,12 @@ class SemanticCache:
         self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
         self.deferred = DeferredEmbeddings(self._embed_deferred, self._without_vectors)
         """Entries that were stored before they had a vector."""
+        learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = (
             None
             if observations is None
-            else Learning(
-                store, self.embed, self._embeddings.cached, embedder.name, observations, policy.learns, self._unindex
+            else FeedbackRecorder(
+                store, self.embed, self._embeddings.cached, embedder.name, observations, learned, self._unindex
             )
         )
         """Learns from fresh responses; None without observations."""
@@ -195,7 +197,7 @@ class SemanticCache:
         """
         if self.learning is not None:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
-            await self.learning.feedback(entry, right, lookup)
+            await self.learning.record_verdict(entry, right, lookup)
 
     async def insert(self, entry: Entry) -> bool:
         """Store an entry and its vector, durable and searchable when this returns; see `WriteBatcher.put`."""

@@ -15,7 +15,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import hides_text
-from kvproxy.index.policies.policy import Status, Verdict
+from kvproxy.index.policies.policy import LearningStatus, Verdict
 from kvproxy.index.search.lookup import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.causes import Texts
@@ -87,7 +87,7 @@ class SemanticReport:
     threshold: float | None = None
     level: float | None = None
     max_error: float | None = None
-    learned: Status | None = None
+    learned: LearningStatus | None = None
     shadow: bool = False
     neighbours: tuple[NeighbourReport, ...] = ()
     reason: str | None = None

@@ -199,7 +199,7 @@ class Observer:
             comparison = await self._queue.get()
             try:
                 result = await self._observe(comparison)
-                if comparison.lookup.judged is not None:
+                if comparison.lookup.observation is not None:
                     self.counts[result] += 1
             except CacheStoreError as error:
                 _log.error("an observation was not stored: %s", error)
@@ -224,7 +224,9 @@ class Observer:
             return await self._judge.same(comparison.request, fresh.prompt, Cached(id, cached), said)
 
         # A skipped lookup forwarded its request without a decision.
-        learned = await learning.learned(comparison.lookup, fresh, said, same, served=self._shadow or comparison.late)
+        learned = await learning.record_response(
+            comparison.lookup, fresh, said, same, served=self._shadow or comparison.late
+        )
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"
@@ -250,6 +252,6 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
 def _alike(semantic: SemanticCache) -> Callable[[Cached, str], Awaitable[float]]:
     async def alike(cached: Cached, fresh: str) -> float:
         assert semantic.learning is not None
-        return await semantic.learning.alike(cached.entry, cached.text, fresh)
+        return await semantic.learning.answer_similarity(cached.entry, cached.text, fresh)
 
     return alike

@@ -148,7 +148,7 @@ class CacheLookup:
             if stale is None and not (entry.expires > self._clock() and self._is_young(entry, exchange)):
                 return None
             if self._semantic.learning is not None:
-                self._semantic.learning.served(lookup)
+                self._semantic.learning.record_served(lookup)
             return await self._hit(exchange, entry, _match(lookup), stale)
         except CacheStoreError:
             # The store logs its failure once for all requests.

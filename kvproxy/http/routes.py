@@ -162,7 +162,7 @@ async def metrics(request: Request) -> Response:
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.results() if observer is not None else {}, app.answerer.stale)
     semantic = app.answerer.semantic
-    overall = None if semantic is None or semantic.learning is None else semantic.learning.overall()
+    overall = None if semantic is None or semantic.learning is None else semantic.learning.summary()
     if overall is not None:
         app.metrics.learned(overall)
     with contextlib.suppress(KvproxyError):

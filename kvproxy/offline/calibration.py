@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
@@ -11,6 +11,11 @@ from kvproxy.index.evaluation.calibrate import Calibration, Levels, calibrate
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.index.evaluation.streams import Report, curve, make_stream, measure, read_stream
 from kvproxy.settings import LEAST_SIMILARITY, Settings
+
+if TYPE_CHECKING:
+    from kvproxy.index.models.embedder import Embedder
+    from kvproxy.index.models.verifier import Verifier
+    from kvproxy.index.policies.guards import Guard
 
 Progress = Callable[[float], None]
 
@@ -140,8 +145,8 @@ def _explained_errors(file: Path) -> Iterator[None]:
         raise SettingsError(str(error)) from None
 
 
-def _models(settings: Settings) -> tuple[Any, Any]:
-    """Load the embedder, and the verifier unless it is `none`."""
+def _models(settings: Settings) -> "tuple[Embedder, Verifier | None]":
+    """Load the embedder and the verifier; the verifier `none` is None."""
     from kvproxy.index.models.embedder import load_embedder
     from kvproxy.index.models.verifier import load_verifier
 
@@ -150,7 +155,7 @@ def _models(settings: Settings) -> tuple[Any, Any]:
     return embedder, None if name == "none" else load_verifier(name, embedder.name)
 
 
-def _guards(settings: Settings) -> tuple[Any, ...]:
+def _guards(settings: Settings) -> "tuple[Guard, ...]":
     from kvproxy.index.policies.guards import GUARDS
 
-    return tuple(GUARDS) if settings.cache.guards else ()
+    return GUARDS if settings.cache.guards else ()

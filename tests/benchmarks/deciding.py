@@ -20,7 +20,7 @@ def main() -> None:
     subjects = "the card account payment transfer rate fee pin refund top-up".split()
     for served in (False, True):
         policy = LearnedPolicy(ReplayObservations(), None, 0.02, 0.5)
-        policy.learner("").level.level = float(served)
+        policy.learner("").level.limit = float(served)
         taken = []
         for number in range(_ROUNDS):
             cosines = np.sort(generator.uniform(0.5, 0.95, policy.reach))[::-1].tolist()

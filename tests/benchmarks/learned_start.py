@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.policies.learned.features import evidence
+from kvproxy.index.policies.learned.features import compute_features
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.observations import Observation
@@ -49,7 +49,7 @@ def fill(path: Path, entries: int, namespaces: int) -> None:
     store.close()
     log = open_observations(path)
     policy = LearnedPolicy(log, None, 0.02, 0.6)
-    features = tuple(evidence([0.9, 0.8, 0.7], ["a", "a", "b"]).tolist())
+    features = tuple(compute_features([0.9, 0.8, 0.7], ["a", "a", "b"]).tolist())
     for namespace in range(namespaces):
         for place in range(0, _OBSERVED, 100):
             right = bool(place % 300)

@@ -15,7 +15,7 @@ from kvproxy.http.bodies import whole_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.policies.policy import Overall
+from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.index.store import EVERYTHING, EntryFilter, PurgeRequest, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
@@ -32,7 +32,7 @@ class SemanticFigures:
     lookups: dict[str, int]
     compared: dict[str, int]
     learned: dict[str, int]
-    learning: Overall | None
+    learning: LearningSummary | None
 
 
 def _filter(query: QueryParams) -> EntryFilter:
@@ -84,7 +84,7 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
         dict(answerer.outcomes),
         compared,
         answerer.store.observations.summary(),
-        None if answerer.semantic.learning is None else answerer.semantic.learning.overall(),
+        None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),
     )
 
 

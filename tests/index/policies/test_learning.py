@@ -11,7 +11,7 @@ import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.feedback import Learned
+from kvproxy.index.policies.learned.feedback import ComparisonResult
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import ClassifiedAnswer, Store
@@ -32,7 +32,7 @@ class Shop:
         self.said: dict[str, str] = {}
         self.asked: list[str] = []
 
-    async def answer(self, prompt: str, said: str) -> tuple[Entry, Learned | None]:
+    async def answer(self, prompt: str, said: str) -> tuple[Entry, ComparisonResult | None]:
         """Ask a question that is forwarded, and learn from its answer."""
         lookup = await self.cache.lookup("n", prompt)
         fresh = make_entry(prompt)
@@ -44,7 +44,7 @@ class Shop:
             self.asked.append(id)
             return None if self.said[id] == "?" else self.said[id].split()[0] == said.split()[0]
 
-        return fresh, await self.cache.learning.learned(lookup, fresh, said, same)
+        return fresh, await self.cache.learning.record_response(lookup, fresh, said, same)
 
     def answer_class(self, entry: Entry) -> str:
         return self.store.questions([entry.id])[entry.id].answer
@@ -64,8 +64,8 @@ def test_answers_that_agree_share_a_class_and_others_do_not(make_store: Callable
         assert nothing is None
         second, found = await shop.answer("how do I open my account now", "yes two")
         third, other = await shop.answer("how do I open my account then", "no")
-        assert found == Learned(True, shop.answer_class(first))
-        assert other == Learned(False, third.id)
+        assert found == ComparisonResult(True, shop.answer_class(first))
+        assert other == ComparisonResult(False, third.id)
         assert shop.answer_class(first) == shop.answer_class(second) != shop.answer_class(third)
         # The same words are the same answer, however far the question.
         far, _ = await shop.answer("bananas", "NO!")
@@ -83,7 +83,7 @@ def test_an_answer_is_embedded_when_it_is_compared_and_then_its_vector_is_kept(
         assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
         learning = shop.cache.learning
         assert learning is not None
-        cosine = await learning.alike(first.id, "yes one", "yes two")
+        cosine = await learning.answer_similarity(first.id, "yes one", "yes two")
         one, two = HashEmbedder().embed(["yes one", "yes two"])
         assert cosine == float(two @ one)
         second, _ = await shop.answer("how do I open my account now", "yes two")
@@ -91,7 +91,7 @@ def test_an_answer_is_embedded_when_it_is_compared_and_then_its_vector_is_kept(
         assert set(vectors) == {second.id}
         assert vectors[second.id].tolist() == two.tolist()
         # It is the kept vector that counts, whatever the answer is said to be.
-        assert await learning.alike(second.id, "something else", "yes one") == float(one @ two)
+        assert await learning.answer_similarity(second.id, "something else", "yes one") == float(one @ two)
 
     run(Shop(make_store()), script)
 
@@ -143,7 +143,7 @@ LEARNER = """
 import random, sys
 from pathlib import Path
 from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.features import evidence
+from kvproxy.index.policies.learned.features import compute_features
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
@@ -154,9 +154,9 @@ policy.learner("n")
 print("ready", flush=True)
 while True:
     near = sorted((generator.random() for _ in range(5)), reverse=True)
-    seen = evidence(near, [generator.choice("ab") for _ in near])
+    seen = compute_features(near, [generator.choice("ab") for _ in near])
     right = generator.random() < near[0]
-    policy.served("n", 0.01)
+    policy.record_served("n", 0.01)
     policy.learn([Observation("e", right, "answer", False, 0.0, "n", "a", tuple(seen.tolist()), 1 - near[0])])
     print(policy.learner("n").number, state.dump(policy.learner("n")), flush=True)
 """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.policy import LearnedPolicy
-from kvproxy.index.policies.policy import Limits, Neighbour, Overall, Policy, Status
+from kvproxy.index.policies.policy import LearningStatus, LearningSummary, Limits, Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
@@ -37,7 +37,7 @@ class Fixed:
 def taught(level: float, checked: CheckedPolicy | None = None) -> LearnedPolicy:
     """A policy whose only namespace has learned enough to serve what is wrong with at most such a probability."""
     policy = LearnedPolicy(MemoryObservations(), checked, 0.1, floor=0.5)
-    policy.learner("").level.level = level
+    policy.learner("").level.limit = level
     policy.learner("").level.expected = 100.0
     policy.learner("").level.factor = 1.0
     return policy
@@ -125,9 +125,9 @@ def test_an_answer_that_stands_alone_needs_the_verifier() -> None:
 def test_a_veto_stands_until_the_class_has_shown_that_it_does_not_matter() -> None:
     policy, question, near = taught(1.0), "how do I close the account", near_class("a", "a")
     assert policy.decide(question, near).decisions[0].guard == "opposites"
-    policy.learner("").doubts.across("a", ["opposites"], right=True)
+    policy.learner("").class_errors.update_guards("a", ["opposites"], right=True)
     assert policy.decide(question, near).chosen == 0
-    policy.learner("").doubts.across("a", ["opposites"], right=False)
+    policy.learner("").class_errors.update_guards("a", ["opposites"], right=False)
     assert policy.decide(question, near).decisions[0].guard == "opposites"
 
 
@@ -135,8 +135,8 @@ def test_while_little_is_known_checked_decides() -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
     ruling = policy.decide("how do I open the account", near_class("a"))
     assert (ruling.chosen, ruling.chance) == (0, 0.0)
-    assert ruling.noted is not None
-    assert ruling.noted.checked
+    assert ruling.record is not None
+    assert ruling.record.checked
     policy.learner("").checked_seen, policy.learner("").checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
 
@@ -146,10 +146,10 @@ def test_every_guard_is_named_once() -> None:
 
 
 def test_together_no_namespaces_have_learned_nothing_and_several_add_up() -> None:
-    assert Overall.of([]) == Overall(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-    one = Status(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
-    other = Status(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
-    both = Overall.of([one, other])
+    assert LearningSummary.of([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    one = LearningStatus(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
+    other = LearningStatus(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
+    both = LearningSummary.of([one, other])
     assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 4)
     assert (both.expected_wrong, both.bound, both.max_error) == (0.2, 0.03, 0.02)
     assert both.would_serve == pytest.approx((10 * 0.3 + 30 * 0.1) / 40)

@@ -25,7 +25,7 @@ from tests.servers import run_proxy
 BODY = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "What is a block?"}]}
 
 
-def test_a_server_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_start_without_the_server_fails_with_the_fix(tmp_path: Path) -> None:
     url = "postgresql://me:secret@127.0.0.1:1/responses"
     with pytest.raises(CacheStoreError, match=r"cannot reach .*127\.0\.0\.1:1/responses.*start PostgreSQL") as caught:
         open_store(url)
@@ -34,7 +34,7 @@ def test_a_server_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
         build(load_settings(data=tmp_path, store=url))
 
 
-def test_a_url_that_is_none_is_told() -> None:
+def test_an_invalid_url_is_an_error() -> None:
     with pytest.raises(CacheStoreError, match="no URL"):
         open_store("postgresql://[")
     with pytest.raises(CacheStoreError, match=r"no URL of PostgreSQL \(\w.*\): see docs"):
@@ -65,7 +65,7 @@ def two(empty_postgres: str, tmp_path: Path) -> Iterator[list[tuple[str, Service
         yield [one, other]
 
 
-def test_proxies_answer_from_each_others_responses_and_live_without_them(
+def test_proxies_share_responses_and_survive_the_loss_of_the_store(
     two: list[tuple[str, Services]], empty_postgres: str
 ) -> None:
     (one, _), (other, _) = two
@@ -98,9 +98,7 @@ def test_proxies_answer_from_each_others_responses_and_live_without_them(
     assert 'detail="exact"' in ask(one).headers["cache-status"]
 
 
-def test_a_server_that_broke_the_connections_is_used_again(
-    empty_postgres: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 60.0)
     store = PostgresStore(empty_postgres)
     store.put(make_entry())
@@ -125,7 +123,7 @@ def test_a_server_that_broke_the_connections_is_used_again(
     store.close()
 
 
-def test_proxies_that_start_and_write_together_keep_the_limit(empty_postgres: str) -> None:
+def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
     errors: list[Exception] = []
 
     def work(name: int) -> None:
@@ -149,7 +147,7 @@ def test_proxies_that_start_and_write_together_keep_the_limit(empty_postgres: st
     store.close()
 
 
-def test_the_command_line_works_on_a_server(empty_postgres: str) -> None:
+def test_the_command_line_works_with_postgres(empty_postgres: str) -> None:
     store = PostgresStore(empty_postgres)
     for number in range(4):
         store.put(make_entry(f"question {number}", tags=("even",) if number % 2 == 0 else ()))

@@ -20,7 +20,7 @@ class Store:
             pass
 
 
-def test_one_line_when_it_fails_and_one_when_it_works_again(
+def test_a_failure_and_its_end_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [5000.0]

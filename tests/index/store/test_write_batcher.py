@@ -14,7 +14,7 @@ from kvproxy.index.store.write_batcher import WriteBatcher
 from tests.index.entries import make_entry
 
 
-async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
+async def test_concurrent_writers_share_transactions(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     sizes = []
 
@@ -38,7 +38,7 @@ async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_what_fails_fails_alone(tmp_path: Path) -> None:
+async def test_an_invalid_entry_fails_alone(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     batcher = WriteBatcher(store.put_many)
     puts = [NewEntry(make_entry(f"question {number}")) for number in range(5)]
@@ -52,7 +52,7 @@ async def test_what_fails_fails_alone(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_a_caller_that_leaves_takes_nobody_along() -> None:
+async def test_a_cancelled_caller_cancels_no_write() -> None:
     written: list[str] = []
 
     def write(puts: Sequence[NewEntry]) -> WriteResult:
@@ -71,7 +71,7 @@ async def test_a_caller_that_leaves_takes_nobody_along() -> None:
         await tasks[1]
 
 
-async def test_a_cancelled_batch_leaves_nobody_waiting() -> None:
+async def test_cancelling_the_batch_resolves_all_callers() -> None:
     """As at a shutdown, when the loop's tasks are cancelled."""
     began, end = threading.Event(), threading.Event()
 

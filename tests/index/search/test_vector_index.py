@@ -42,7 +42,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "work"]), st.intege
 
 @settings(deadline=None, max_examples=60)
 @given(STEPS, st.sampled_from([10, 1000]))
-def test_search_is_that_of_a_sorted_list(steps: list[tuple[str, int]], flat_limit: int) -> None:
+def test_a_search_agrees_with_a_sorted_list(steps: list[tuple[str, int]], flat_limit: int) -> None:
     rows, index, last = Rows(np.empty((0, DIM))), VectorIndex(DIM, flat_limit=flat_limit), 0
     for step, count in steps:
         if step == "add":
@@ -68,7 +68,7 @@ def test_search_is_that_of_a_sorted_list(steps: list[tuple[str, int]], flat_limi
 
 @pytest.mark.parametrize(("kind", "error"), [("float32", 1e-5), ("fp16", 2e-3), ("int8", 3e-2)])
 @pytest.mark.parametrize("flat_limit", [300, 5000])
-def test_compact_vectors_find_the_same(kind: Kind, error: float, flat_limit: int) -> None:
+def test_compact_vectors_find_the_same_neighbours(kind: Kind, error: float, flat_limit: int) -> None:
     vectors = unit(3000)
     rows = Rows(vectors)
     index = VectorIndex(DIM, kind, flat_limit)
@@ -83,7 +83,7 @@ def test_compact_vectors_find_the_same(kind: Kind, error: float, flat_limit: int
     assert right >= (90 if kind == "int8" else 97)
 
 
-def test_lookups_and_changes_go_on_during_a_rebuild() -> None:
+def test_lookups_and_changes_continue_during_a_rebuild() -> None:
     vectors = unit(2000)
     rows, index = Rows(vectors[:1000]), VectorIndex(DIM, flat_limit=500)
     index.add(numbers(1000), vectors[:1000])
@@ -117,7 +117,7 @@ def test_lookups_and_changes_go_on_during_a_rebuild() -> None:
     assert np.mean([one == number + 1 for one, number in zip(found, range(0, 2000, 9), strict=True)]) > 0.97
 
 
-def test_the_tail_is_merged_while_it_is_searched() -> None:
+def test_the_tail_can_be_searched_during_a_merge() -> None:
     vectors = unit(3000)
     rows, index = Rows(vectors), VectorIndex(DIM, flat_limit=500)
     index.add(numbers(1000), vectors[:1000])
@@ -139,7 +139,7 @@ def test_the_tail_is_merged_while_it_is_searched() -> None:
     assert len(index) == 1000 + more
 
 
-def test_search_looks_past_deleted_neighbours() -> None:
+def test_a_search_skips_deleted_neighbours() -> None:
     generator = np.random.default_rng(2)
     query = np.eye(8, dtype=np.float32)[0]
     near = query + 0.01 * generator.standard_normal((99, 8)).astype(np.float32)
@@ -152,7 +152,7 @@ def test_search_looks_past_deleted_neighbours() -> None:
     assert [number for number, _ in index.search(query, 5)] == expected.tolist()
 
 
-def test_nothing_is_found_in_nothing() -> None:
+def test_an_empty_index_finds_nothing() -> None:
     index = VectorIndex(DIM)
     assert index.search(unit(1)[0], 5) == []
     index.add(numbers(3), unit(3))

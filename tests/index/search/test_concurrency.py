@@ -18,11 +18,11 @@ from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
-from tests.index.test_vectors import unit
+from tests.index.search.test_vector_index import unit
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_hits_are_right_and_the_index_agrees_in_the_end(
+async def test_concurrent_lookups_and_writes_return_correct_hits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("kvproxy.index.search.vector_index.TAIL_LIMIT", 40)
@@ -72,7 +72,7 @@ async def test_hits_are_right_and_the_index_agrees_in_the_end(
     store.close()
 
 
-def test_a_lookup_waits_for_no_other_read(tmp_path: Path) -> None:
+def test_a_read_waits_for_no_other_read(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     entry = make_entry()
     store.put(entry)
@@ -85,7 +85,7 @@ def test_a_lookup_waits_for_no_other_read(tmp_path: Path) -> None:
     store.close()
 
 
-def test_lookups_are_let_in_during_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_does_not_block_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     index = VectorIndex(16, flat_limit=100)
     vectors = unit(6000)
     index.add(np.arange(1, 201), vectors[:200])
@@ -117,7 +117,7 @@ def test_lookups_are_let_in_during_a_merge(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(waits) < 20
 
 
-def test_a_cloud_of_deleted_neighbours_costs_no_search_of_everything() -> None:
+def test_many_deleted_neighbours_do_not_cause_a_full_search() -> None:
     generator = np.random.default_rng(0)
     centre = np.eye(32, dtype=np.float32)[0]
     cloud = centre + 0.01 * generator.standard_normal((3000, 32)).astype(np.float32)
@@ -150,7 +150,7 @@ def test_a_cloud_of_deleted_neighbours_costs_no_search_of_everything() -> None:
     assert index.search(vectors[9], 1)[0][0] == len(vectors) + 1
 
 
-async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: MakeStore) -> None:
+async def test_an_entry_of_another_namespace_is_never_a_candidate(make_store: MakeStore) -> None:
     store = make_store()
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()))
     await semantic.insert(make_entry("the same words", namespace="mine"))
@@ -175,7 +175,7 @@ async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: Ma
 
 
 @pytest.mark.parametrize("seconds", [-3600.0, -1e8])
-def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, seconds: float) -> None:
+def test_a_clock_that_is_set_back_does_not_extend_a_lifetime(make_store: MakeStore, seconds: float) -> None:
     now = 2e9
     store = make_store(clock=lambda: now)
     entry = make_entry(created=now, expires=now + 600)
@@ -193,7 +193,7 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
     assert [gone.id for gone in store.expire()] == [fresh.id]
 
 
-def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_entries_are_removed_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.index.store.eviction._MAX_EXPIRED", 40)
     now = 1000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=100))

@@ -35,7 +35,7 @@ def content(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
-def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
+def test_no_file_contains_a_plain_text(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store, observations = SqliteStore(path, cipher=NEW), open_observations(path)
     store.put(ENTRY, np.ones(3, np.float32), "e")
@@ -49,7 +49,7 @@ def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
+def test_a_store_cannot_be_opened_without_its_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store = SqliteStore(path, cipher=OLD)
     store.put(ENTRY)
@@ -61,7 +61,7 @@ def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_in_postgres_too(empty_postgres: str) -> None:
+def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
     store = PostgresStore(empty_postgres, cipher=OLD)
     store.put(ENTRY)
     with store.database.connection() as connection:
@@ -72,7 +72,7 @@ def test_in_postgres_too(empty_postgres: str) -> None:
         PostgresStore(empty_postgres, cipher=NEW)
 
 
-def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_path: Path) -> None:
+def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store = SqliteStore(path)
     clear = [make_entry(f"{SECRET} {number}", key=f"{number}") for number in range(700)]
@@ -99,7 +99,7 @@ def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_pa
     SqliteStore(path, cipher=NEW).close()
 
 
-def test_without_a_cipher_nothing_is_encrypted_anew(tmp_path: Path) -> None:
+def test_reseal_without_a_cipher_changes_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     store.put(ENTRY)
     assert (store.reseal(), store.count_by_key_name()) == (0, {"": 1})
@@ -107,7 +107,7 @@ def test_without_a_cipher_nothing_is_encrypted_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["prompt", "request", "response"])
-def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
+def test_exchanged_texts_are_refused_and_hide_no_other_entries(
     tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who can write to the database but lacks the key could give one question another's answer."""
@@ -132,7 +132,7 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
     store.close()
 
 
-def test_prompts_are_filtered_though_the_database_cannot_read_them(tmp_path: Path) -> None:
+def test_encrypted_prompts_can_be_filtered(tmp_path: Path) -> None:
     clear, sealed = SqliteStore(tmp_path / "clear.db"), SqliteStore(tmp_path / "sealed.db", cipher=NEW)
     puts = [
         NewEntry(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))

@@ -1,4 +1,4 @@
-"""Answers on their way to the store, as those see them who wait."""
+"""Pending writes."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is redacted is never stored, and questions that differ in nothing else never share an answer."""
+"""Redacted texts are never stored, and questions that differ in them never match."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def test_a_redacted_entry_contains_nothing_to_redact(request: Any, response: Any
         return
     stored = kept.request.decode("utf-8", "surrogatepass") + kept.prompt
     assert redact(stored) == stored
-    # What holds nothing of the kind is as it was, and only such a question is compared with others.
+    # Everything else is unchanged, and only an unchanged question has semantic hits.
     assert json.loads(kept.response) == response
     assert kept.semantic == (redact(prompt) == prompt)
     if redact(json.dumps(request)) == json.dumps(request):
@@ -71,7 +71,7 @@ async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: 
     async with ResponseCache(store, semantic, redact=redact) as cache:
         assert await cache.keep("what does the customer with mail a@b.c owe us", "nothing")
         assert await cache.keep("what does the customer owe us", "it depends")
-        # Neither the redacted one with another, nor another with it; equal ones are still answered.
+        # A redacted question has exact hits only.
         assert await cache.ask("what does the customer with mail x@y.z owe us") is None
         assert await cache.ask("what does the customer with mail [mail] owe us") is not None
         equal = await cache.ask("what does the customer with mail a@b.c owe us")
@@ -131,7 +131,7 @@ async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> 
 
     async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow) as cache:
         kept = asyncio.create_task(cache.keep("q", "a"))
-        # This would hang if the function ran on the loop.
+        # This would block if the redactor ran on the event loop.
         await asyncio.wait_for(began.wait(), 60)
         go_on.set()
         assert await kept

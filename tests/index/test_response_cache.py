@@ -1,4 +1,4 @@
-"""The response cache as a program uses it: questions and answers in words."""
+"""The response cache as a library."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(tmp_pa
         await cache.keep("what is a block", "one", namespace="a")
         assert await cache.ask("what is a block", namespace="b") is None
         assert await cache.ask("what is a block", namespace="") is None
-        # Neither is a question with a namespace ever taken for another split of the same text.
+        # A namespace and a question are not concatenated.
         assert await cache.ask("", namespace="a") is None
         await cache.keep("what is a block", "two", namespace="b")
         assert [(await cache.ask("what is a block", namespace=name)).answer for name in "ab"] == ["one", "two"]  # type: ignore[union-attr]
@@ -141,7 +141,7 @@ async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None
     now[0] = 1010.0
     assert await cache.find(entry.key) is None
     now[0] = 1000.0
-    # A newer one takes its place; the end of the first leaves it there.
+    # A newer entry replaces it, and stays pending after the first is stored.
     newer = replace(entry, id="f" * 32)
     second = asyncio.create_task(cache.insert(newer))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""An embedder may fail, or give vectors that cannot be compared: answers are kept for equal requests, none is served wrongly."""
+"""Embedders that fail or return invalid vectors: entries have exact hits only."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tests.index.entries import make_entry
 
 
 class Odd(HashEmbedder):
-    """Fails as the first word of a text says."""
+    """Fails in the way that the first word of a text names."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         if any(text.startswith("raises") for text in texts):
@@ -51,7 +51,7 @@ async def test_an_entry_without_a_vector_has_exact_hits_only(make_store: MakeSto
         await semantic.lookup("n", bad.prompt)
     found = await semantic.lookup("n", good.prompt)
     assert [candidate.id for candidate in found.candidates] == [good.id]
-    # Nothing is embedded again and again at every start.
+    # A restart embeds nothing again.
     assert cache(store).rebuild() == 0
 
 
@@ -128,7 +128,7 @@ async def test_a_text_that_the_embedder_cannot_read_has_exact_hits_only(tmp_path
     assert found is not None
     assert not found.semantic
     assert (await semantic.lookup("n", text)).candidates == ()
-    # What was stored before it was known.
+    # An entry from before the check existed.
     store.put(make_entry(text + " "))
     assert semantic.rebuild() == 0
     assert store.missing_vectors(semantic._embedder.name, 9) == []
@@ -137,7 +137,7 @@ async def test_a_text_that_the_embedder_cannot_read_has_exact_hits_only(tmp_path
 
 def test_the_embedder_reads_126_tokens() -> None:
     embedder = load_embedder()
-    # With a token at either end.
+    # Two special tokens are added.
     assert embedder.reads("word " * 126)
     assert not embedder.reads("word " * 127)
 
@@ -181,7 +181,7 @@ async def test_another_model_in_the_same_folder_embeds_everything_again(tmp_path
     first = cache(store, load_embedder(str(folder)))
     await first.insert(make_entry("What is a block?"))
     again = load_embedder(str(folder))
-    # Also where the model itself has no such step.
+    # Vectors are normalised even if the model does not do so.
     assert np.linalg.norm(again.embed(["one question", "another"]), axis=1) == pytest.approx(1.0, abs=1e-5)
     assert isinstance(again, SentenceEmbedder)
     assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]

@@ -1,4 +1,4 @@
-"""Nearest vectors: exact while few, nearly so when many, and the same before, during and after work in the background."""
+"""Vector search is exact in flat indexes and nearly so in graphs, also during background work."""
 
 import threading
 from typing import Any
@@ -20,7 +20,7 @@ def unit(count: int, seed: int = 0) -> np.ndarray:
 
 
 class Rows:
-    """Stands for the store: vectors by number, read some at a time."""
+    """Vectors by number, read in parts like those of a store."""
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.kept = dict(enumerate(vectors, 1))
@@ -62,7 +62,7 @@ def test_a_search_agrees_with_a_sorted_list(steps: list[tuple[str, int]], flat_l
         assert index.numbers() == set(rows.kept)
         assert len(index) == len(rows.kept)
     query = unit(1, 12345)[0]
-    # A graph of so few is exact too.
+    # A small graph is exact too.
     assert [number for number, _ in index.search(query, 5)] == rows.nearest(query, 5)
 
 
@@ -99,7 +99,7 @@ def test_lookups_and_changes_continue_during_a_rebuild() -> None:
     work.start()
     assert reached.wait(20)
     assert index.search(vectors[7], 1)[0][0] == 8
-    for number in (3, 700):  # One that the new graph has already, one that it has not read yet.
+    for number in (3, 700):  # The new graph has read the first, but not the second.
         del rows.kept[number]
     index.remove([3, 700])
     rows.kept |= dict(zip(range(1001, 2001), vectors[1000:], strict=True))
@@ -108,7 +108,7 @@ def test_lookups_and_changes_continue_during_a_rebuild() -> None:
     assert 700 not in [number for number, _ in index.search(vectors[699], 5)]
     go_on.set()
     work.join()
-    # Those that the rebuild read before they were added are known, and are not there twice.
+    # Vectors that the rebuild read before they were added are not duplicated.
     index.add(numbers(500, 1501), vectors[1500:])
     assert index.graph is not None
     assert index.numbers() == set(rows.kept)

@@ -1,7 +1,4 @@
-"""A store with a cipher: nothing readable in its files, keys that change, entries in clear beside encrypted ones.
-
-That it is a store like the others, all tests over `make_store` show.
-"""
+"""Encrypted stores: no plain text in files, and key rotation. All tests with `make_store` cover encrypted stores too."""
 
 import base64
 import logging
@@ -31,7 +28,6 @@ ENTRY = make_entry(
 
 
 def content(folder: Path) -> bytes:
-    """Every file of a folder, and what stands in base64 in it."""
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
@@ -110,7 +106,7 @@ def test_reseal_without_a_cipher_changes_nothing(tmp_path: Path) -> None:
 def test_exchanged_texts_are_refused_and_hide_no_other_entries(
     tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who can write to the database but lacks the key could give one question another's answer."""
+    """An attacker with write access but no key could exchange the answers of two questions."""
     path = tmp_path / "r.db"
     store = SqliteStore(path, cipher=NEW)
     one, other, third = (make_entry(name) for name in ("one", "other", "third"))
@@ -126,7 +122,7 @@ def test_exchanged_texts_are_refused_and_hide_no_other_entries(
     with caplog.at_level(logging.WARNING, "kvproxy"):
         heads = store.questions([one.id, other.id, third.id])
     assert heads.keys() == {other.id, third.id} | ({one.id} if column != "prompt" else set())
-    # The fix that the message names.
+    # The fix of the error message.
     store.delete(store.resolve(one.id[:12]))
     assert set(store.ids()) == {other.id, third.id}
     store.close()

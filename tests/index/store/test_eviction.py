@@ -1,4 +1,4 @@
-"""Put, find, serve, expire, evict, remove: every store does what a dictionary with the same rules does."""
+"""Storage, expiry, and eviction agree with a dictionary that follows the same rules."""
 
 import json
 import random
@@ -111,7 +111,7 @@ def test_the_entry_with_the_lowest_priority_is_evicted_first(make_store: MakeSto
     store.flush()
     written = store.put(make_entry("new", completion_tokens=50))
     assert [gone.id for gone in written.removed] == [cheap.id]
-    # What was never served ages: later entries of the same worth outlive it.
+    # An entry without further hits ages: newer entries outlive it.
     for number in range(8):
         store.put(make_entry(f"later {number}", completion_tokens=60))
     assert dear.id in store.ids()
@@ -266,7 +266,6 @@ def test_an_entry_evicted_by_a_later_one_of_its_write_is_reported(make_store: Ma
     store.removal_listeners.append(lambda gone: told.extend(each.id for each in gone))
     cheap = [make_entry(f"cheap {number}", completion_tokens=1) for number in range(5)]
     gone = store.put_many([NewEntry(entry) for entry in cheap]).removed
-    # Only the last of them stands, in the place of the one that was worth least.
     assert {entry.prompt for entry in store.ls()} == {"stored 900", "stored 901", "stored 902", "cheap 4"}
     assert {entry.id for entry in cheap[:4]} <= {each.id for each in gone if each.why == "evicted"}
     assert len(gone) == 5

@@ -1,4 +1,4 @@
-"""Export lines: each entry is one, whatever it holds, and the import reads it back."""
+"""Export lines contain one entry each and can be imported."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.entries import make_entry
 
-# Ends of lines for one or another reader of text.
+# Line separators of various text readers.
 ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 TEXTS = st.text(st.sampled_from(f'ab"\\é漢{ENDS}'), max_size=8)
 VALUES = st.recursive(

@@ -1,4 +1,4 @@
-"""What is special about a server: it may be away, now or later, and it belongs to several proxies."""
+"""PostgreSQL: failures of the server, and several proxies on one database."""
 
 import json
 import subprocess
@@ -58,7 +58,6 @@ def test_a_database_of_another_schema_is_refused(empty_postgres: str, change: st
 
 @pytest.fixture
 def two(empty_postgres: str, tmp_path: Path) -> Iterator[list[tuple[str, Services]]]:
-    """Two proxies on one store."""
     engine = {"num_blocks": 128}
     settings = [load_settings(data=tmp_path / name, store=empty_postgres, engine=engine) for name in "ab"]
     with run_proxy(settings[0]) as one, run_proxy(settings[1]) as other:
@@ -82,7 +81,7 @@ def test_proxies_share_responses_and_survive_the_loss_of_the_store(
     assert (entry["tags"], entry["tenant"], entry["hits"]) == (["t"], "public", 2)
     assert httpx.delete(f"{other}/admin/cache", params={"tag": "t"}).json() == {"removed": 1}
     assert "stored" in ask(one).headers["cache-status"]
-    # The tables go away under the running proxies: requests are answered all the same.
+    # Requests are answered without the tables.
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
         connection.execute("alter schema kvproxy rename to elsewhere")
     try:
@@ -107,8 +106,8 @@ def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytes
     with pytest.raises(CacheStoreError, match="failed"):
         store.count()
     with pytest.raises(CacheStoreError, match="failed"):
-        store.count()  # Told without another try, which would have found the server well.
-    # The time is over.
+        store.count()  # No second attempt during the retry delay.
+    # End the retry delay.
     store.database._failed = None
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.2)
     end = time.monotonic() + 60

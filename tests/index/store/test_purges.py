@@ -1,4 +1,4 @@
-"""What is past its time in a store: it is kept, hides nothing, goes in order, and what was removed by hand is listed."""
+"""Removals by operators, stale entries, and the eviction order."""
 
 import sqlite3
 from dataclasses import replace
@@ -81,7 +81,6 @@ def test_the_eviction_order_is_listed_with_reasons(make_store: MakeStore) -> Non
     assert queue[1].priority < queue[2].priority
     assert sum(each.bytes for each in queue) == store.stats()["entry_bytes"]
     assert (store.stats()["expired"], store.stats()["stale"]) == (2, 1)
-    # They do go in this order.
     for place in range(3):
         (gone,) = store.put(make_entry(f"new {place}", completion_tokens=5000)).removed
         assert gone.id == queue[place].entry.id

@@ -1,4 +1,4 @@
-"""Two proxies, each a process of its own, on one store in PostgreSQL: what one does, the other honours with its next request."""
+"""Two proxy processes on one PostgreSQL store: a change by one applies to the next request of the other."""
 
 import contextlib
 import signal
@@ -68,7 +68,7 @@ def two(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
 
 
 def ask(url: str, question: str, system: str, **headers: str) -> str:
-    """Ask, and have the answer held back until it is stored, so that the other proxy finds it."""
+    """Ask with `Cache-Control: confirm`, so that the other proxy finds the response."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     named = {"cache-control": "confirm"} | {name.replace("_", "-"): value for name, value in headers.items()}
     answer = httpx.post(

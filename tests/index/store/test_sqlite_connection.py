@@ -95,7 +95,7 @@ def test_the_log_of_a_moved_file_is_merged_into_it(tmp_path: Path) -> None:
         writer.execute("insert into one values (7)")
     path.rename(moved)
     assert files.were_replaced
-    # A new file would find the old one's log, and take it for its own.
+    # SQLite would apply the old log to a new file.
     for _ in range(2):
         files.checkpoint()
     assert Path(f"{path}-wal").stat().st_size == 0

@@ -27,7 +27,6 @@ def test_a_damaged_file_is_reported_and_not_changed(tmp_path: Path, content: byt
         data[4096 : len(data)] = os.urandom(len(data) - 4096)
         content = bytes(data)
     path.write_bytes(content)
-    # When it is opened, not when somebody first asks for what is damaged.
     with pytest.raises(StoreDamaged, match="move it away"):
         SqliteStore(path)
     assert path.read_bytes() == content
@@ -105,7 +104,7 @@ def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> Non
 
 
 def test_a_process_that_closes_the_file_keeps_the_log_of_others(tmp_path: Path) -> None:
-    """SQLite deletes the log with the last connection, which it tells by locks; a process that closes the file loses these."""
+    """Closing a file descriptor releases SQLite's locks, and another process could then delete the log."""
     path = tmp_path / "r.db"
     store, observations = SqliteStore(path), open_observations(path)
     store.put(make_entry("one"))

@@ -1,4 +1,4 @@
-"""What every store does: what is put is found, by key, id, listing and after opening it again."""
+"""Behaviour of all stores: SQLite, encrypted SQLite, and PostgreSQL."""
 
 import threading
 
@@ -86,7 +86,7 @@ def test_missing_vectors_are_listed_until_they_are_added(make_store: MakeStore) 
         store.add_vectors([(entry, np.ones(3, np.float32)) for entry in missing], "e")
         missing = store.missing_vectors("e", 3)
     assert store.missing_vectors("another", 10) != []
-    # Nothing is added for an entry that went meanwhile.
+    # An entry removed meanwhile gets no vector.
     store.delete([entries[0].id])
     store.add_vectors([(entries[0], np.ones(3, np.float32))], "e")
     assert store.missing_vectors("e", 10) == []
@@ -163,7 +163,7 @@ def test_a_pinned_entry_is_evicted_last(make_store: MakeStore) -> None:
 
 
 def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
-    """What is new must not be worth less than nothing once a pinned entry had to go."""
+    """The eviction of a pinned entry must not raise the age."""
     store = make_store(capacity=Capacity(entries=2))
     for number in range(2):
         entry = make_entry(f"pinned {number}", id=f"{number:032x}")

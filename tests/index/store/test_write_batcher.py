@@ -1,4 +1,4 @@
-"""Work done together: writes share a transaction, each caller is told its own result, and nobody waits for ever."""
+"""Concurrent writes share transactions, and each caller receives its own result."""
 
 import asyncio
 import threading
@@ -27,7 +27,6 @@ async def test_concurrent_writers_share_transactions(tmp_path: Path) -> None:
     async def insert(number: int) -> None:
         entry = make_entry(f"question {number}")
         assert await batcher.put(NewEntry(entry))
-        # Another connection sees it: it is committed.
         other = SqliteStore(tmp_path / "r.db")
         assert other.find(entry.key) is not None
         other.close()
@@ -72,7 +71,7 @@ async def test_a_cancelled_caller_cancels_no_write() -> None:
 
 
 async def test_cancelling_the_batch_resolves_all_callers() -> None:
-    """As at a shutdown, when the loop's tasks are cancelled."""
+    """A shutdown cancels the tasks of the event loop."""
     began, end = threading.Event(), threading.Event()
 
     def write(entries: Sequence[NewEntry]) -> WriteResult:
@@ -89,5 +88,4 @@ async def test_cancelling_the_batch_resolves_all_callers() -> None:
     end.set()
     assert not waiting
     assert all(isinstance(put.exception(), RuntimeError) for put in done)
-    # Later writes work as usual.
     assert await asyncio.wait_for(batcher.put(NewEntry(make_entry())), 60)

@@ -149,7 +149,7 @@ class FaissNeighbours:
                     self._look_after(namespace)
                 elif self._store.vector_count(namespace, self._embedder, self._small) >= self._small:
                     self._open(namespace)
-            self.remove(written.gone)
+            self.remove(written.removed)
 
     def remove(self, gone: Iterable[RemovedEntry]) -> None:
         with self._changing:

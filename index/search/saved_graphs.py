@@ -1,7 +1,7 @@
-"""Graphs kept in files beside the database, so that a start need not build them again.
+"""Graphs in files beside the database, so that a start does not rebuild them.
 
-A graph is a file of FAISS's, one of its numbers and ids, and a header with the checksums of both, renamed into place last.
-The database remains the truth: a file that is damaged, or was made from another database or embedder, is passed over and removed.
+A graph has a file of FAISS, a file of numbers and ids, and a header with the checksums of both, which is renamed into place last.
+The database is the source of truth: files that are damaged or belong to another database or embedder are removed.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from kvproxy.index.private_files import make_private_folder, restrict
 from kvproxy.index.search.faiss_segment import EF_SEARCH, Kind, Segment
 from kvproxy.index.store.sqlite.store import SqliteStore
 
-_UNUSED = 7 * 86_400.0  # Seconds. Another proxy, with its own embedder, may use the same store.
-_VERSION = 2  # 1: graphs with fewer candidates for their links.
+_MAX_UNUSED = 7 * 86_400.0  # Seconds. Another proxy with another embedder may use the same store.
+_VERSION = 2
 
 
 class SavedGraphs:
@@ -29,8 +29,8 @@ class SavedGraphs:
 
     Args:
         store: the database.
-        embedder: what made the vectors.
-        dim, kind: of the segments.
+        embedder: name of the embedder of the vectors.
+        dim, kind: see `Segment`.
     """
 
     def __init__(self, store: SqliteStore, embedder: str, dim: int, kind: Kind) -> None:
@@ -45,7 +45,7 @@ class SavedGraphs:
     def _name(self, namespace: str) -> str:
         return hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
 
-    def _made_from(self, namespace: str) -> dict[str, Any]:
+    def _source(self, namespace: str) -> dict[str, Any]:
         return {
             "version": _VERSION,
             "store": self._store.identity,
@@ -56,7 +56,7 @@ class SavedGraphs:
         }
 
     def save(self, namespace: str, graph: Segment) -> None:
-        """Write a graph that nobody changes meanwhile; a failure leaves the old files, and no others."""
+        """Save a graph, which must not change meanwhile. A failure leaves only the old files."""
         if graph.on_gpu:
             return
         make_private_folder(self.folder)
@@ -64,7 +64,7 @@ class SavedGraphs:
         try:
             self._write(namespace, graph, name, generation)
         except Exception:
-            # On a full disk, one more part of a graph with every attempt would be the end of the store too.
+            # Partial files of repeated attempts would fill the disk.
             self._unlink(name, lambda file: f".{generation}." in file.name)
             raise
         self._unlink(name, lambda file: file.suffix != ".json" and f".{generation}." not in file.name)
@@ -80,7 +80,7 @@ class SavedGraphs:
         index, members = (self.folder / f"{name}.{generation}.{kind}" for kind in ("faiss", "npz"))
         faiss.write_index(graph.index, str(index))
         np.savez(members, numbers=graph.numbers, ids=self._ids(namespace, graph.numbers))
-        header = self._made_from(namespace) | {
+        header = self._source(namespace) | {
             "generation": generation,
             "count": len(graph),
             "index": _checksum(index),
@@ -98,7 +98,7 @@ class SavedGraphs:
         return np.where(stored[places] == numbers, ids[places], b"")
 
     def load(self, namespace: str) -> tuple[Segment, np.ndarray] | None:
-        """A graph and those of its numbers that the store no longer has; None where there is no graph that fits."""
+        """Load a graph and its numbers that the store deleted; None if no valid file exists."""
         try:
             found = self._read(namespace)
         except (OSError, ValueError, KeyError, RuntimeError, EOFError):
@@ -112,7 +112,7 @@ class SavedGraphs:
 
         name = self._name(namespace)
         header = json.loads((self.folder / f"{name}.json").read_text())
-        if {key: header[key] for key in self._made_from(namespace)} != self._made_from(namespace):
+        if {key: header[key] for key in self._source(namespace)} != self._source(namespace):
             return None
         index, members = (self.folder / f"{name}.{header['generation']}.{kind}" for kind in ("faiss", "npz"))
         if _checksum(members) != header["members"] or _checksum(index) != header["index"]:
@@ -126,11 +126,11 @@ class SavedGraphs:
         if graph.ntotal != len(numbers) or graph.d != self._dim:
             return None
         graph.hnsw.efSearch = EF_SEARCH
-        os.utime(self.folder / f"{name}.json")  # `sweep` reads from it when the graph was last used.
+        os.utime(self.folder / f"{name}.json")  # The time of last use, for `sweep`.
         return Segment(self._dim, self._kind, graph=True, index=graph, numbers=numbers), dead
 
     def _dead(self, namespace: str, numbers: np.ndarray, ids: np.ndarray) -> np.ndarray | None:
-        """Numbers that the store no longer has; None where it has others for them, or some that the graph lacks."""
+        """Return the numbers that the store deleted; None if the graph does not match the store."""
         stored, stored_ids = self._store.vector_ids(namespace, self._embedder)
         if not len(stored) or not len(numbers):
             return None
@@ -144,18 +144,14 @@ class SavedGraphs:
         return dead
 
     def sweep(self, namespaces: Iterable[str]) -> None:
-        """Remove graphs that nobody has used for a while: an earlier embedder's, and those of namespaces that are gone.
-
-        Args:
-            namespaces: those in use, whose graphs stay.
-        """
+        """Remove graphs of other namespaces that were not used for a week."""
         kept = {self._name(namespace) for namespace in namespaces}
         files: dict[str, list[Path]] = {}
         for file in self.folder.glob("*.*"):
             files.setdefault(file.name.split(".")[0], []).append(file)
         for name in files.keys() - kept:
             with contextlib.suppress(OSError):
-                if max(file.stat().st_mtime for file in files[name]) < time.time() - _UNUSED:
+                if max(file.stat().st_mtime for file in files[name]) < time.time() - _MAX_UNUSED:
                     self._unlink(name, lambda file: True)
 
     def forget(self, namespace: str) -> None:

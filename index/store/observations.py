@@ -23,7 +23,7 @@ class Observation:
         accepted: the policy would have served it.
         created: seconds since the epoch.
         answer: class of the cached answer.
-        features: input of the score; None if the policy computed none.
+        features: input of the score; None if the policy computed no score.
         error: expected probability of a wrong answer.
         chance: the probability with which the answer was compared instead of served.
         vetoes: guards that fired between the two questions.

@@ -94,12 +94,12 @@ class WriteResult:
 
     Attributes:
         numbers: of the new vectors, in the order of the new entries; None without a vector. Numbers rise and are never reused.
-        gone: the replaced and evicted entries. It includes new entries that are larger than the capacity, and those that a
+        removed: the replaced and evicted entries. It includes new entries that are larger than the capacity, and those that a
             later entry of the same write replaced or evicted.
     """
 
     numbers: tuple[int | None, ...]
-    gone: tuple[RemovedEntry, ...]
+    removed: tuple[RemovedEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Store(Protocol):
         """
 
     def delete(self, ids: Sequence[str], by: PurgeRequest | None = None) -> list[RemovedEntry]:
-        """Remove entries and return those that existed.
+        """Remove entries and return the existing ones.
 
         Args:
             by: recorded in the list of purges, in the same transaction.
@@ -227,7 +227,7 @@ class Store(Protocol):
         """Semantic entries without a vector of an embedder."""
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store vectors of entries that have none, and return their numbers by id. Not durable after a power failure."""
+        """Store vectors of entries without a vector, and return the vectors' numbers by id. Not durable after a power failure."""
 
     def count_by_key_name(self) -> dict[str, int]:
         """Number of entries by the name of their encryption key; the empty name counts unencrypted entries."""

@@ -55,7 +55,7 @@ class RowCodec:
         return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
 
     def decrypt(self, row: Row) -> Row:
-        """Decrypt those of prompt, request, and response that a stored row has.
+        """Decrypt the prompt, request, and response of a stored row, which may lack some of these columns.
 
         Raises:
             CacheStoreError: decryption failed.

@@ -42,7 +42,7 @@ class WriteBatcher:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
                 if not await self._write_batch(batch) and len(batch) > 1:
-                    # An error of one entry must not fail the others.
+                    # An invalid entry must not fail its batch.
                     for pending in batch:
                         await self._write_batch([pending])
         finally:
@@ -52,14 +52,14 @@ class WriteBatcher:
             self._waiting, self._running = [], None
 
     async def _write_batch(self, batch: Sequence[_Pending]) -> bool:
-        """Write a batch and resolve its futures. A failed batch of several entries resolves none, and returns False."""
+        """Write a batch and resolve its futures. Return False, and resolve no future, if a batch of several entries fails."""
         try:
             result = await asyncio.to_thread(self._write, [entry for entry, _ in batch])
         except Exception as error:
             if len(batch) == 1:
                 _fail(batch[0][1], error)
             return False
-        refused = {removed.id for removed in result.gone}
+        refused = {removed.id for removed in result.removed}
         for new, future in batch:
             if not future.done():
                 future.set_result(new.entry.id not in refused)

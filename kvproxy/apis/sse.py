@@ -47,23 +47,13 @@ class EventReader:
         start, taken = max(0, len(self._rest) - 3), 0
         self._rest += chunk
         found = []
-        while (boundary := _boundary(self._rest, start)) is not None:
-            read = _read(bytes(self._rest[taken : boundary[0]]))
-            start = taken = boundary[1]
+        for boundary in _BOUNDARY.finditer(self._rest, start):
+            read = _read(bytes(self._rest[taken : boundary.start()]))
+            taken = boundary.end()
             if read.data:
                 found.append(read)
         del self._rest[:taken]
         return found
-
-
-def _boundary(text: bytearray, start: int) -> tuple[int, int] | None:
-    """Return the position of the next empty line."""
-    at = text.find(b"\n\n", start)
-    # A search for bytes is much faster than a pattern, and hardly any server uses \r.
-    if text.find(b"\r", start, len(text) if at < 0 else at) < 0:
-        return None if at < 0 else (at, at + 2)
-    found = _BOUNDARY.search(text, start)
-    return None if found is None else found.span()
 
 
 def _read(block: bytes) -> Event:

@@ -23,7 +23,7 @@ from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch, list_branches, list_cached_blocks, nodes_of_blocks
 from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.tiers.figures import TierFigures
+from kvproxy.tiers.store import TierStats
 
 _MAX_DIGITS = 12
 _MODELS: dict[str, ModelScope] = {"own": "own", "others": "others", "all": "all"}
@@ -108,7 +108,7 @@ class EmbeddedPrefix(PrefixCache):
     async def unpin(self, name: str) -> bool:
         return await self._worker.pins(lambda pins: pins.unpin(name))
 
-    async def tiers(self) -> list[TierFigures]:
+    async def tiers(self) -> list[TierStats]:
         return self._worker.tier_figures()
 
     async def clear_tier(self, name: str, models: str) -> int | None:

@@ -10,7 +10,7 @@ from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, Gr
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
-from kvproxy.tiers.figures import TierFigures
+from kvproxy.tiers.store import TierStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class PrefixCache:
     async def unpin(self, name: str) -> bool:
         raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
 
-    async def tiers(self) -> list[TierFigures]:
+    async def tiers(self) -> list[TierStats]:
         """List statistics of the tiers, the fastest first."""
         raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
 

@@ -101,12 +101,12 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
     if not tiers.enabled:
         return []
     own = functools.cache(lambda: _own_chunks(settings))
-    host, disk, outlives = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
+    host, disk, is_persistent = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
     found: list[tuple[str, Check]] = [
         (
             "chunks",
             lambda: checks.check_chunks(
-                tiers.chunk_tokens, engine.block_size, engine.hash_algorithm, outlives=outlives
+                tiers.chunk_tokens, engine.block_size, engine.hash_algorithm, is_persistent=is_persistent
             ),
         )
     ]

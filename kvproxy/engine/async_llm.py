@@ -21,8 +21,7 @@ from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
 from kvproxy.errors import KvproxyError, ModelUnsupported, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.figures import TierFigures
-from kvproxy.tiers.store import TierError
+from kvproxy.tiers.store import TierError, TierStats
 
 T = TypeVar("T")
 
@@ -177,15 +176,15 @@ class AsyncLLM:
         candidates = await self.inspect(lambda manager: tiers.candidates(request, found))
         added: dict[str, int] = {}
         for key, tokens in candidates:
-            name = await asyncio.to_thread(tiers.chain.where, key)
+            name = await asyncio.to_thread(tiers.chain.find_tier, key)
             if name is None:
                 break
             added[name] = added.get(name, 0) + tokens
         return added
 
-    def tier_figures(self) -> list[TierFigures]:
+    def tier_figures(self) -> list[TierStats]:
         """Figures of each tier, the fastest first; none without tiers."""
-        return self._engine.tiers.chain.figures() if self._engine.tiers else []
+        return self._engine.tiers.chain.stats() if self._engine.tiers else []
 
     async def clear_tier(self, name: str, models: ModelScope) -> int | None:
         """Drop chunks of a tier, see `Tiering.clear`.

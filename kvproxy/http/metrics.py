@@ -12,7 +12,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.savings import Saving
-from kvproxy.tiers.figures import TierFigures
+from kvproxy.tiers.store import TierStats
 from kvproxy.upstreams.engine import EngineStatus
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -174,7 +174,7 @@ class Metrics:
         for name, total in (("queries", stats.queries), ("hits", stats.hits), ("evictions", stats.evictions)):
             self._totals.labels(name).set(total)
 
-    def tiers(self, rows: Sequence[TierFigures]) -> None:
+    def tiers(self, rows: Sequence[TierStats]) -> None:
         """Set the statistics of the tiers."""
         for row in rows:
             figures = {

@@ -116,26 +116,6 @@ def test_an_incomplete_or_failed_stream_is_not_storable(given_whole: tuple[ApiNa
         assert assembled(name, [bad, *parts]) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "whole"),
-    [
-        ("chat", {"choices": []}),
-        ("chat", {"choices": [{"index": 0, "message": {}, "finish_reason": None}]}),
-        ("chat", {"choices": [{"finish_reason": "stop"}], "error": {"message": "x"}}),
-        ("embeddings", {"data": [{"embedding": []}]}),
-        ("embeddings", {"data": []}),
-        ("messages", {"type": "message", "content": [], "stop_reason": None}),
-        ("messages", {"type": "message", "content": [], "stop_reason": "pause_turn"}),
-        ("messages", {"type": "error", "error": {}}),
-        ("responses", {"object": "response", "output": [], "status": "in_progress"}),
-        ("responses", {"object": "response", "output": [], "status": "failed", "error": {"code": "x"}}),
-        ("responses", {"object": "response", "output": [], "status": "incomplete"}),
-    ],
-)
-def test_incomplete_responses_are_not_storable(name: ApiName, whole: JsonObject) -> None:
-    assert not APIS[name].is_storable(whole, LIMITED)
-
-
 @given(TEXTS)
 def test_output_text(text: str) -> None:
     message = {"type": "message", "content": [{"type": "output_text", "text": text}]}
@@ -223,11 +203,6 @@ def test_embeddings_are_not_streamed() -> None:
     assert assembled("embeddings", parts[:1]) is None
     with pytest.raises(NotImplementedError):
         APIS["embeddings"].replay({}, {})
-    good: JsonObject = {"data": [{"embedding": [1]}]}
-    assert APIS["embeddings"].is_storable(good, {})
-    assert APIS["embeddings"].is_storable({**good, "error": None}, {})
-    assert not APIS["embeddings"].is_storable({**good, "error": {}}, {})
-    assert not APIS["embeddings"].is_storable({"data": [{"embedding": [1]}, {}]}, {})
 
 
 def test_apis_are_found_by_name() -> None:

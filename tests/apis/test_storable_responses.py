@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.json import JsonObject
+from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.sse import event
 from kvproxy.flow.backend_response import UpstreamReader
 
@@ -17,66 +17,73 @@ def chat(reason: str | None, content: str | None = "Hello", **fields: object) ->
     return {"object": "chat.completion", "choices": [choice], **fields}  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos_token"])
-def test_complete_responses_are_storable(reason: str) -> None:
-    assert APIS["chat"].is_storable(chat(reason), {})
-    assert APIS["chat"].is_storable(chat(reason, error=None), {})
+TEXT: JsonObject = {"type": "text", "text": "x"}
+LIMITS: JsonObject = {"max_tokens": 5, "max_output_tokens": 5}
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", "cancelled", "content_filter", "length", "", None, "new_one"])
-def test_other_finish_reasons_are_not_storable(reason: str | None) -> None:
-    assert not APIS["chat"].is_storable(chat(reason), {})
-    whole: JsonObject = {"choices": [{"index": 0, "text": "Hello", "finish_reason": reason}]}
-    assert not APIS["completions"].is_storable(whole, {})
+def completion(reason: str | None) -> JsonObject:
+    return {"choices": [{"index": 0, "text": "Hello", "finish_reason": reason}]}
 
 
-@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-def test_a_limit_of_the_request_completes_a_response(limit: str) -> None:
-    assert APIS["chat"].is_storable(chat("length"), {limit: 10})
-    assert not APIS["chat"].is_storable(chat("length"), {limit: None})
+def message(reason: str | None, *content: JsonObject) -> JsonObject:
+    return {"type": "message", "content": list[Json](content), "stop_reason": reason}
+
+
+def response(status: str, reason: str | None = None, output: Json = None) -> JsonObject:
+    items: Json = [{"type": "message", "content": []}] if output is None else output
+    return {"object": "response", "status": status, "incomplete_details": {"reason": reason}, "output": items}
 
 
 @pytest.mark.parametrize(
-    "whole",
+    ("name", "whole", "body"),
     [
-        chat("stop", content=None),
-        chat("stop", content=""),
-        chat("stop", error={"message": "x"}),
-        chat("stop", usage=[1]),
-        {"choices": [{"index": 0, "finish_reason": "stop"}]},
-        {"choices": [{}]},
+        *(("chat", chat(reason), {}) for reason in ("stop", "tool_calls", "function_call", "eos_token")),
+        ("chat", chat("stop", error=None), {}),
+        ("chat", chat("length"), {"max_tokens": 10}),
+        ("chat", chat("length"), {"max_completion_tokens": 10}),
+        ("messages", message("end_turn", TEXT), {}),
+        ("messages", message("max_tokens", TEXT), {}),
+        ("responses", response("completed"), {}),
+        ("responses", response("incomplete", "max_output_tokens"), LIMITS),
+        ("embeddings", {"data": [{"embedding": [1]}]}, {}),
+        ("embeddings", {"data": [{"embedding": [1]}], "error": None}, {}),
     ],
 )
-def test_empty_or_invalid_responses_are_not_storable(whole: JsonObject) -> None:
-    assert not APIS["chat"].is_storable(whole, {})
+def test_complete_responses_are_storable(name: ApiName, whole: JsonObject, body: JsonObject) -> None:
+    assert APIS[name].is_storable(whole, body)
+
+
+REASONS = ("abort", "error", "cancelled", "content_filter", "length", "", None, "new_one")
 
 
 @pytest.mark.parametrize(
-    ("reason", "kept"), [("end_turn", True), ("max_tokens", True), ("refusal", False), ("error", False)]
-)
-def test_storable_messages(reason: str, kept: bool) -> None:
-    whole: JsonObject = {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": reason}
-    assert APIS["messages"].is_storable(whole, {"max_tokens": 5}) == kept
-    assert not APIS["messages"].is_storable({**whole, "content": []}, {"max_tokens": 5})
-
-
-@pytest.mark.parametrize(
-    ("why", "body", "kept"),
+    ("name", "whole", "body"),
     [
-        ("max_output_tokens", {"max_output_tokens": 5}, True),
-        ("max_output_tokens", {}, False),
-        ("content_filter", {"max_output_tokens": 5}, False),
+        *(("chat", chat(reason), {"max_tokens": None}) for reason in REASONS),
+        *(("completions", completion(reason), {}) for reason in REASONS),
+        *(("messages", message(reason, TEXT), LIMITS) for reason in ("refusal", "error", "pause_turn", None)),
+        ("chat", chat("stop", content=None), LIMITS),
+        ("chat", chat("stop", content=""), LIMITS),
+        ("chat", chat("stop", error={"message": "x"}), LIMITS),
+        ("chat", chat("stop", usage=[1]), LIMITS),
+        ("chat", {"choices": [{"index": 0, "finish_reason": "stop"}]}, LIMITS),
+        ("chat", {"choices": [{}]}, LIMITS),
+        ("chat", {"choices": []}, LIMITS),
+        ("embeddings", {"data": [{"embedding": []}]}, LIMITS),
+        ("embeddings", {"data": [{"embedding": [1]}, {}]}, LIMITS),
+        ("embeddings", {"data": [{"embedding": [1]}], "error": {}}, LIMITS),
+        ("embeddings", {"data": []}, LIMITS),
+        ("messages", message("end_turn"), LIMITS),
+        ("messages", {"type": "error", "error": {}}, LIMITS),
+        ("responses", response("incomplete", "max_output_tokens"), {}),
+        ("responses", response("incomplete", "content_filter"), LIMITS),
+        ("responses", response("in_progress"), LIMITS),
+        ("responses", response("completed", output=[]), LIMITS),
+        ("responses", {**response("failed"), "error": {"code": "x"}}, LIMITS),
     ],
 )
-def test_storable_responses(why: str, body: JsonObject, kept: bool) -> None:
-    whole: JsonObject = {
-        "object": "response",
-        "status": "incomplete",
-        "incomplete_details": {"reason": why},
-        "output": [{"type": "message", "content": []}],
-        "error": None,
-    }
-    assert APIS["responses"].is_storable(whole, body) == kept
+def test_other_responses_are_not_storable(name: ApiName, whole: JsonObject, body: JsonObject) -> None:
+    assert not APIS[name].is_storable(whole, body)
 
 
 def kept_of(name: ApiName, parts: list[bytes]) -> JsonObject | None:

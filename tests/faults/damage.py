@@ -12,7 +12,7 @@ from pathlib import Path
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import NewEntry, SqliteStore
-from kvproxy.tiers.codec import header_bytes, seal, unseal
+from kvproxy.tiers.codec import header_bytes, read_payload, write_header
 from kvproxy.tiers.disk import DiskStore
 from tests.faults.harness import Advance, Finding, Harness, Timer, main
 from tests.faults.lives import scratch
@@ -104,7 +104,7 @@ def _store(folder: Path, seed: int) -> list[Entry]:
     for number in range(_CHUNKS):
         name = name_of(number)
         buffer = bytearray(header_bytes(name)) + bytes([number]) * _PAYLOAD
-        seal(memoryview(buffer), name)
+        write_header(memoryview(buffer), name)
         chunks.put(name.key, buffer)
     return entries
 
@@ -156,7 +156,7 @@ def _look_at_chunks(folder: Path, entries: Sequence[Entry], finding: Finding) ->
     store = DiskStore(folder / "chunks", 1 << 30)
     for number in range(_CHUNKS):
         data = store.get(name_of(number).key)
-        payload = None if data is None else unseal(data, name_of(number))
+        payload = None if data is None else read_payload(data, name_of(number))
         assert payload is None or payload == bytes([number]) * _PAYLOAD, f"chunk {number} is torn"
         finding.counts["whole" if payload is not None else "passed over"] += 1
 

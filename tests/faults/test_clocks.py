@@ -42,7 +42,7 @@ def test_the_store_agrees_with_a_naive_one(
             now[0] += value
         elif step == "put":
             entry = make_entry(f"q{number % 12}", id=f"i{number}", created=now[0], expires=now[0] + value)
-            gone = {each.id for each in store.put(entry).gone}
+            gone = {each.id for each in store.put(entry).removed}
             naive = {id: times for id, times in naive.items() if id not in gone} | {
                 entry.id: (entry.created, entry.expires)
             }

@@ -65,7 +65,7 @@ def test_lifecycle_is_that_of_a_dictionary(
                     stale_if_error=error,
                 )
                 written = store.put(entry, np.ones(3, np.float32), "e")
-                assert {gone.id for gone in written.gone} == model.put(entry, NewEntry(entry, np.ones(3)).size)
+                assert {gone.id for gone in written.removed} == model.put(entry, NewEntry(entry, np.ones(3)).size)
             case "find", key:
                 found = store.find(key)
                 assert (found and found.id) == ((wanted := model.find(key)) and wanted.id)
@@ -111,7 +111,7 @@ def test_the_least_useful_goes_first(make_store: MakeStore) -> None:
         store.record_hit(served.id)
     store.flush()
     written = store.put(make_entry("new", completion_tokens=50))
-    assert [gone.id for gone in written.gone] == [cheap.id]
+    assert [gone.id for gone in written.removed] == [cheap.id]
     # What was never served ages: later entries of the same worth outlive it.
     for number in range(8):
         store.put(make_entry(f"later {number}", completion_tokens=60))
@@ -123,7 +123,7 @@ def test_an_entry_larger_than_the_store_is_refused_and_costs_no_other(make_store
     store = make_store(capacity=Capacity(bytes=500))
     small, large = make_entry("small"), make_entry("large", response=b'"' + b"x" * 1000 + b'"')
     store.put(small)
-    assert [gone.id for gone in store.put(large).gone] == [large.id]
+    assert [gone.id for gone in store.put(large).removed] == [large.id]
     assert store.ids() == [small.id]
 
 
@@ -266,7 +266,7 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
             for puts in [batch] if together else [[put] for put in batch]:
                 written = store.put_many(puts)
                 assert [number is None for number in written.numbers] >= [put.vector is None for put in puts]
-                gone |= {each.id for each in written.gone}
+                gone |= {each.id for each in written.removed}
                 numbers += [number for number in written.numbers if number is not None]
             if queued := store.eviction_order(1):
                 store.pin(queued[0].entry.id, pinned=seed % 3 == 0)
@@ -317,7 +317,7 @@ def test_what_is_past_its_time_makes_room_for_a_batch_first(make_store: MakeStor
     store.put_many([NewEntry(entry) for entry in lasting])
     now = 3000.0
     new = [make_entry(f"new {number}", completion_tokens=100) for number in range(3)]
-    gone = store.put_many([NewEntry(entry) for entry in new]).gone
+    gone = store.put_many([NewEntry(entry) for entry in new]).removed
     assert ({each.why for each in gone}, len(gone)) == ({"expired"}, 3)
     assert {entry.id for entry in store.ls()} == {entry.id for entry in lasting + new}
 
@@ -330,7 +330,7 @@ def test_what_a_later_entry_of_a_batch_pushes_out_is_told_as_evicted(make_store:
     told: list[str] = []
     store.removal_listeners.append(lambda gone: told.extend(each.id for each in gone))
     cheap = [make_entry(f"cheap {number}", completion_tokens=1) for number in range(5)]
-    gone = store.put_many([NewEntry(entry) for entry in cheap]).gone
+    gone = store.put_many([NewEntry(entry) for entry in cheap]).removed
     # Only the last of them stands, in the place of the one that was worth least.
     assert {entry.prompt for entry in store.ls()} == {"stored 900", "stored 901", "stored 902", "cheap 4"}
     assert {entry.id for entry in cheap[:4]} <= {each.id for each in gone if each.why == "evicted"}

@@ -202,7 +202,7 @@ def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.Mo
     now += 10
     # A put makes room by what has expired, before anything that lives.
     written = store.put(make_entry("new", created=now))
-    assert len(written.gone) == 40
+    assert len(written.removed) == 40
     parts = []
     while gone := store.expire():
         parts.append(len(gone))

@@ -84,7 +84,7 @@ def test_what_goes_next_and_why(make_store: MakeStore) -> None:
     assert (store.stats()["expired"], store.stats()["stale"]) == (2, 1)
     # They do go in this order.
     for place in range(3):
-        (gone,) = store.put(make_entry(f"new {place}", completion_tokens=5000)).gone
+        (gone,) = store.put(make_entry(f"new {place}", completion_tokens=5000)).removed
         assert gone.id == queue[place].entry.id
 
 

@@ -38,7 +38,7 @@ def test_a_put_replaces_its_key_and_says_so(make_store: MakeStore) -> None:
     one, other = make_entry(key="k"), make_entry(key="k")
     first = store.put(one, np.ones(3, np.float32), "e")
     second = store.put(other, np.ones(3, np.float32), "e")
-    assert [(gone.id, gone.namespace, gone.numbers) for gone in second.gone] == [(one.id, "n", first.numbers)]
+    assert [(gone.id, gone.namespace, gone.numbers) for gone in second.removed] == [(one.id, "n", first.numbers)]
     assert second.numbers[0] > first.numbers[0]
     assert store.ids() == [other.id]
 
@@ -190,7 +190,9 @@ def test_what_was_worth_more_once_goes_some_time(make_store: MakeStore) -> None:
     once = make_entry("worth more", completion_tokens=20)
     store.put(once)
     gone = [
-        each.id for number in range(60) for each in store.put(make_entry(f"cheap {number}", completion_tokens=1)).gone
+        each.id
+        for number in range(60)
+        for each in store.put(make_entry(f"cheap {number}", completion_tokens=1)).removed
     ]
     assert once.id in gone
     assert gone.index(once.id) > 5

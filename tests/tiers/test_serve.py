@@ -84,7 +84,7 @@ def wait_for_chunks(url: str, more_than: int = 0) -> int:
 
 
 def tier_flags(folder: Path) -> tuple[str, ...]:
-    """Flags of tiers of which one outlives the process."""
+    """Flags of tiers of which one is_persistent the process."""
     return ("--tier-disk", str(folder / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK))
 
 
@@ -138,4 +138,4 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
 def test_tiers_with_an_upstream_are_refused(tmp_path: Path) -> None:
     done = kvproxy("serve", "--upstream", "http://127.0.0.1:9", "--tier-host", "1GiB", "--data", tmp_path)
     assert done.returncode == 2
-    assert "leave them out" in done.stderr
+    assert "remove them" in done.stderr

@@ -80,7 +80,7 @@ _SCHEMA = (
 
 
 def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
-    """Create the schema in a database without one. Several processes may do so at once.
+    """Create the schema in an empty database. Concurrent processes wait for each other.
 
     Args:
         name: of the database, for the error.
@@ -102,7 +102,7 @@ def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def _version(connection: psycopg.Connection[Any]) -> int | None:
-    """The schema's version; 0 if it has none, None if there are no tables."""
+    """Return the version of the schema: 0 for a schema without a version, None without any table."""
     tables = {row[0] for row in connection.execute("select tablename from pg_tables where schemaname = 'kvproxy'")}
     if not tables:
         return None

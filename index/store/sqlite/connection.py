@@ -54,7 +54,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def create_schema(connection: sqlite3.Connection, name: str, version: int, statements: Sequence[str]) -> None:
-    """Create the schema in an empty file. Several processes may do so at once.
+    """Create the schema in an empty file. Concurrent processes wait for each other.
 
     Args:
         name: of the file, for the error.

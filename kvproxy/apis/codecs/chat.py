@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.codecs import request_fields as fields
@@ -30,20 +31,11 @@ class ChatCodec:
         if body.get("echo"):
             raise InvalidRequest("echo is a field of /v1/completions: remove it", param="echo")
         limit = fields.integer(body, "max_completion_tokens")
-        return DecodedRequest(
-            prompt,
+        return replace(
+            fields.choices_request(body, prompt),
             max_tokens=fields.integer(body, "max_tokens") if limit is None else limit,
-            temperature=fields.number(body, "temperature"),
-            top_p=fields.number(body, "top_p"),
-            top_k=fields.integer(body, "top_k"),
-            seed=fields.integer(body, "seed"),
-            stop=fields.texts(body, "stop"),
             logprobs=(fields.integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
             prompt_logprobs=fields.integer(body, "prompt_logprobs"),
-            n=fields.integer(body, "n") or 1,
-            ignore_eos=bool(body.get("ignore_eos")),
-            salt=fields.salt(body),
-            queue_priority=fields.integer(body, "priority") or 0,
             grammar=grammar,
             tools=tools,
         )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.codecs import request_fields as fields
@@ -36,21 +37,12 @@ class CompletionsCodec:
         logprobs = fields.integer(body, "logprobs")
         # An echo with log-probabilities scores the prompt as well.
         scores = [fields.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
-        return DecodedRequest(
-            self.decode_prompt(body),
+        return replace(
+            fields.choices_request(body, self.decode_prompt(body)),
             max_tokens=_DEFAULT_TOKENS if limit is None else limit,
-            temperature=fields.number(body, "temperature"),
-            top_p=fields.number(body, "top_p"),
-            top_k=fields.integer(body, "top_k"),
-            seed=fields.integer(body, "seed"),
-            stop=fields.texts(body, "stop"),
             logprobs=logprobs,
             prompt_logprobs=max((count for count in scores if count is not None), default=None),
-            n=fields.integer(body, "n") or 1,
-            ignore_eos=bool(body.get("ignore_eos")),
             echo=bool(body.get("echo")),
-            salt=fields.salt(body),
-            queue_priority=fields.integer(body, "priority") or 0,
             grammar=json_format(body.get("response_format"), "response_format"),
         )
 

@@ -1,6 +1,7 @@
 """Codec of Anthropic's Messages."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import orjson
 
@@ -44,15 +45,11 @@ class MessagesCodec:
             raise InvalidRequest(
                 "the embedded engine does not support thinking: remove it, or use --upstream", param="thinking"
             )
-        return DecodedRequest(
-            prompt,
+        return replace(
+            fields.base_request(body, prompt),
             max_tokens=fields.integer(body, "max_tokens"),
-            temperature=fields.number(body, "temperature"),
-            top_p=fields.number(body, "top_p"),
             top_k=fields.integer(body, "top_k"),
             stop=fields.texts(body, "stop_sequences"),
-            salt=fields.salt(body),
-            queue_priority=fields.integer(body, "priority") or 0,
             grammar=grammar,
             tools=tools,
         )

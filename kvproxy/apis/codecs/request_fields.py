@@ -1,5 +1,8 @@
 """Reads the fields of a request, and rejects the fields that the engine does not support."""
 
+from dataclasses import replace
+
+from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput
 from kvproxy.apis.fields import check_flag, check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import InvalidRequest
@@ -87,6 +90,29 @@ def texts(body: JsonMap, name: str) -> tuple[str, ...]:
 def salt(body: JsonMap) -> str | None:
     value = body.get("cache_salt")
     return value if isinstance(value, str) else None
+
+
+def base_request(body: JsonMap, prompt: PromptInput) -> DecodedRequest:
+    """Decode the fields of all APIs."""
+    return DecodedRequest(
+        prompt,
+        temperature=number(body, "temperature"),
+        top_p=number(body, "top_p"),
+        salt=salt(body),
+        queue_priority=integer(body, "priority") or 0,
+    )
+
+
+def choices_request(body: JsonMap, prompt: PromptInput) -> DecodedRequest:
+    """Decode the common fields of chat and completions."""
+    return replace(
+        base_request(body, prompt),
+        top_k=integer(body, "top_k"),
+        seed=integer(body, "seed"),
+        stop=texts(body, "stop"),
+        n=integer(body, "n") or 1,
+        ignore_eos=bool(body.get("ignore_eos")),
+    )
 
 
 def only_text(param: str) -> InvalidRequest:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
@@ -35,13 +36,9 @@ class ResponsesCodec:
             )
         tools = tool_use(body, prompt.tools)
         check_one_format(grammar, tools, "text.format")
-        return DecodedRequest(
-            prompt,
+        return replace(
+            fields.base_request(body, prompt),
             max_tokens=fields.integer(body, "max_output_tokens"),
-            temperature=fields.number(body, "temperature"),
-            top_p=fields.number(body, "top_p"),
-            salt=fields.salt(body),
-            queue_priority=fields.integer(body, "priority") or 0,
             grammar=grammar,
             tools=tools,
         )

@@ -14,7 +14,7 @@ from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix, seal
+from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix, write_header
 
 
 class ChunkLayout:
@@ -100,14 +100,14 @@ class ChunkSaver:
         """
         for sequence in sequences:
             for name, blocks in self._unsaved(sequence):
-                if self._chain.wants(name.key) and not self._save(name, blocks):
+                if self._chain.should_save(name.key) and not self._save(name, blocks):
                     break
                 sequence.saved_chunks += 1
 
     def finish(self, sequence: SequenceState) -> None:
         """Count the chunks of a complete sequence that found no room until now: nobody will offer them again."""
         for name, _ in self._unsaved(sequence):
-            self._chain.drop(name.key)
+            self._chain.count_dropped(name.key)
 
     def _unsaved(self, sequence: SequenceState) -> Iterator[tuple[ChunkName, list[int]]]:
         """Complete chunks that were not offered with success yet, with their blocks."""
@@ -134,7 +134,7 @@ class ChunkSaver:
 
         def finish() -> None:
             wait()
-            seal(buffer, name)
+            write_header(buffer, name)
 
         taken = self._chain.save(name.key, buffer, finish)
         if not taken:

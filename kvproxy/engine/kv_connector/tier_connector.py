@@ -26,7 +26,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.codec import ChunkName, unseal
+from kvproxy.tiers.codec import ChunkName, read_payload
 
 _READERS = 2
 _log = logging.getLogger("kvproxy")
@@ -176,7 +176,7 @@ class TierConnector:
             for name in load.names:
                 if load.cancelled:
                     break
-                payload = self.chain.load(name.key, lambda data, name=name: unseal(data, name))  # type: ignore[misc]
+                payload = self.chain.load(name.key, lambda data, name=name: read_payload(data, name))  # type: ignore[misc]
                 if payload is None:
                     break
                 load.arrived.append(payload)

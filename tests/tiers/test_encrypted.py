@@ -7,7 +7,7 @@ from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.sealed import SealedStore
+from kvproxy.tiers.encrypted import EncryptedStore
 from tests.tiers.doubles import DictStore
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])
@@ -36,8 +36,8 @@ def test_the_disk_holds_no_readable_chunk_and_memory_does(tmp_path: Path) -> Non
 
 
 def test_a_restart_with_a_new_key_in_front_finds_its_chunks(tmp_path: Path) -> None:
-    SealedStore(DiskStore(tmp_path, 1 << 20), OLD).put("model-aa", CHUNK)
-    again = SealedStore(DiskStore(tmp_path, 1 << 20), BOTH)
+    EncryptedStore(DiskStore(tmp_path, 1 << 20), OLD).put("model-aa", CHUNK)
+    again = EncryptedStore(DiskStore(tmp_path, 1 << 20), BOTH)
     assert again.contains("model-aa")
     assert again.get("model-aa") == CHUNK
 
@@ -45,19 +45,19 @@ def test_a_restart_with_a_new_key_in_front_finds_its_chunks(tmp_path: Path) -> N
 def test_what_was_kept_in_clear_is_read() -> None:
     inner = DictStore()
     inner.put("model-aa", CHUNK)
-    assert SealedStore(inner, NEW).get("model-aa") == CHUNK
+    assert EncryptedStore(inner, NEW).get("model-aa") == CHUNK
 
 
 def test_what_cannot_be_decrypted_is_a_miss_and_is_dropped() -> None:
     inner = DictStore()
-    SealedStore(inner, OLD).put("model-aa", CHUNK)
-    SealedStore(inner, NEW).put("model-bb", CHUNK)
+    EncryptedStore(inner, OLD).put("model-aa", CHUNK)
+    EncryptedStore(inner, NEW).put("model-bb", CHUNK)
     inner.chunks["model-cc"] = inner.chunks["model-bb"]  # Another chunk's content under this name.
-    chain = TierChain([SealedStore(inner, NEW)])
+    chain = TierChain([EncryptedStore(inner, NEW)])
     assert chain.load("model-aa", accept) is None
     assert chain.load("model-cc", accept) is None
     assert chain.load("model-bb", accept) == CHUNK
     assert inner.chunks.keys() == {"model-bb"}
-    (figures,) = chain.figures()
+    (figures,) = chain.stats()
     assert (figures.damaged, figures.hits, figures.errors) == (2, 1, 0)
     chain.close()

@@ -1,4 +1,4 @@
-"""A tier whose chunks are encrypted where they are kept: on disk, in Redis."""
+"""Encryption of chunks outside of the process: on disk and in Redis."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,13 @@ from kvproxy.encryption import Cipher, is_sealed
 from kvproxy.tiers.store import ChunkStore, Data, StoreStats
 
 
-class SealedStore:
-    """Encrypts what goes into another store, and decrypts what comes out.
+class EncryptedStore:
+    """Encrypts the chunks of another store. Chunks in clear can be read too.
 
-    What was kept in clear before is read too. What cannot be decrypted is handed out as it is: it is no chunk, so the
-    chain drops it, and the engine computes it.
+    A chunk that cannot be decrypted is returned unchanged: the chain deletes it as invalid.
 
     Args:
-        store: keeps the encrypted chunks.
+        store: stores the encrypted chunks.
         cipher: every machine that shares the store needs the same keys.
     """
 
@@ -42,14 +41,14 @@ class SealedStore:
     def contains(self, key: str) -> bool:
         return self._store.contains(key)
 
-    def wants(self, key: str) -> bool:
-        return self._store.wants(key)
+    def should_put(self, key: str) -> bool:
+        return self._store.should_put(key)
 
     def delete(self, key: str) -> None:
         self._store.delete(key)
 
-    def clear(self, chosen: Callable[[str], bool]) -> int:
-        return self._store.clear(chosen)
+    def clear(self, matches: Callable[[str], bool]) -> int:
+        return self._store.clear(matches)
 
     def stats(self) -> StoreStats:
         return self._store.stats()

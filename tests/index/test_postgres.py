@@ -14,7 +14,7 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services, build
-from kvproxy.index.errors import CacheStoreError, first_line
+from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres.database import display_name
 from kvproxy.index.store.postgres.store import PostgresStore
@@ -43,6 +43,17 @@ def test_a_url_that_is_none_is_told() -> None:
     assert first_line(ValueError(" first\nsecond")) == "first"
     assert display_name("dbname=d") == "postgresql://localhost/d"
     assert display_name("postgres://u:p@h:5/d?sslmode=require") == "postgresql://h:5/d"
+
+
+@pytest.mark.parametrize(
+    ("change", "version"), [("update schema_version set version = 99", 99), ("drop table schema_version", 0)]
+)
+def test_a_database_of_another_schema_is_refused(empty_postgres: str, change: str, version: int) -> None:
+    PostgresStore(empty_postgres).close()
+    with psycopg.connect(empty_postgres, autocommit=True) as connection:
+        connection.execute(f"set search_path = kvproxy; {change}")
+    with pytest.raises(SchemaVersionError, match=f"has schema version {version}, .*kvproxy cache export"):
+        PostgresStore(empty_postgres)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     page.until(lambda: figure(page.text("[data-figure=requests]")) == sum(wanted.values()))
     assert {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted
     total = httpx.get(f"{url}/admin/savings").json()["total"]
-    page.until(lambda: page.text("[data-figure=money]") == f"{total['money']:.4f}")
+    page.until(lambda: page.text("[data-figure=money]") == f"{total['money']:.4f} USD")
     tokens = total["prompt_tokens"] + total["completion_tokens"] + total["reused_tokens"]
     assert figure(page.text("[data-figure=tokens]")) == tokens
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]

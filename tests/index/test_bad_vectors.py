@@ -105,7 +105,7 @@ def test_an_error_names_another_shape(shape: tuple[int, ...]) -> None:
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             return np.ones(shape, np.float32)
 
-    with pytest.raises(EmbedderError, match="was expected"):
+    with pytest.raises(EmbedderError, match="instead of"):
         EmbeddingCache(Wrong()).vector("text")
 
 

@@ -105,7 +105,7 @@ def test_vectors_of_a_wrong_shape_are_an_error(shape: tuple[int, ...]) -> None:
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             return np.ones(shape, np.float32)
 
-    with pytest.raises(EmbedderError, match="was expected"):
+    with pytest.raises(EmbedderError, match="instead of"):
         EmbeddingCache(Wrong()).vector("text")
 
 

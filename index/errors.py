@@ -19,9 +19,10 @@ class SchemaVersionError(CacheStoreError):
     """
 
     def __init__(self, name: str, found: int, required: int) -> None:
+        self.found = found
         super().__init__(
-            f"{name} has schema version {found}, but this version of kvproxy requires {required}: use another one, or export"
-            " it with the version of kvproxy that created it (kvproxy cache export) and import it here (kvproxy cache import)"
+            f"{name} has schema version {found}, but this version of kvproxy requires {required}: move it away."
+            " Responses that its own version exports (kvproxy cache export) can be imported (kvproxy cache import)"
         )
 
 

@@ -40,15 +40,15 @@ def simulate(
     Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
     """
     from kvproxy.errors import NotFound
-    from kvproxy.offline.simulate.plot import plot as plot_sweep
     from kvproxy.offline.simulate.sweep import bytes_per_token as model_bytes_per_token
-    from kvproxy.offline.simulate.workload import kind_of
+    from kvproxy.offline.simulate.sweep import plot_sweep
+    from kvproxy.offline.simulate.workload import trace_kind
 
     if not trace.is_file():
         raise NotFound(f"no trace {trace}: check the path")
     check_writable(plot, PLOT_SUFFIXES)
     check_writable(out)
-    if kind_of(trace) == "conformance":
+    if trace_kind(trace) == "conformance":
         _replay_conformance(trace, out, as_json)
         return
     if engines is not None:
@@ -87,7 +87,7 @@ def _compare_routing(
 ) -> None:
     from dataclasses import asdict
 
-    from kvproxy.offline.simulate.fleet import POLICIES, FleetShape, simulate_routing
+    from kvproxy.offline.simulate.routing import POLICIES, FleetShape, simulate_routing
     from kvproxy.offline.simulate.workload import read_arrivals
 
     if blocks is not None and not blocks.isdigit():
@@ -155,7 +155,7 @@ def _print(result: "Sweep", bytes_per_token: int | None) -> None:
         f"{result.requests:,} requests, {result.blocks:,} blocks; hit rate of an unlimited pool {result.infinite:.4f}"
     )
     for name in names:
-        enough = result.enough(name)
+        enough = result.sufficient_size(name)
         if enough is None:
             typer.echo(f"{name}: no size reaches 90% of it")
         else:
@@ -176,5 +176,5 @@ def _document(result: "Sweep", bytes_per_token: int | None) -> dict[str, Any]:
         "infinite": result.infinite,
         "sizes": list(result.sizes),
         "rates": {name: list(rates) for name, rates in result.rates.items()},
-        "enough": {name: result.enough(name) for name in result.rates},
+        "enough": {name: result.sufficient_size(name) for name in result.rates},
     }

@@ -113,7 +113,12 @@ class FileJournal:
             self._connection = open_or_replace(path, clock)
             self._writer = Writer(self._connection, settings, clock, redact)
             self._files = DatabaseFiles(path, self._connection)
-        except (sqlite3.Error, OSError, SchemaVersionError) as error:
+        except SchemaVersionError as error:
+            raise SettingsError(
+                f"another version of kvproxy created the journal {path} (schema version {error.found}): move it away, or set"
+                " journal.enabled = false"
+            ) from None
+        except (sqlite3.Error, OSError) as error:
             raise SettingsError(
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
             ) from None

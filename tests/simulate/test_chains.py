@@ -119,7 +119,7 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
     result = sweep(requests, tokens, default_sizes(requests, 3), ["lru", "belady"])
     assert result.infinite == hits / sum(len(line["hash_ids"]) for line in lines)
     assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.infinite
-    assert result.enough("belady") in result.sizes
+    assert result.sufficient_size("belady") in result.sizes
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,16 @@
 """Codec of OpenAI's chat completions."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.codecs import request_fields as fields
+from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
-from kvproxy.apis.codecs.collected_output import CollectedChoice, CollectedOutput
+from kvproxy.apis.codecs.collected_output import CollectedChoice
 from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
 from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
 from kvproxy.apis.request import ApiRequest
-from kvproxy.apis.sse import DONE, event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, TokenLogprob, ToolCall
 
@@ -44,13 +42,10 @@ class ChatCodec:
         return ChatEncoder(request, model)
 
 
-class ChatEncoder:
+class ChatEncoder(ChoicesEncoder):
     def __init__(self, request: ApiRequest, model: str) -> None:
-        self._output = CollectedOutput()
-        self._prompt_logprobs = fields.integer(request.body, "prompt_logprobs")
-        self._includes_usage = request.stream and includes_usage(request.body)
-        self._id: JsonObject = {"id": f"chatcmpl-{request.request_id}"}
-        self._created: JsonObject = {"created": int(time.time()), "model": model}
+        id = f"chatcmpl-{request.request_id}"
+        super().__init__(request, model, id, "chat.completion", "chat.completion.chunk")
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
@@ -69,52 +64,20 @@ class ChatEncoder:
         if piece.finish_reason:
             yield self._chunk(_choice(piece.index, {}, _reason(self._output.choices[piece.index])))
 
-    def _chunk(self, choice: JsonObject) -> bytes:
-        head: JsonObject = {**self._id, "object": "chat.completion.chunk", **self._created}
-        return event({**head, "choices": [choice], **({"usage": None} if self._includes_usage else {})})
-
-    def end(self) -> Iterator[bytes]:
-        if self._includes_usage:
-            head: JsonObject = {**self._id, "object": "chat.completion.chunk", **self._created}
-            yield event({**head, "choices": [], "usage": usage_of(self._output)})
-        yield event(DONE)
-
     def whole(self) -> JsonObject:
         choices: list[Json] = [_whole(self._id, index, each) for index, each in sorted(self._output.choices.items())]
-        whole: JsonObject = {**self._id, "object": "chat.completion", **self._created}
+        whole: JsonObject = dict(self._head)
         if self._prompt_logprobs is not None:
             # vLLM returns the prompt's scores outside the choices of a chat, but in each choice of a completion.
             whole["prompt_logprobs"] = prompt_scores(self._output, self._prompt_logprobs)
         return {**whole, "choices": choices, "usage": usage_of(self._output)}
 
 
-def usage_of(output: CollectedOutput) -> JsonObject:
-    """Return token counts in OpenAI's format."""
-    return {
-        "prompt_tokens": output.prompt_tokens,
-        "completion_tokens": output.completion_tokens,
-        "total_tokens": output.prompt_tokens + output.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
-    }
-
-
-def prompt_scores(output: CollectedOutput, count: int) -> list[Json]:
-    """Return the scores of the prompt's tokens in vLLM's format: by id, each with its `count` most likely alternatives."""
-    return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
-
-
-def _scores(item: TokenLogprob, count: int) -> JsonObject:
-    found: JsonObject = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
-    for rank, (token, text, value) in enumerate(item.top[:count], 1):
-        found.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})
-    return found
-
-
 def _choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _whole(id: JsonObject, index: int, choice: CollectedChoice) -> JsonObject:
+def _whole(id: str, index: int, choice: CollectedChoice) -> JsonObject:
     message: JsonObject = {"role": "assistant", "content": choice.text}
     if choice.calls:
         calls: list[Json] = [_call(id, index, at, call) for at, call in enumerate(choice.calls)]
@@ -129,10 +92,10 @@ def _reason(choice: CollectedChoice) -> str | None:
     return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
 
 
-def _call(id: JsonObject, index: int, at: int, call: ToolCall) -> JsonObject:
+def _call(id: str, index: int, at: int, call: ToolCall) -> JsonObject:
     """Return a tool call with an id that is unique among all choices."""
     function: JsonObject = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{id['id']}-{index}-{at}", "type": "function", "function": function}
+    return {"id": f"call_{id}-{index}-{at}", "type": "function", "function": function}
 
 
 def _logprob(item: TokenLogprob) -> JsonObject:

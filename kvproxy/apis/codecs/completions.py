@@ -1,19 +1,16 @@
 """Codec of OpenAI's completions."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.codecs import request_fields as fields
-from kvproxy.apis.codecs.chat import prompt_scores, usage_of
+from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import DecodedRequest, Echo, PromptInput
-from kvproxy.apis.codecs.collected_output import CollectedChoice, CollectedOutput
+from kvproxy.apis.codecs.collected_output import CollectedChoice
 from kvproxy.apis.codecs.output_formats import json_format
 from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
-from kvproxy.apis.sse import DONE, event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, TokenLogprob
 
@@ -50,20 +47,12 @@ class CompletionsCodec:
         return CompletionsEncoder(request, model, echo)
 
 
-class CompletionsEncoder:
+class CompletionsEncoder(ChoicesEncoder):
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
-        self._output = CollectedOutput()
+        super().__init__(request, model, f"cmpl-{request.request_id}", "text_completion", "text_completion")
         self._echo = echo
         self._logprobs = fields.integer(request.body, "logprobs")
-        self._prompt_logprobs = fields.integer(request.body, "prompt_logprobs")
-        self._includes_usage = request.stream and includes_usage(request.body)
         self._offsets: dict[int, int] = {}
-        self._head: JsonObject = {
-            "id": f"cmpl-{request.request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece) and self._echo is not None:
@@ -77,9 +66,6 @@ class CompletionsEncoder:
         if piece.text or piece.finish_reason or logprobs:
             yield self._chunk(_choice(piece.index, piece.text, logprobs, piece.finish_reason))
 
-    def _chunk(self, choice: JsonObject) -> bytes:
-        return event({**self._head, "choices": [choice], **({"usage": None} if self._includes_usage else {})})
-
     def _echo_logprobs(self, echo: Echo) -> Json:
         """Return the prompt's log-probabilities; its first token has none."""
         if self._logprobs is None:
@@ -92,11 +78,6 @@ class CompletionsEncoder:
             "text_offset": [0],
         }
         return _concatenate(first, rest)
-
-    def end(self) -> Iterator[bytes]:
-        if self._includes_usage:
-            yield event({**self._head, "choices": [], "usage": usage_of(self._output)})
-        yield event(DONE)
 
     def whole(self) -> JsonObject:
         choices: list[Json] = [self._whole(index, choice) for index, choice in sorted(self._output.choices.items())]

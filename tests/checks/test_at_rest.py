@@ -116,13 +116,13 @@ def test_a_changed_verifier_is_refused_at_load(tmp_path: Path, monkeypatch: pyte
     from kvproxy.index.models.verifier import built_in
 
     monkeypatch.setattr(built_in, "ADAPTER", changed(built_in.ADAPTER, tmp_path))
-    with pytest.raises(VerifierError, match="is not the one that was released"):
+    with pytest.raises(VerifierError, match="is not the released file"):
         load_verifier()
 
 
 def test_changed_ranges_of_the_embedder_are_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedder, "RANGES", changed(embedder.RANGES, tmp_path))
-    with pytest.raises(EmbedderError, match="is not the one that was released"):
+    with pytest.raises(EmbedderError, match="is not the released file"):
         embedder.MiniLMEmbedder(integers=True)
 
 

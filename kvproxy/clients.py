@@ -68,7 +68,7 @@ def remove_client(settings: Settings, name: str) -> None:
 
     Raises:
         NotFound: the file has no client of this name.
-        InvalidRequest: it stands in the settings.
+        InvalidRequest: it is in the settings.
     """
     kept = _read(settings.data)
     left = [each for each in kept if each.name != name]

@@ -67,7 +67,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class PrefixUse:
-    """Tokens of a prompt, those that the backend reused, and those that came from a tier beyond the GPU pool."""
+    """Tokens of a prompt; reused ones; of these, tokens from a tier beyond the GPU pool."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -35,7 +35,7 @@ class Trace:
 
         Args:
             traceparent: the client's header.
-            share: of the traces that begin here, those of which spans are wanted.
+            share: share of new traces to export.
         """
         span, call = os.urandom(8).hex(), os.urandom(8).hex()
         found = None if traceparent is None else _FORM.fullmatch(traceparent.strip())

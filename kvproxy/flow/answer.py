@@ -46,7 +46,7 @@ class Answerer:
     Args:
         backend: computes responses that are not cached.
         cache: stored responses.
-        settings: what may be cached, and for how long.
+        settings: of the response cache.
         clock: seconds since the epoch.
         observer: compares fresh responses with cached ones; None disables learning.
         journal: receives stored entries.
@@ -100,7 +100,7 @@ class Answerer:
             watch: awaits slow work. An exact hit does not use it.
 
         Raises:
-            NotCached: the request accepts only a cached response, and there is none.
+            NotCached: the request accepts only a cached response, but no response is cached.
             Unkeyable: no cache key can be computed for the request.
             KvproxyError: an error of the backend.
         """

@@ -178,7 +178,7 @@ class Observer:
         await self._queue.join()
 
     def results(self) -> dict[str, int]:
-        """Comparisons by result, including those that were dropped before they were queued."""
+        """Comparisons by result, including comparisons that were dropped before the queue."""
         dropped = self.counts["dropped"] + self._semantic.deferred.dropped
         return dict(self.counts) | ({"dropped": dropped} if dropped else {})
 

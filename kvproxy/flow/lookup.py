@@ -29,7 +29,7 @@ class CacheLookup:
 
     Args:
         cache: stored responses.
-        settings: time limit of a lookup, and what may be served.
+        settings: of the response cache.
         clock: seconds since the epoch.
     """
 
@@ -74,7 +74,7 @@ class CacheLookup:
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
     def fallback_deadline(self, exchange: Exchange) -> float | None:
-        """Seconds until a stale response replaces a fresh one; None if none may be served."""
+        """Seconds until a stale response replaces a fresh one; None without a stale response to serve."""
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or self._stale_reason(entry, exchange, failed=True) is None:
             return None

@@ -80,7 +80,7 @@ class UnreadCharge:
 
     Raises:
         TooMany: the client may use no more tokens now.
-        TooLarge: the client may never use so many.
+        TooLarge: the request exceeds the quota of a minute.
     """
 
     def __init__(self, account: Account, announced: int) -> None:

@@ -22,7 +22,7 @@ from kvproxy.journal.reasons import reason_of_failure
 WINDOW = 256 * 1024
 """Bytes that may wait for the clients before reading from the backend pauses."""
 STEP = 4 * 1024
-"""Bytes of an upstream's stream that are parsed at once: about 25 events, or half a millisecond."""
+"""Bytes of an upstream's stream that are parsed in one step: about 25 events, or half a millisecond."""
 
 _END_SECONDS = 0.25
 """Time for an upstream to end its response after the last event. A response with events after that is not stored."""

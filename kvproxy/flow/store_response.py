@@ -28,7 +28,7 @@ class ResponseWriter:
 
     Args:
         cache: the stored responses.
-        settings: what may be stored, and for how long.
+        settings: of the response cache.
         backend: name of the backend.
         clock: seconds since the epoch.
         observer: compares fresh responses with similar ones; None disables learning.

@@ -1,4 +1,4 @@
-"""What was asked before: tells why a request that nothing stored answered was not answered."""
+"""Earlier prompts and removed entries, which explain misses and name changed regions."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _MAX_COMPARED = 50
 """Earlier requests with the same question that are compared."""
 _MAX_CHANGES = 2
 """With more differences it is another conversation with the same question."""
-_SLACK = 1.0  # Seconds between the creation of an entry and that of its record.
+_SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Share:
     Attributes:
         name: the value; for a prompt, the beginning of its text, or its number.
         entry: id of a stored response.
-        requests, cached: number of requests, and of those that a cache answered.
+        requests, cached: number of requests, and of cache hits.
         computed: tokens that the backend computed.
         seconds: duration at the backend.
     """
@@ -148,7 +148,7 @@ class Reader:
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
         name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
-        # What no client asked for costs the backend all the same.
+        # Revalidations cost the backend, too, but are not requests of clients.
         requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'renewed')"
         sql = (
             f"select {name}, max(entry), {requests}, sum(layer in ('exact', 'semantic', 'shared')),"

@@ -23,7 +23,7 @@ class Regions:
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
         digests: one for each.
-        question: index of the last message, the prompt, or the input; None if there is none.
+        question: index of the last message, the prompt, or the input; None without a question.
     """
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Regions:
     question: int | None
 
     def differing(self, other: "Regions") -> list[str]:
-        """Names of the regions in which two requests differ, in order, including those that only one has."""
+        """Names of the regions in which two requests differ, in order, including regions that only one has."""
         own, others = self.by_name(), other.by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 

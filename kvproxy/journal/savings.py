@@ -93,7 +93,7 @@ def savings_report(
     """Return the savings by group and their total.
 
     Args:
-        counts: of observations; None if there are none.
+        counts: of observations; None without observations.
         since: seconds; only whole days within this time count.
     """
     first = None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
@@ -155,7 +155,7 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
     """The share of semantic hits that may be wrong: measured by comparisons, else the bound of the policy.
 
     Args:
-        counts: of observations, see `Observations.summary`; None if there are none.
+        counts: of observations, see `Observations.summary`; None without observations.
         settings: of the response cache.
     """
     if not settings.semantic:

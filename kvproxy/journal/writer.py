@@ -108,7 +108,7 @@ class Writer:
         return keys
 
     def _read(self, events: Sequence[Event]) -> dict[int, tuple[Record, Regions | None]]:
-        """Records by their place, and the regions of misses. The prompts to compare with are read for all of them at once."""
+        """Records by their place, and the regions of misses. All similar prompts are read by one statement."""
         read: dict[int, tuple[Record, Regions | None]] = {}
         for place, event in enumerate(events):
             if isinstance(event, Exchange):
@@ -122,7 +122,7 @@ class Writer:
         """Write that an entry was stored or removed.
 
         Args:
-            records: by number, those that are not in the file yet.
+            records: by number, if they are not in the file yet.
         """
         self._prompts.pop(change.key, None)
         if isinstance(change, Gone):

@@ -1,4 +1,4 @@
-"""Sends spans and metrics to a collector, by OTLP over HTTP. Nothing else imports OpenTelemetry."""
+"""Sends spans and metrics to a collector by OTLP over HTTP. Only this module imports OpenTelemetry."""
 
 from collections.abc import Sequence
 
@@ -26,8 +26,8 @@ from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.telemetry.spans import Span, general
 from kvproxy.trace import Trace
 
-_PATIENCE = 5.0
-"""Seconds that a collector may take."""
+_TIMEOUT_SECONDS = 5.0
+"""Timeout of the collector."""
 _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 _SECONDS = (
     0.001,
@@ -52,7 +52,7 @@ _TOKENS = tuple(float(4**power) for power in range(14))
 
 
 class _GivenIds(IdGenerator):
-    """Gives the ids that were told to others already; new ones where none was. One thread uses it."""
+    """Uses the ids that were sent to other services already, else new ones. For one thread."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -67,7 +67,7 @@ class _GivenIds(IdGenerator):
 
 
 class Exporter:
-    """Takes spans and records, and sends them in batches from threads of its own.
+    """Sends spans and records in batches, from threads of its own.
 
     Args:
         settings: where to.
@@ -78,13 +78,13 @@ class Exporter:
         resource = Resource.create({"service.name": settings.service, "service.version": __version__})
         self._ids = _GivenIds()
         self._spans = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
-        sender = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_PATIENCE)
+        sender = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_TIMEOUT_SECONDS)
         self._spans.add_span_processor(
             BatchSpanProcessor(sender, schedule_delay_millis=settings.interval * 1000, export_timeout_millis=5000)
         )
         self._tracer = self._spans.get_tracer("kvproxy", __version__)
         reader = PeriodicExportingMetricReader(
-            OTLPMetricExporter(f"{endpoint}/v1/metrics", timeout=_PATIENCE),
+            OTLPMetricExporter(f"{endpoint}/v1/metrics", timeout=_TIMEOUT_SECONDS),
             export_interval_millis=settings.interval * 1000,
         )
         self._metrics = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
@@ -112,7 +112,7 @@ class Exporter:
         )
 
     def spans(self, spans: Sequence[Span], trace: Trace) -> None:
-        """Send the spans of a request, of which the first holds the others."""
+        """Send the spans of a request; the first one is the parent."""
         outer = None
         if trace.parent is not None:
             outer = set_span_in_context(NonRecordingSpan(_context(trace.id, trace.parent)))
@@ -136,7 +136,7 @@ class Exporter:
             made.end(max(span.start, span.end))
 
     def record(self, record: Record) -> None:
-        """Count a request that is over."""
+        """Count a finished request."""
         attributes = general(record)
         if record.total_ms is not None:
             self._duration.record(record.total_ms / 1000, attributes)
@@ -149,9 +149,9 @@ class Exporter:
             self._reused.add(record.reused_tokens, attributes)
 
     def close(self) -> None:
-        """Send what is left; a collector that is away gets a few seconds."""
+        """Send all waiting spans, with a timeout of a few seconds."""
         self._spans.shutdown()
-        self._metrics.shutdown(_PATIENCE * 1000)
+        self._metrics.shutdown(_TIMEOUT_SECONDS * 1000)
 
 
 def _context(trace: str, span: str) -> SpanContext:

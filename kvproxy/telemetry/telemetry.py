@@ -63,7 +63,7 @@ class Telemetry:
             self._waiting.append(exchange)
 
     def close(self) -> None:
-        """Export what is left, and stop."""
+        """Export all waiting exchanges, and stop."""
         self._closing.set()
         self._thread.join()
         self._sink.close()

@@ -77,12 +77,12 @@ class EmbeddedBackend:
         wanted = self._codec(request).decode(request.body)
         generation = await self.generation(request, wanted)
         echo = await self._echo(wanted, generation.tokens) if wanted.echo else None
-        form = await self._call_form(wanted)
+        form = await self._tool_call_format(wanted)
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
 
         async def all_pieces() -> AsyncIterator[Delta]:
-            read = ToolCallParser(form).read if form is not None else _as_it_is
+            read = ToolCallParser(form).parse if form is not None else _as_it_is
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
                 yield read(first)
                 async for piece in rest:
@@ -117,7 +117,7 @@ class EmbeddedBackend:
             # A client may send the same request id twice; the engine's ids must be unique.
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
-            sampling_params(wanted, self.worker.sampling),
+            sampling_params(wanted, self.worker.default_sampling_params),
             salt=self._salt(request, wanted),
             priority=request.control.priority if self._ranked else 0,
             tenant=request.tenant,
@@ -127,11 +127,11 @@ class EmbeddedBackend:
             adapter=request.model if request.model in self.worker.adapters else None,
         )
 
-    async def _call_form(self, wanted: DecodedRequest) -> ToolCallFormat | None:
+    async def _tool_call_format(self, wanted: DecodedRequest) -> ToolCallFormat | None:
         """How the model writes calls, where the request lets it call tools."""
         if wanted.tools is None:
             return None
-        form = await self.worker.async_tokenizer.call_form()
+        form = await self.worker.async_tokenizer.tool_call_format()
         if form is None:
             raise InvalidRequest(
                 "this model's chat template cannot write calls of tools so that they can be read: leave tools out, or use"
@@ -141,7 +141,7 @@ class EmbeddedBackend:
         return form
 
     async def _grammar(self, wanted: DecodedRequest) -> Grammar | None:
-        form = await self._call_form(wanted)
+        form = await self._tool_call_format(wanted)
         if form is None or wanted.tools is None:
             return wanted.grammar
         tools = wanted.tools
@@ -169,7 +169,7 @@ class EmbeddedBackend:
 
     async def _echo(self, wanted: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
         tokenizer = self.worker.async_tokenizer
-        (first,) = await tokenizer.texts(list(tokens[:1]))
+        (first,) = await tokenizer.token_texts(list(tokens[:1]))
         text = wanted.prompt if isinstance(wanted.prompt, str) else await tokenizer.decode(list(tokens))
         return Echo(text, first)
 

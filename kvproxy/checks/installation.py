@@ -122,15 +122,15 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
 def _own_chunks(settings: Settings) -> str | None:
     """How the keys of the model's chunks begin; None where the model cannot be loaded, which is told elsewhere."""
     from kvproxy.blocks.digest import BlockHasher
-    from kvproxy.engine.kv_connector.fingerprint import fingerprint
+    from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
     from kvproxy.engine.models.loader import load_model
     from kvproxy.tiers.codec import key_prefix
 
     engine = settings.engine
     try:
         loaded = load_model(
-            settings.model, engine.device, engine.dtype, weights=engine.weights, remembered=settings.data
+            settings.model, engine.device, engine.dtype, weights=engine.weights, cache_dir=settings.data
         )
     except KvproxyError:
         return None
-    return key_prefix(fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))
+    return key_prefix(model_fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))

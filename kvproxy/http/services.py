@@ -127,7 +127,7 @@ def build(settings: Settings) -> Services:
     # The engine first: on a GPU its graphs are captured while it loads, and nothing else may allocate there meanwhile.
     built = build_backend(settings)
     if built.worker is not None:
-        built.worker.observe = metrics.generated
+        built.worker.on_finished = metrics.generated
     cache = open_response_cache(
         settings.store_where,
         settings.cache,

@@ -145,7 +145,7 @@ class LocalTokenizer:
         return ids[begin : len(ids) - (len(around) - begin)]
 
     async def text(self, tokens: Sequence[int], ask: Sequence[Upstream], seconds: float) -> str:
-        return "".join(await self._tokenizer.texts(list(tokens)))
+        return "".join(await self._tokenizer.token_texts(list(tokens)))
 
 
 def prompt_form(request: ApiRequest) -> PromptInput:

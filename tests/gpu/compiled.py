@@ -21,7 +21,7 @@ from kvproxy.engine.attention.triton_decode import launch_options, tile_size
 _TYPES = {"bf16": (tl.bfloat16, 2), "fp16": (tl.float16, 2), "fp32": (tl.float32, 4)}
 _CUT = {"SPLIT": 128, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
 Kind = dict[str, Any]
-FULL: Kind = {"KIND": "full", "REACH": 0, "CAPPED": False}
+FULL_ATTENTION: Kind = {"KIND": "full", "REACH": 0, "CAPPED": False}
 WINDOW: Kind = {"KIND": "sliding_window", "REACH": 4096, "CAPPED": True}
 _SCRATCH = {"partial": "*fp32", "logsums": "*fp32", "lengths": "*i64"}
 _ALIGNED = ("query_row", "query_head", "pool_block", "pool_slot", "pool_head")
@@ -61,7 +61,7 @@ def facts(
     }
 
 
-def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind = FULL) -> dict[str, int]:
+def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind = FULL_ATTENTION) -> dict[str, int]:
     """Facts of the first kernel for so many query heads a key head."""
     product, size = _TYPES[dtype]
     padded = max(16, 1 << (group - 1).bit_length())
@@ -73,7 +73,7 @@ def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind =
         "PRODUCT": product,
     }
     content = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"table": "*i32"}
-    options = launch_options(padded, roomy=roomy)
+    options = launch_options(padded, double_buffer=roomy)
     return facts(triton_kernels.split_kv_attention, capability, _SCRATCH | content, _CUT | shape | kind, options)
 
 

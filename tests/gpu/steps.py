@@ -27,7 +27,7 @@ def decode_steps(device: torch.device) -> Figures:
         except NotHere as reason:
             figures[f"{rows} rows"] = f"not run: {reason}"
             continue
-        if not runner.replays:
+        if not runner.is_captured:
             raise Missed("the model's steps were not captured", figures)
         replay = launched(lambda runner=runner, spans=spans: runner._graphs(spans), scale.repeat)  # type: ignore[misc]
         eager = launched(
@@ -54,7 +54,7 @@ def engine_steps(device: torch.device) -> Figures:
         engine = seven.engine(device, rows * (length + 200), max_sequences=rows, max_model_len=2 * length + 200)
         for _ in range(rows):
             seven.submit(engine, seven.random_tokens(device, length), 2 * scale.repeat + 8)
-        while engine._scheduler.waiting or any(each.num_generated < 2 for each in engine._scheduler.running):
+        while engine._scheduler.waiting or any(each.num_output_tokens < 2 for each in engine._scheduler.running):
             engine.step()
         whole = launched(engine.step, scale.repeat, warm=1)
         figures[f"{rows} x {length}"] = f"{whole * 1e3:.2f} ms"
@@ -65,7 +65,7 @@ def engine_steps(device: torch.device) -> Figures:
 @torch.inference_mode()
 def mixed_steps(device: torch.device) -> Figures:
     """Answers and a prompt in one step, against the two apart; and that the answers' logits do not notice."""
-    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.scheduler.output import TokenSpan
 
     scale = scale_of(device)
     rows, prompt = scale.rows[-1], scale.context // 16
@@ -114,7 +114,7 @@ def prefill_rate(device: torch.device) -> Figures:
 @torch.inference_mode()
 def kernel_times(device: torch.device) -> Figures:
     """What an eager decode step and a prompt spend their time on, by the profiler."""
-    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.scheduler.output import TokenSpan
 
     scale = scale_of(device)
     runner, spans = seven.runner(device, scale.rows[1], scale.context // 4, graphs=False)

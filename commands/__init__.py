@@ -1,6 +1,6 @@
-"""The command line: each file here parses one command, calls the package, and prints.
+"""The command line: each module parses the options of a command, calls the package, and prints.
 
-Heavy modules are imported inside the commands, so that `kvproxy --help` answers at once.
+Commands import heavy modules in their functions, so that `kvproxy --help` is fast.
 """
 
 import os
@@ -10,36 +10,55 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands import (
-    audit,
     blocks,
-    blocks_pin,
-    blocks_tiers,
     cache,
-    cache_encrypt,
-    cache_pin,
-    cache_sums,
-    calibrate,
     config,
     doctor,
-    estimate,
     explain,
-    feedback,
+    init,
     keys,
-    lint,
     log,
-    log_sums,
+    reload,
     savings,
     serve,
-    simulate,
     top,
     upstreams,
     warm,
 )
+from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
 from kvproxy.errors import KvproxyError
+from kvproxy.extras import missing_extra
 from kvproxy.index.usage_reports import disable_usage_reports
 
+app = typer.Typer(
+    name="kvproxy",
+    help="A caching reverse proxy for LLMs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve", rich_help_panel="Run")(serve.serve)
+app.command("init", rich_help_panel="Run")(init.init)
+app.add_typer(config.app, name="config", rich_help_panel="Run")
+app.command("doctor", rich_help_panel="Run")(doctor.doctor)
+app.command("top", rich_help_panel="Inspect")(top.top)
+app.add_typer(log.app, name="log", rich_help_panel="Inspect")
+app.command("explain", rich_help_panel="Inspect")(explain.explain)
+app.command("savings", rich_help_panel="Inspect")(savings.savings)
+app.add_typer(cache.app, name="cache", rich_help_panel="Inspect")
+app.add_typer(blocks.app, name="blocks", rich_help_panel="Inspect")
+app.command("estimate", rich_help_panel="Analyse")(estimate.estimate)
+app.command("lint", rich_help_panel="Analyse")(lint.lint)
+app.command("audit", rich_help_panel="Analyse")(audit.audit)
+app.command("simulate", rich_help_panel="Analyse")(simulate.simulate)
+app.command("calibrate", rich_help_panel="Analyse")(calibrate.calibrate)
+app.command("warm", rich_help_panel="Operate")(warm.warm)
+app.add_typer(upstreams.app, name="upstreams", rich_help_panel="Operate")
+app.add_typer(keys.app, name="keys", rich_help_panel="Operate")
+app.command("reload", rich_help_panel="Operate")(reload.reload)
 
-def _version(value: bool) -> None:
+
+def _print_version(value: bool) -> None:
     if value:
         from kvproxy import __version__
 
@@ -47,60 +66,17 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(
-    name="kvproxy",
-    help="A caching reverse proxy for LLMs: stored responses, and exact prefix blocks.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.serve)
-app.add_typer(cache.app, name="cache")
-cache.app.command("encrypt")(cache_encrypt.encrypt)
-cache.app.command("queue")(cache_sums.queue)
-cache.app.command("usage")(cache_sums.usage)
-cache.app.command("purges")(cache_sums.purges)
-cache.app.command("reject")(feedback.reject)
-cache.app.command("approve")(feedback.approve)
-cache.app.command("pin")(cache_pin.pin)
-cache.app.command("unpin")(cache_pin.unpin)
-app.add_typer(blocks.app, name="blocks")
-blocks.app.command("pin")(blocks_pin.pin)
-blocks.app.command("pins")(blocks_pin.pins)
-blocks.app.command("unpin")(blocks_pin.unpin)
-blocks.app.command("tiers")(blocks_tiers.tiers)
-blocks.app.command("clear-tier")(blocks_tiers.clear_tier)
-app.add_typer(upstreams.app, name="upstreams")
-app.add_typer(keys.app, name="keys")
-app.add_typer(log.app, name="log")
-log.app.command("top")(log_sums.top)
-log.app.command("hist")(log_sums.hist)
-app.command("savings")(savings.savings)
-app.add_typer(config.app, name="config")
-app.command("init")(config.init)
-app.command("reload")(config.reload)
-app.command("top")(top.top)
-app.command("explain")(explain.explain)
-app.command("warm")(warm.warm)
-app.command("estimate")(estimate.estimate)
-app.command("lint")(lint.lint)
-app.command("audit")(audit.audit)
-app.command("simulate")(simulate.simulate)
-app.command("calibrate")(calibrate.calibrate)
-app.command("doctor")(doctor.doctor)
-
-
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """A caching reverse proxy for LLMs: stored responses, and exact prefix blocks."""
+    """A caching reverse proxy for LLMs."""
 
 
 def main() -> None:
-    """Run a command; what goes wrong is one line, and an exit code that scripts can rely on."""
+    """Run a command; an error is one line and an exit code."""
     disable_usage_reports()
     try:
         app()
@@ -108,12 +84,16 @@ def main() -> None:
         typer.echo(f"kvproxy: {error.message}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of a pipe has gone, as `head` does.
+        # The reader of the pipe has exited, such as `head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if os.environ.get("KVPROXY_DEBUG"):
             raise
+        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            typer.echo(f"kvproxy: {missing.message}", err=True)
+            sys.exit(missing.exit_code)
         name = type(error).__name__
         typer.echo(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)", err=True)
         sys.exit(1)

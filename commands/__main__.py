@@ -1,4 +1,4 @@
-"""`python -m kvproxy.commands`, the same as `kvproxy`."""
+"""Runs `python -m kvproxy.commands`."""
 
 from kvproxy.commands import main
 

@@ -1,11 +1,21 @@
-"""kvproxy doctor: check the installation."""
+"""kvproxy doctor"""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
+from kvproxy.commands.options import (
+    DEFAULT_URL,
+    Data,
+    Json,
+    Store,
+    TierDisk,
+    TierDiskSize,
+    TierHost,
+    TierRedis,
+    Token,
+    Url,
+)
 from kvproxy.commands.output import print_json
 
 
@@ -14,24 +24,18 @@ def doctor(
     token: Token = None,
     data: Data = None,
     store: Store = None,
-    model: Annotated[str | None, typer.Option(help="Model that serve would load.", show_default=False)] = None,
-    upstream: Annotated[
-        list[str] | None, typer.Option(help="Server that serve would forward to; repeat it for several.")
-    ] = None,
-    tier_host: Annotated[str | None, typer.Option(help='Host memory for chunks, as "4GiB".')] = None,
-    tier_disk: Annotated[Path | None, typer.Option(help="Folder for chunks.", show_default=False)] = None,
-    tier_disk_size: Annotated[
-        str | None, typer.Option(help='Size limit of that folder, as "20GiB".', show_default=False)
-    ] = None,
-    tier_redis: Annotated[
-        str | None, typer.Option(help="URL of a Redis or Valkey server for chunks.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the embedded engine.")] = None,
+    upstream: Annotated[list[str] | None, typer.Option(help="Upstream to check; repeat for several.")] = None,
+    tier_host: TierHost = None,
+    tier_disk: TierDisk = None,
+    tier_disk_size: TierDiskSize = None,
+    tier_redis: TierRedis = None,
     as_json: Json = False,
 ) -> None:
-    """Check what the proxy needs, and name the fix of what is wrong.
+    """Check the installation, the model and the upstreams.
 
-    It looks at the installation, the data folder, the stored responses, the model with its tiers or each upstream, and
-    the proxy where one runs. The exit code is 1 when a check fails; what would only be better is a warning.
+    It also checks the data folder, stored responses, tiers, and a running proxy. Each failure names its fix. The exit code is
+    1 if a check fails; warnings are recommendations.
 
     Example: kvproxy doctor
 
@@ -46,12 +50,14 @@ def doctor(
     settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers or None)
     results = []
     for name, check in all_checks(settings, url, token):
+        is_ok, is_warning = True, False
         try:
-            results.append({"check": name, "ok": True, "warning": False, "detail": check()})
+            detail = check()
         except Advised as advice:
-            results.append({"check": name, "ok": True, "warning": True, "detail": str(advice)})
+            is_warning, detail = True, str(advice)
         except Exception as error:
-            results.append({"check": name, "ok": False, "warning": False, "detail": str(error)})
+            is_ok, detail = False, str(error)
+        results.append({"check": name, "ok": is_ok, "warning": is_warning, "detail": detail})
     if as_json:
         print_json(results)
     else:

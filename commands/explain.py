@@ -1,49 +1,45 @@
-"""kvproxy explain: which layer would answer a request, and why not the ones before it."""
+"""kvproxy explain"""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.blocks_picture import group_name
-from kvproxy.commands.bodies import ApiName, credentials, read_body
-from kvproxy.commands.client import ProxyClient
-from kvproxy.commands.explain_request import explain_request
-from kvproxy.commands.learned import answered
+from kvproxy.commands.blocks.format import group_name
+from kvproxy.commands.formatting import escape_controls, moment
+from kvproxy.commands.learned_policy import policy_sentences
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Json, Token, Url
 from kvproxy.commands.output import print_facts, print_json
-from kvproxy.commands.table import digest, print_table, text
+from kvproxy.commands.request_body import read_body
+from kvproxy.commands.tables import digest, print_table, text
 from kvproxy.errors import KvproxyError, NotFound
+from kvproxy.proxy_client.api_paths import ApiName, credentials
+from kvproxy.proxy_client.client import ProxyClient
+
+if TYPE_CHECKING:
+    from kvproxy.proxy_client.journal import MissExplanation
+
+_LISTED_BLOCKS = 12
 
 
 def explain(
-    prompt: Annotated[str | None, typer.Argument(help="The user's question.", show_default=False)] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt before it.", show_default=False)] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(help="File with the body of a request, instead of a prompt; - is stdin.", show_default=False),
-    ] = None,
-    api: Annotated[
-        ApiName | None,
-        typer.Option(help="API that the body is for.", show_default="what its fields tell"),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Temperature of the request.", show_default=False)] = None,
-    model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the proxy's first")] = None,
-    request: Annotated[
-        str | None,
-        typer.Option(help="Id of a request that came: why was it not answered from the cache?", show_default=False),
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with a request body instead of a prompt; - is stdin.")] = None,
+    api: Annotated[ApiName | None, typer.Option(help="API of the body.", show_default="detected")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Temperature of the request.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the first listed")] = None,
+    request: Annotated[str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.")] = None,
     api_key: ApiKey = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Tell which layer would answer a request, and why the layers before it would not. Nothing is computed or stored.
+    """Explain which layer would answer a request, and why.
 
-    With --request it looks back: why was that request not answered from the cache? Its id is in the answer's header x-request-id.
-
-    Each client sees only the responses that its own key has stored: give the same key here.
+    Nothing is computed or stored. With --request it explains why an earlier request missed the cache; the id is in the
+    response header x-request-id. Each client sees only responses of its own tenant: give its key with --api-key.
 
     Example: kvproxy explain "What is a block?"
 
@@ -52,14 +48,14 @@ def explain(
     Example: kvproxy explain --request 3f2a
     """
     if request is not None:
-        explain_request(request, url, token, data, as_json)
+        _explain_miss(request, url, token, data, as_json)
         return
     client = ProxyClient(url, token)
     body = read_body(prompt, system, file)
-    # What holds only an input is most likely one for Responses; --api tells otherwise.
-    from kvproxy.offline.api_detection import api_of
+    from kvproxy.offline.api_detection import detect_api
 
-    chosen = api or api_of(body) or ("responses" if "input" in body else "chat")
+    # A body with only an input is most likely for Responses.
+    chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
     headers = credentials(chosen, api_key)
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
@@ -71,36 +67,60 @@ def explain(
     if as_json:
         print_json(found)
     else:
-        _render(found)
+        _print_explanation(found)
+
+
+def _explain_miss(request: str, url: str, token: str | None, data: Path | None, as_json: bool) -> None:
+    from kvproxy.proxy_client.journal import open_journal
+
+    found = open_journal(url, token, data).explain(request, moment)
+    if as_json:
+        print_json(found.document)
+    else:
+        _print_miss(found)
+
+
+def _print_miss(found: "MissExplanation") -> None:
+    typer.echo("\n".join(map(escape_controls, found.sentences)))
+    record = found.record
+    print_facts(
+        [
+            ("request", record.request_id),
+            ("time", moment(record.time)),
+            ("reason", record.reason),
+            ("tenant", record.client or record.tenant),
+            ("model", record.model),
+        ]
+    )
 
 
 def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
-    """Raise NotFound if the proxy lists models, and not this one. An upstream may have no list."""
+    """Raise NotFound if the proxy lists models without this one; an upstream may have no list."""
     try:
         listed = client.models(headers)
     except KvproxyError:
         return
     if listed and model not in listed:
         names = ", ".join(listed[:5]) + (" and more" if len(listed) > 5 else "")
-        raise NotFound(f"{client.url} does not list the model {model!r}: it lists {names}")
+        raise NotFound(f"{client.url} does not list the model {model!r}: use one of {names}")
 
 
 _SENTENCES = {
-    "exact": "This request is stored: the response cache would answer it.",
-    "semantic": "The response cache would answer with the stored answer to a similar question.",
+    "exact": "The response cache would answer: an identical request is stored.",
+    "semantic": "The response cache would answer with the response to a similar question.",
     "prefix": "The engine would answer, and reuse a part of the prompt.",
     "none": "Nothing is cached for this request: the engine would compute all of it.",
 }
 
 
-def _render(found: dict[str, Any]) -> None:
+def _print_explanation(found: dict[str, Any]) -> None:
     typer.echo(_SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
     stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
     if exact["id"] is not None and exact["freshness"] != "fresh":
-        stored += f", past its time ({exact['freshness']})"
+        stored += f", expired ({exact['freshness']})"
     if found["other_tenants"]:
-        stored += ", but another tenant has an equal request stored: give its key with --api-key"
+        stored += ", but another tenant stored an identical request: give its key with --api-key"
     print_facts(
         [
             ("tenant", found["tenant"]),
@@ -111,52 +131,55 @@ def _render(found: dict[str, Any]) -> None:
         ]
     )
     if semantic.get("learned"):
-        typer.echo("\n".join(_learned(semantic["learned"])))
+        typer.echo("\n".join(learned_lines(semantic["learned"])))
     if semantic.get("reason"):
         typer.echo(f"similar    {semantic['reason']}")
     elif not semantic["neighbours"]:
-        typer.echo("similar    no stored question has this model, system prompt, tenant and these settings")
+        typer.echo("similar    no stored question has the same tenant, model, system prompt and settings")
     if semantic["neighbours"]:
         print_table(
-            ("similarity#", "score#", "error#", "verdict", "guard", digest("id"), text("prompt")),
-            map(_row, semantic["neighbours"]),
+            ("Similarity#", "Score#", "Error#", "Verdict", "Guard", digest("Id"), text("Prompt")),
+            map(_neighbour_row, semantic["neighbours"]),
         )
     if semantic.get("shadow"):
-        typer.echo("shadow     an accepted question would be served, but shadow mode serves none")
+        typer.echo("shadow     shadow mode is on: an accepted response is counted, but not served")
     if prefix is None:
-        typer.echo("prefix     unknown: the upstream keeps its own; serve with --kv-events to see into it")
+        typer.echo("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
     else:
-        _render_prefix(prefix)
+        _print_prefix(prefix)
 
 
-def _learned(status: dict[str, Any]) -> list[str]:
-    """A sentence a line."""
-    who = "What was learned decides." if status["serves"] else "The policy checked decides until more is known."
-    first, *others = answered(status)
-    return [f"{'' if place else 'learned':<11}{line}" for place, line in enumerate([first, who, *others])]
+def learned_lines(status: dict[str, Any]) -> list[str]:
+    """Return the sentences about the policy `learned`, one per line."""
+    decides = "The learned policy decides." if status["serves"] else "The policy checked decides until more is learned."
+    first, *others = policy_sentences(status)
+    return [f"{'' if index else 'learned':<11}{line}" for index, line in enumerate([first, decides, *others])]
 
 
-def _row(near: dict[str, Any]) -> tuple[object, ...]:
-    numbers = ("-" if near[name] is None else f"{near[name]:.3f}" for name in ("similarity", "score", "error"))
-    return (*numbers, near["verdict"], near["guard"], near["id"], near["prompt"])
+def _neighbour_row(neighbour: dict[str, Any]) -> tuple[object, ...]:
+    values = (neighbour[name] for name in ("similarity", "score", "error"))
+    numbers = ("-" if value is None else f"{value:.3f}" for value in values)
+    return (*numbers, neighbour["verdict"], neighbour["guard"], neighbour["id"], neighbour["prompt"])
 
 
-def _render_prefix(prefix: dict[str, Any]) -> None:
+def _print_prefix(prefix: dict[str, Any]) -> None:
     if prefix["matched_tokens"] is None:
         typer.echo(f"prefix     unknown: {prefix['reason']}")
         return
-    # A slot of llama.cpp is restored from a file as a whole, so the file's tokens count as cached.
+    # llama.cpp restores a slot from a whole file, so its tokens count as cached.
     from_file = prefix["tiers"].get("disk", 0) if prefix["slots"] else 0
     cached = prefix["matched_tokens"] + from_file
-    typer.echo(f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_blocks(prefix['blocks'])}")
+    typer.echo(
+        f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_block_names(prefix['blocks'])}"
+    )
     for group in prefix["groups"]:
-        typer.echo(f"  {group_name(group)}: {group['tokens']:,} tokens if it were alone")
+        typer.echo(f"  {group_name(group)}: {group['tokens']:,} tokens on its own")
     for name, tokens in prefix["tiers"].items():
         origin = "of them restored from a file" if prefix["slots"] else "more"
         typer.echo(f"  {name:8} {tokens:,} tokens {origin}")
     if prefix.get("engine"):
         rank = "" if prefix["rank"] is None else f", rank {prefix['rank']}"
-        typer.echo(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (its mirror is incomplete)'}")
+        typer.echo(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (incomplete mirror)'}")
     if prefix.get("reason"):
         typer.echo(f"           {prefix['reason']}")
     divergence = prefix["divergence"]
@@ -166,8 +189,8 @@ def _render_prefix(prefix: dict[str, Any]) -> None:
         typer.echo(f"  prompt   {divergence['prompt']!r}")
 
 
-def _blocks(blocks: list[int] | list[str]) -> str:
-    """Which blocks hold a prompt: runs of ids as `1-28`, of mirrored blocks the first digits of their hashes."""
+def _block_names(blocks: list[int] | list[str]) -> str:
+    """Format block ids as runs such as `1-28`; mirrored blocks as the first digits of their hashes."""
     if not blocks:
         return ""
     if len(blocks) > 1 and all(isinstance(id, int) for id in blocks):
@@ -177,8 +200,5 @@ def _blocks(blocks: list[int] | list[str]) -> str:
         names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     else:
         names = [str(id)[:12] for id in blocks]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f", in blocks {', '.join(names[:_SHOWN])}{more}"
-
-
-_SHOWN = 12
+    more = f" and {len(names) - _LISTED_BLOCKS} more" if len(names) > _LISTED_BLOCKS else ""
+    return f", in blocks {', '.join(names[:_LISTED_BLOCKS])}{more}"

@@ -1,4 +1,4 @@
-"""Files that commands read and write; `-` is standard input."""
+"""Reads and writes files of commands; `-` is standard input."""
 
 import contextlib
 import os
@@ -9,19 +9,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.extras import require
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def read_bytes(file: Path) -> bytes:
-    """The whole content of a file.
+    """Read a file.
 
     Raises:
-        NotFound: there is no such file.
-        InvalidRequest: it cannot be read.
+        NotFound: the file does not exist.
+        InvalidRequest: the file cannot be read.
     """
     if str(file) == "-":
         return sys.stdin.buffer.read()
     if not file.exists():
-        raise NotFound(f"no file {file}")
+        raise NotFound(f"no file {file}: check the path")
     try:
         return file.read_bytes()
     except OSError as error:
@@ -29,67 +32,60 @@ def read_bytes(file: Path) -> bytes:
 
 
 def read_text(file: Path) -> str:
-    """The whole content of a file of text.
-
-    Raises:
-        NotFound, InvalidRequest: as for `read_bytes`, or it is no UTF-8.
-    """
+    """Read a UTF-8 text file; errors as in `read_bytes`."""
     try:
         return read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{file} is no UTF-8 text") from None
+        raise InvalidRequest(f"{file} is not UTF-8 text: convert it") from None
 
 
-def write_parts(file: Path, parts: Iterable[bytes]) -> None:
-    """Write a file as a whole or not at all: the old one stays until the new one is complete.
+def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
+    """Replace a file atomically: the old content stays until the new content is complete.
 
-    A link is followed. A pipe or a device gets the parts as they come; it is never replaced by a file. A new file can be read
-    by its owner alone, and an old one keeps its mode.
+    Links are followed, and an existing file keeps its mode. A new file is private to its owner. Pipes and devices receive the
+    chunks as they arrive.
 
     Raises:
-        KvproxyError: it cannot be written.
+        KvproxyError: the file cannot be written.
     """
-    with writing(file):
-        before = _status(file)
-        if before is not None and not _is_plain(file, before):
+    with explain_write_errors(file):
+        status = _status(file)
+        if status is not None and not _is_regular(file, status):
             with open(os.open(file, os.O_WRONLY | os.O_NOCTTY), "wb") as out:
-                out.writelines(parts)
+                out.writelines(chunks)
         else:
-            _replace(Path(os.path.realpath(file)), parts, None if before is None else stat.S_IMODE(before.st_mode))
+            mode = None if status is None else stat.S_IMODE(status.st_mode)
+            _replace(Path(os.path.realpath(file)), chunks, mode)
 
 
-PICTURES = (".png", ".svg", ".pdf")
-"""The endings of the pictures that can be drawn."""
-
-
-def check_place(file: Path | None, endings: tuple[str, ...] = ()) -> None:
-    """Fail now where a file could not be written later, after long work.
+def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
+    """Check before long work that a file can be written; None is valid.
 
     Args:
-        file: None where nothing will be written.
-        endings: one of which it must have; none where any will do.
+        suffixes: allowed suffixes; empty allows all.
 
     Raises:
-        InvalidRequest: its folder is missing or cannot be written to, it is a folder itself, or its ending is another.
+        InvalidRequest: the folder is missing or read-only, or the suffix is not allowed.
+        SettingsError: the plot needs matplotlib, which is missing.
     """
     if file is None:
         return
     folder = file.parent
     if not folder.is_dir():
-        raise InvalidRequest(f"cannot write {file}: there is no folder {folder}; make it first")
+        raise InvalidRequest(f"cannot write {file}: create the folder {folder} first")
     if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
-        raise InvalidRequest(f"cannot write {file}: name a file in a folder that can be written to")
-    if endings and file.suffix.lower() not in endings:
-        raise InvalidRequest(f"cannot draw {file}: its name must end in {', '.join(endings[:-1])} or {endings[-1]}")
+        raise InvalidRequest(f"cannot write {file}: name a file in a writable folder")
+    if suffixes and file.suffix.lower() not in suffixes:
+        raise InvalidRequest(
+            f"cannot plot to {file}: its name must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        )
+    if suffixes == PLOT_SUFFIXES:
+        require("matplotlib")
 
 
 @contextlib.contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Tell what keeps a file from being written in a sentence.
-
-    Raises:
-        KvproxyError: it cannot be written.
-    """
+def explain_write_errors(file: Path) -> Iterator[None]:
+    """Convert an OSError of the block into a KvproxyError."""
     try:
         yield
     except OSError as error:
@@ -103,19 +99,19 @@ def _status(file: Path) -> os.stat_result | None:
         return None
 
 
-def _is_plain(file: Path, status: os.stat_result) -> bool:
-    # /dev/stdout may lead to a file that a shell goes on writing to.
+def _is_regular(file: Path, status: os.stat_result) -> bool:
+    # /dev/stdout may be a regular file to which a shell continues to write.
     return stat.S_ISREG(status.st_mode) and not str(file.absolute()).startswith(("/dev/", "/proc/"))
 
 
-def _replace(file: Path, parts: Iterable[bytes], mode: int | None) -> None:
-    # A name that nobody can have put a link at.
+def _replace(file: Path, chunks: Iterable[bytes], mode: int | None) -> None:
+    # An unpredictable name cannot be a link of another user.
     handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:100]}.")
     try:
         with open(handle, "wb") as out:
             if mode is not None:
                 os.fchmod(handle, mode)
-            out.writelines(parts)
+            out.writelines(chunks)
             out.flush()
             os.fsync(handle)
         os.replace(partial, file)

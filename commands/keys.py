@@ -1,42 +1,43 @@
-"""kvproxy keys: who may use the proxy."""
+"""kvproxy keys: the clients of the proxy."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvproxy.commands.options import Json
-from kvproxy.commands.output import print_json, print_table
-from kvproxy.commands.units import size
+from kvproxy.commands.formatting import size
+from kvproxy.commands.options import Data, Json
+from kvproxy.commands.output import print_json, print_result
+from kvproxy.commands.tables import print_table
 
-app = typer.Typer(help="Clients and their keys: with any, the proxy answers nobody else.")
+app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
 
-LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "stored_bytes")
-"""What a client may be limited in, as in the settings."""
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "stored_bytes")
 
-Data = Annotated[Path | None, typer.Option(help="The proxy's data folder.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
 
 @app.command("add")
 def add(
-    name: Annotated[str, typer.Argument(help="The client's name, shown in listings.")],
+    name: Name,
     requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Most requests a minute; more get 429.", show_default=False)
+        int | None, typer.Option(min=1, help="Maximum requests per minute; excess receives 429.")
     ] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens computed a minute; more get 429.", show_default=False)
+        int | None, typer.Option(min=1, help="Maximum computed tokens per minute; excess receives 429.")
     ] = None,
     concurrent_requests: Annotated[
-        int | None, typer.Option(min=1, help="Most requests at once; more get 429.", show_default=False)
+        int | None, typer.Option(min=1, help="Maximum requests in flight; excess receives 429.")
     ] = None,
     stored_bytes: Annotated[
-        int | None,
-        typer.Option(min=0, help="Most bytes of stored answers; beyond it its own make room.", show_default=False),
+        int | None, typer.Option(min=0, help="Maximum bytes of stored responses; beyond it, its own are evicted.")
     ] = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Make a client and print its key, which is shown this once: only its digest is kept.
+    """Create a client and print its API key.
+
+    The key is shown only once: the proxy stores its digest. As soon as a client exists, the proxy rejects requests without a
+    valid key.
 
     Example: kvproxy keys add search-team --requests-per-minute 600
     """
@@ -44,48 +45,42 @@ def add(
     from kvproxy.settings import load_settings
 
     limits = (requests_per_minute, tokens_per_minute, concurrent_requests, stored_bytes)
-    key = add_client(load_settings(data=data), name, **dict(zip(LIMITS, limits, strict=True)))
-    if as_json:
-        print_json({"name": name, "key": key})
-    else:
-        typer.echo(key)
+    key = add_client(load_settings(data=data), name, **dict(zip(_LIMITS, limits, strict=True)))
+    print_result({"name": name, "key": key}, as_json, key)
 
 
 @app.command("ls")
 def ls(data: Data = None, as_json: Json = False) -> None:
-    """List the clients.
+    """List clients and their limits.
 
     Example: kvproxy keys ls
     """
     from kvproxy.clients import all_clients
     from kvproxy.settings import load_settings
 
-    found = all_clients(load_settings(data=data))
+    clients = all_clients(load_settings(data=data))
     if as_json:
-        print_json([each.model_dump(include={"name", *LIMITS}) for each in found])
+        print_json([client.model_dump(include={"name", *_LIMITS}) for client in clients])
         return
     rows = [
         (
-            each.name,
-            each.requests_per_minute,
-            each.tokens_per_minute,
-            each.concurrent_requests,
-            None if each.stored_bytes is None else size(each.stored_bytes),
+            client.name,
+            client.requests_per_minute,
+            client.tokens_per_minute,
+            client.concurrent_requests,
+            None if client.stored_bytes is None else size(client.stored_bytes),
         )
-        for each in found
+        for client in clients
     ]
-    print_table(
-        ("name", "requests a minute#", "tokens a minute#", "requests at once#", "stored#"),
-        rows,
-        empty="no clients: everybody who reaches the proxy may use it",
-    )
+    columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#")
+    print_table(columns, rows, empty="no clients: the proxy accepts requests without a key")
 
 
 @app.command("rm")
-def rm(
-    name: Annotated[str, typer.Argument(help="The client's name.")], data: Data = None, as_json: Json = False
-) -> None:
-    """Take a client's key back; running proxies notice within a second.
+def rm(name: Name, data: Data = None, as_json: Json = False) -> None:
+    """Remove a client and revoke its key.
+
+    A running proxy applies this within a second.
 
     Example: kvproxy keys rm search-team
     """
@@ -93,7 +88,4 @@ def rm(
     from kvproxy.settings import load_settings
 
     remove_client(load_settings(data=data), name)
-    if as_json:
-        print_json({"removed": name})
-    else:
-        typer.echo(f"{name} may not use the proxy any more")
+    print_result({"removed": name}, as_json, f"removed {name}")

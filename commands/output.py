@@ -1,54 +1,52 @@
-"""Printing: facts and tables for people, JSON for scripts."""
+"""Prints results: facts and sentences for people, JSON for scripts."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from kvproxy.commands.safe import json_text
-from kvproxy.commands.table import one_line, print_table
-from kvproxy.commands.units import percent
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-__all__ = ["flat", "percent", "print_facts", "print_json", "print_table", "progress_bar", "shown_progress"]
+from kvproxy.commands.formatting import json_text, one_line
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document."""
     typer.echo(json_text(value))
 
 
+def print_result(value: Any, as_json: bool, sentence: str) -> None:
+    """Print a result as JSON, or as a sentence."""
+    typer.echo(json_text(value) if as_json else sentence)
+
+
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Names and values, one a line."""
+    """Print names and values, one pair per line."""
     pairs = [(name, one_line(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         typer.echo(f"{name:<{width}}  {value}")
 
 
-def flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested figures under dotted names."""
+def print_note(sentence: str) -> None:
+    """Print a sentence on stderr, beside the result."""
+    typer.echo(sentence, err=True)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Flatten nested values to dotted names."""
     found: dict[str, object] = {}
-    for name, value in figures.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    for name, value in values.items():
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
 
 
-def progress_bar() -> "Progress":
-    """A progress bar on stderr, shown at a terminal only."""
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on stderr, at a terminal only; yield a function that takes the share done."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    return Progress(console=console, disable=not console.is_terminal)
-
-
-@contextlib.contextmanager
-def shown_progress(doing: str) -> Iterator[Callable[[float], None]]:
-    """A progress bar for as long as the block runs; the function takes the share that is done."""
-    with progress_bar() as bar:
-        task = bar.add_task(doing, total=1.0)
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=1.0)
         yield lambda share: bar.update(task, completed=share)

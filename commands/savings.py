@@ -1,26 +1,22 @@
-"""kvproxy savings: what the caches saved, in tokens, seconds and money."""
+"""kvproxy savings"""
 
-import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.journal_file import data_folder, seconds
+from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
-from kvproxy.commands.output import print_json, print_table
-from kvproxy.commands.table import text
-from kvproxy.commands.units import percent
+from kvproxy.commands.output import print_json
+from kvproxy.commands.tables import print_table, text
 
 if TYPE_CHECKING:
-    from kvproxy.journal.savings import Saving, Wrong
-    from kvproxy.settings import Settings
+    from kvproxy.journal.savings import Saving, SavingsReport
 
 
 class By(StrEnum):
-    """What requests are put together by."""
+    """Fields by which requests are grouped."""
 
     layer = "layer"
     tenant = "tenant"
@@ -30,66 +26,50 @@ class By(StrEnum):
 
 
 def savings(
-    by: Annotated[By, typer.Option(help="What requests are put together by.")] = By.layer,
-    since: Annotated[
-        str | None, typer.Option(help="Only whole days within so long a time, as 7d.", show_default=False)
-    ] = None,
+    by: Annotated[By, typer.Option(help="Group requests by this field.")] = By.layer,
+    since: Annotated[str | None, typer.Option(help="Only whole days within this duration, such as 7d.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what the caches saved: tokens, seconds of the backend, and money. Nothing that is removed shrinks it.
+    """Sum the tokens, seconds and money that both caches saved.
 
-    Prices stand in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached and output for a million tokens. Of semantic hits
-    some may be wrong: the least money counts these as worth nothing.
+    Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached and output per million tokens. Some semantic
+    hits may be wrong; the least money counts them as worthless. Removed responses stay in the sums.
 
     Example: kvproxy savings --by tenant
 
     Example: kvproxy savings --by day --since 7d
     """
-    from kvproxy.journal import savings as saved
-    from kvproxy.journal.reader import Reader
-    from kvproxy.journal.schema import FILE
-    from kvproxy.settings import load_settings
+    from kvproxy.proxy_client.journal import open_journal, parse_duration
 
-    folder = data_folder(url, token, data)
-    settings = load_settings(data=folder)
-    reader = Reader(folder / FILE)
-    first = None
-    if since is not None:
-        first = datetime.fromtimestamp(time.time() - seconds(since), UTC).date().isoformat()
-    wrong = _wrong(settings)
-    rows = saved.savings(reader, by.value, settings.journal.prices, wrong, first)
+    seconds = None if since is None else parse_duration(since)
+    report = open_journal(url, token, data).savings(by.value, seconds)
     if as_json:
-        total = asdict(saved.total_of(rows)) if by is not By.tag else None
-        print_json(
-            {"rows": [asdict(row) for row in rows], "total": total, "wrong": None if wrong is None else asdict(wrong)}
-        )
+        print_json(asdict(report))
         return
-    # A request with two tags is counted under both: there is no sum of tags.
-    shown = rows if by is By.tag or len(rows) < 2 else [*rows, saved.total_of(rows)]
+    has_total = report.total is not None and len(report.rows) > 1
     print_table(
         (
-            text(by.value),
-            "requests#",
-            "answered#",
-            "prompt tokens#",
-            "answer tokens#",
-            "reused tokens#",
-            "seconds#",
-            "money#",
-            "at least#",
+            text(by.value.capitalize()),
+            "Requests#",
+            "Hits#",
+            "Prompt tokens#",
+            "Response tokens#",
+            "Reused tokens#",
+            "Seconds#",
+            f"{report.currency}#",
+            f"At least {report.currency}#",
         ),
-        map(_row, shown),
-        empty="nothing was asked yet",
+        map(_row, [*report.rows, *([report.total] if has_total and report.total else [])]),
+        empty="no requests yet",
     )
-    if rows:
-        _notes(rows, wrong)
+    if report.rows:
+        _print_notes(report)
 
 
 def _row(row: "Saving") -> tuple[object, ...]:
-    money = ["-" if each is None else f"{each:,.4f}" for each in (row.money, row.least_money)]
     return (
         row.name,
         row.requests,
@@ -97,29 +77,33 @@ def _row(row: "Saving") -> tuple[object, ...]:
         row.prompt_tokens,
         row.completion_tokens,
         row.reused_tokens,
-        f"{row.seconds:,.1f}",
-        *money,
+        _seconds(row),
+        *("-" if money is None else f"{money:,.4f}" for money in (row.money, row.least_money)),
     )
 
 
-def _notes(rows: "list[Saving]", wrong: "Wrong | None") -> None:
-    if all(row.money is None for row in rows):
-        typer.echo('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].')
+def _seconds(row: "Saving") -> str:
+    if row.unmeasured_tokens and not row.seconds:
+        return "not known yet"
+    if f"{row.least_seconds:,.1f}" == f"{row.most_seconds:,.1f}":
+        return f"{row.seconds:,.1f}"
+    return f"{row.seconds:,.1f} ({row.least_seconds:,.1f} to {row.most_seconds:,.1f})"
+
+
+def _print_notes(report: "SavingsReport") -> None:
+    from kvproxy.journal.prefill import MIN_REQUESTS
+
+    unmeasured = sum(row.unmeasured_tokens for row in report.rows)
+    if unmeasured:
+        typer.echo(
+            f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} measured requests"
+            " per model, with different lengths."
+        )
+    if all(row.money is None for row in report.rows):
+        typer.echo('No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].')
+    wrong = report.wrong
     if wrong is not None:
-        share = percent(wrong.most) if wrong.least == 0 else f"{percent(wrong.least)} to {percent(wrong.most)}"
-        most = "at most " if wrong.least == 0 else ""
-        typer.echo(f"Of the semantic hits {most}{share} may be wrong: {wrong.told_by}.")
-
-
-def _wrong(settings: "Settings") -> "Wrong | None":
-    """The share of semantic hits that may be wrong."""
-    from kvproxy.checks.stored import store_exists
-    from kvproxy.index.store.opening import open_observations
-    from kvproxy.journal.savings import wrong_share
-
-    counts = None
-    if settings.cache.semantic and store_exists(settings):
-        observations = open_observations(settings.store_where)
-        counts = observations.summary()
-        observations.close()
-    return wrong_share(counts, settings.cache)
+        share = (
+            f"at most {percent(wrong.most)}" if wrong.least == 0 else f"{percent(wrong.least)} to {percent(wrong.most)}"
+        )
+        typer.echo(f"Wrong semantic hits: {share} ({wrong.source}).")

@@ -1,39 +1,45 @@
-"""kvproxy top: a live page of a proxy."""
+"""kvproxy top"""
 
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.blocks.format import engine_line, tier_line
+from kvproxy.commands.formatting import escape_controls, milliseconds, moment, one_line, percent
+from kvproxy.commands.learned_policy import policy_sentences
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.top_figures import optional, rates, take_snapshot
-from kvproxy.commands.top_page import figures_page, live_page
+from kvproxy.commands.tables import build_table, text
 from kvproxy.errors import ProxyUnreachable
+from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.proxy_client.snapshot import LAYERS, get_optional, rates, take_snapshot
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Group, RenderableType
+    from rich.table import Table
 
 _REQUESTS = 10
 _TIMEOUT = 5.0
+_BAR_WIDTH = 40
 
 
 def top(
-    interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.1)] = 1.0,
+    interval: Annotated[float, typer.Option(help="Seconds between updates.", min=0.1)] = 1.0,
     count: Annotated[
-        int | None, typer.Option(help="Print this many updates and exit.", min=1, show_default="1 in a pipe")
+        int | None, typer.Option(help="Print this many updates, then exit.", min=1, show_default="1 in a pipe")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one update and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one update, then exit.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a proxy: requests per layer, hit rates, the block pool, upstreams, and the last requests.
+    """Watch requests, hit rates, the block pool and upstreams.
 
-    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --count, --once, or --json, it prints; --json prints
-    one line per update. The dashboard at /ui has more views.
+    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --count, --once or --json, it prints. --json prints one
+    line per update. The dashboard at /ui has more views.
 
     Example: kvproxy top
 
@@ -42,14 +48,14 @@ def top(
     updates = 1 if once else count
     try:
         if updates is None and sys.stdout.isatty() and not as_json:
-            _live(ProxyClient(url, token, patience=_TIMEOUT), interval)
+            _show_live(ProxyClient(url, token, timeout=_TIMEOUT), interval)
         else:
-            _print(ProxyClient(url, token), interval, updates or 1, as_json=as_json)
+            _print_updates(ProxyClient(url, token), interval, updates or 1, as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def _print(client: ProxyClient, interval: float, updates: int, *, as_json: bool) -> None:
+def _print_updates(client: ProxyClient, interval: float, updates: int, as_json: bool) -> None:
     from rich.console import Console
 
     before = take_snapshot(client)
@@ -59,11 +65,11 @@ def _print(client: ProxyClient, interval: float, updates: int, *, as_json: bool)
         if as_json:
             typer.echo(json.dumps(rates(before, now)))
         else:
-            Console().print(figures_page(rates(before, now)))
+            Console().print(summary_page(rates(before, now)))
         before = now
 
 
-def _live(client: ProxyClient, interval: float) -> None:
+def _show_live(client: ProxyClient, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -75,10 +81,111 @@ def _live(client: ProxyClient, interval: float) -> None:
             page: RenderableType
             try:
                 now = take_snapshot(client)
-                upstreams = optional(client, "/admin/upstreams") or []
-                requests = optional(client, "/admin/log", limit=_REQUESTS) or []
+                upstreams = get_optional(client, "/admin/upstreams") or []
+                requests = get_optional(client, "/admin/log", limit=_REQUESTS) or []
                 page = live_page(rates(before, now), upstreams, requests, console.width)
                 before = now
             except ProxyUnreachable as error:
                 page = error.message
             live.update(page, refresh=True)
+
+
+def summary_page(figures: Mapping[str, Any]) -> "Group":
+    """Return the page of requests per layer and of both caches, from the result of `snapshot.rates`."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(width=14)
+    facts.add_column(overflow="fold")
+    for name, value in _facts(figures):
+        facts.add_row(Text(name), Text(escape_controls(value)))
+    return Group(_layer_table(figures), facts)
+
+
+def live_page(
+    figures: Mapping[str, Any],
+    upstreams: Sequence[Mapping[str, Any]],
+    requests: Sequence[Mapping[str, Any]],
+    width: int,
+) -> "Group":
+    """Return the live page.
+
+    Args:
+        figures: result of `snapshot.rates`.
+        upstreams: rows of `/admin/upstreams`.
+        requests: rows of `/admin/log`, newest first.
+        width: columns of the terminal.
+    """
+    from rich.console import Group
+
+    parts: list[RenderableType] = [summary_page(figures)]
+    if upstreams:
+        rows = ((each["url"], each["state"], each["requests"], each["sent"]) for each in upstreams)
+        parts += ["", build_table((text("Upstream"), "State", "Running#", "Sent#"), rows, width)]
+    if requests:
+        columns = ("Time", "Layer", "Reason", "ms#", text("Question"))
+        parts += ["", build_table(columns, map(_request_row, requests), width)]
+    return Group(*parts)
+
+
+def _layer_table(figures: Mapping[str, Any]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("Layer", "Requests/s", "First byte, ms", "Total"):
+        table.add_column(column, justify="left" if column == "Layer" else "right")
+    for layer in LAYERS:
+        rate, total = figures["per_second"][layer], figures["requests"][layer]
+        table.add_row(layer, f"{rate:,.1f}", milliseconds(figures["first_byte_ms"][layer]), f"{total:,}")
+    share = figures["from_cache"]
+    table.add_row("from cache", "-" if share is None else percent(share), "", f"{figures['entries']:,} stored")
+    return table
+
+
+def _facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    learned = policy_sentences(figures["learned"]) if figures["learned"] else []
+    return [
+        *_counts("Lookups", figures["lookups"]),
+        *_counts("Compared", figures["compared"]),
+        *_counts("Limited", figures["limited"]),
+        *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
+        *_pool(figures["blocks"]),
+        *(("Tier", tier_line(tier)) for tier in figures["tiers"]),
+    ]
+
+
+def _counts(name: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    line = ", ".join(f"{count:,} {each}" for each, count in counts.items() if count)
+    return [(name, line)] if line else []
+
+
+def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if blocks is None:
+        return [("Prefix cache", "unknown: the upstream manages it")]
+    if blocks["engines"]:
+        return _upstream_pools(blocks)
+    total = blocks["num_blocks"] - 1
+    used, cached = round(_BAR_WIDTH * blocks["used"] / total), round(_BAR_WIDTH * blocks["cached"] / total)
+    bar = "█" * used + "▒" * cached
+    return [
+        ("Pool", f"{bar:·<{_BAR_WIDTH}}"),
+        ("Prefix hits", f"{percent(blocks['hit_rate'])} ({blocks['hits']:,} of {blocks['queries']:,} prompt tokens)"),
+        ("Used, cached", f"{blocks['used']:,}, {blocks['cached']:,} of {total:,}"),
+        ("Evictions", f"{blocks['evictions']:,}"),
+    ]
+
+
+def _upstream_pools(blocks: dict[str, Any]) -> list[tuple[str, str]]:
+    engines = [("Engine", engine_line(engine)) for engine in blocks["told"]]
+    if blocks["cached"] is None:
+        return engines
+    # Without a mirror, the statistics count the prefixes of llama.cpp.
+    unit = "prefixes in slots and files" if blocks["slots"] and blocks["complete"] is None else "blocks mirrored"
+    return [("Prefix cache", f"{blocks['cached']:,} {unit}"), ("Evictions", f"{blocks['evictions']:,}"), *engines]
+
+
+def _request_row(row: Mapping[str, Any]) -> tuple[object, ...]:
+    time_of_day = moment(row["time"]).rpartition(" ")[2]
+    return time_of_day, row["layer"], row["reason"], milliseconds(row["total_ms"]), one_line(row["question"] or "-")

@@ -1,23 +1,23 @@
-"""kvproxy upstreams: the engines behind a proxy, and taking one out for maintenance."""
+"""kvproxy upstreams: the engines behind a proxy."""
 
 from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.client import ProxyClient
+from kvproxy.commands.formatting import percent, size
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import percent, print_json
-from kvproxy.commands.table import print_table
-from kvproxy.commands.units import size
+from kvproxy.commands.output import print_json
+from kvproxy.commands.tables import print_table
+from kvproxy.proxy_client.client import ProxyClient
 
-app = typer.Typer(help="The upstreams that requests are routed between.")
+app = typer.Typer(help="List upstreams, and drain one for maintenance.")
 
-Name = Annotated[str, typer.Argument(help="The upstream's URL, or its place in the list, from 1.")]
+Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number from 1.")]
 
 
 @app.callback(invoke_without_command=True)
 def ls(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """List upstreams: whether each is up, how busy it is, and what it caches.
+    """List upstreams with their state, load and cache.
 
     Example: kvproxy upstreams
     """
@@ -27,7 +27,9 @@ def ls(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_j
 
 @app.command("drain")
 def drain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """Send an upstream no new requests. Those that it has are answered.
+    """Stop sending new requests to an upstream.
+
+    Requests in flight are completed.
 
     Example: kvproxy upstreams drain 2
     """
@@ -36,7 +38,7 @@ def drain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Json
 
 @app.command("undrain")
 def undrain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
-    """Send a drained upstream requests again.
+    """Send requests to a drained upstream again.
 
     Example: kvproxy upstreams undrain 2
     """
@@ -47,37 +49,42 @@ def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(upstreams)
         return
-    columns = {
-        "upstream": [each["url"] for each in upstreams],
-        "state": [each["state"] for each in upstreams],
-        "running#": [each["requests"] for each in upstreams],
-        "load#": [each["load"] for each in upstreams],
-        "sent#": [each["sent"] for each in upstreams],
-    }
-    # Columns that tell nothing are left out, so that a list of plain upstreams fits a terminal.
-    if len({each["weight"] for each in upstreams}) > 1:
-        columns["weight#"] = [f"{each['weight']:g}" for each in upstreams]
-    if any(each["ejections"] for each in upstreams):
-        columns["ejected#"] = [each["ejections"] for each in upstreams]
-    if any(each["streams"] for each in upstreams):
-        columns["blocks#"] = [each["cached_blocks"] for each in upstreams]
-        columns["mirror"] = [_mirror(each) for each in upstreams]
-    figures = [each["figures"] or {} for each in upstreams]
-    if any(figures):
-        columns["pool used#"] = [_share(each.get("usage")) for each in figures]
-        columns["waiting#"] = [each.get("waiting") for each in figures]
-        columns["reused#"] = [_share(_hit_rate(each)) for each in figures]
-    if any(each["slots"] for each in upstreams):
-        slots = [each["slots"] or {} for each in upstreams]
-        columns["slots#"] = [each.get("slots") for each in slots]
-        columns["saved#"] = [each.get("saved") for each in slots]
-        columns["on disk#"] = [size(each["saved_bytes"]) if each else None for each in slots]
-        columns["restored#"] = [each.get("restores") for each in slots]
+    columns = upstream_columns(upstreams)
     print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream")
     for each in upstreams:
-        for note in [each["error"], *each["notes"], *each["advice"], *_predictions(each)]:
+        for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
             if note:
                 typer.echo(f"{each['url']}: {note}")
+
+
+def upstream_columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return columns by header; columns without information are left out to fit a terminal."""
+    columns: dict[str, list[Any]] = {
+        "Upstream": [each["url"] for each in upstreams],
+        "State": [each["state"] for each in upstreams],
+        "Running#": [each["requests"] for each in upstreams],
+        "Load#": [each["load"] for each in upstreams],
+        "Sent#": [each["sent"] for each in upstreams],
+    }
+    if len({each["weight"] for each in upstreams}) > 1:
+        columns["Weight#"] = [f"{each['weight']:g}" for each in upstreams]
+    if any(each["ejections"] for each in upstreams):
+        columns["Ejected#"] = [each["ejections"] for each in upstreams]
+    if any(each["streams"] for each in upstreams):
+        columns["Blocks#"] = [each["cached_blocks"] for each in upstreams]
+        columns["Mirror"] = [_mirror(each) for each in upstreams]
+    figures = [each["figures"] or {} for each in upstreams]
+    if any(figures):
+        columns["Pool used#"] = [_percent(each.get("usage")) for each in figures]
+        columns["Waiting#"] = [each.get("waiting") for each in figures]
+        columns["Reused#"] = [_percent(_hit_rate(each)) for each in figures]
+    if any(each["slots"] for each in upstreams):
+        slots = [each["slots"] or {} for each in upstreams]
+        columns["Slots#"] = [each.get("slots") for each in slots]
+        columns["Saved#"] = [each.get("saved") for each in slots]
+        columns["On disk#"] = [size(each["saved_bytes"]) if each else None for each in slots]
+        columns["Restored#"] = [each.get("restores") for each in slots]
+    return columns
 
 
 def _mirror(upstream: dict[str, Any]) -> str:
@@ -88,25 +95,23 @@ def _mirror(upstream: dict[str, Any]) -> str:
     return "complete" if upstream["complete"] else "incomplete"
 
 
-def _share(value: float | None) -> str | None:
-    return None if value is None else percent(value)
+def _percent(share: float | None) -> str | None:
+    return None if share is None else percent(share)
 
 
 def _hit_rate(figures: dict[str, Any]) -> float | None:
-    """Share of the prompt tokens that an engine found in its prefix cache, by its own figures."""
     queries, hits = figures.get("queries"), figures.get("hits")
     return hits / queries if queries and hits is not None else None
 
 
-def _predictions(upstream: dict[str, Any]) -> list[str]:
-    """For each model, what the upstream reported of its reuse, and how far predictions were from it."""
+def _prediction_lines(upstream: dict[str, Any]) -> list[str]:
+    """Format the reported reuse of each model, and the errors of its predictions."""
     lines = []
     for model, reuse in upstream["reuse"].items():
-        line = f"{model}: {reuse['cached_tokens']:,} of {reuse['prompt_tokens']:,} prompt tokens reused, as it reported"
+        line = f"{model}: {reuse['cached_tokens']:,} of {reuse['prompt_tokens']:,} prompt tokens reused, as reported"
         if reuse["predictions"]:
-            wrong = reuse["too_high"] + reuse["too_low"]
             line += f"; {reuse['exact']:,} of {reuse['predictions']:,} predictions exact"
-            if wrong:
+            if reuse["too_high"] + reuse["too_low"]:
                 line += (
                     f", {reuse['too_high']:,} too high ({reuse['tokens_too_high']:,} tokens),"
                     f" {reuse['too_low']:,} too low ({reuse['tokens_too_low']:,} tokens)"

@@ -1,4 +1,4 @@
-"""kvproxy warm: fill both caches from prompts, access logs, or what a cache served most."""
+"""kvproxy warm"""
 
 import json
 from dataclasses import replace
@@ -7,73 +7,62 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.commands.formatting import plural
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
+from kvproxy.commands.output import print_facts, print_json, print_note, progress_bar
 
 if TYPE_CHECKING:
-    from kvproxy.commands.client import ProxyClient
-    from kvproxy.commands.warm_file import Reading
-    from kvproxy.commands.warm_run import Pace, Report
+    from kvproxy.proxy_client.client import ProxyClient
+    from kvproxy.proxy_client.warm import Pace, WarmReport
+    from kvproxy.proxy_client.warm_requests import WarmRequest, WarmSource
+
+_LISTED_ERRORS = 20
+_SAMPLING = ("temperature", "max_tokens")
 
 
 def warm(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Requests as JSON lines, an OpenAI batch file, an access log, a cache export, or one prompt a line;"
-            " - is stdin.",
-            show_default=False,
+            help="JSON lines, an OpenAI batch file, an access log, a cache export, or one prompt per line; - is stdin."
         ),
     ] = None,
-    cache: Annotated[
-        bool, typer.Option("--cache", help="Send the stored requests whose hits saved most tokens.")
-    ] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Send stored requests whose hits saved most tokens.")] = False,
     source: Annotated[
-        str | None,
-        typer.Option("--from", help="Proxy whose stored requests are sent.", show_default="--url"),
+        str | None, typer.Option("--from", help="Proxy with the stored requests.", show_default="--url")
     ] = None,
-    top: Annotated[
-        int | None, typer.Option(help="Send only so many requests, the best first.", min=1, show_default=False)
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Send at most so many requests a second.", min=0.001, show_default=False)
-    ] = None,
+    top: Annotated[int | None, typer.Option(help="Maximum number of requests.", min=1)] = None,
+    rate: Annotated[float | None, typer.Option(help="Maximum requests per second.", min=0.001)] = None,
     prefix_only: Annotated[
-        bool, typer.Option("--prefix-only", help="Fill the prefix cache and its tiers only; store no answer.")
+        bool, typer.Option("--prefix-only", help="Warm the prefix cache and its tiers only; store no response.")
     ] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Compute and store again what is stored already.")] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Pin each prompt afterwards, as FILE:LINE; blocks pins lists them.")
-    ] = False,
-    model: Annotated[str | None, typer.Option(help="Model of requests that name none.", show_default=False)] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.", show_default=False)] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Recompute responses that are stored already.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
+    model: Annotated[str | None, typer.Option(help="Model of requests without a model.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of every request; clients must send the same.", show_default=False)
+        float | None, typer.Option(help="Temperature of all requests; clients must send it too.")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="max_tokens of every request; clients must send the same.", show_default=False)
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens; clients must send it too.")] = None,
     body: Annotated[
-        list[str] | None,
-        typer.Option(help="Field of every request as FIELD=JSON; repeat it for several.", show_default=False),
+        list[str] | None, typer.Option(help="Field of all requests as FIELD=JSON; repeat for several.")
     ] = None,
     header: Annotated[
-        list[str] | None,
-        typer.Option(help="Header of every request as NAME:VALUE; repeat it for several.", show_default=False),
+        list[str] | None, typer.Option(help="Header of all requests as NAME:VALUE; repeat for several.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Send so many requests at a time.", min=1)] = 4,
+    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 4,
     api_key: ApiKey = None,
     token: Token = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Send requests through the proxy, so that both caches know them. --url may be any OpenAI-compatible server.
+    """Fill both caches from prompts, logs or another cache.
 
-    A client's request finds the stored response if it has the same tenant and the same fields, which the last line names.
+    It sends each request once; --url may be any OpenAI-compatible server. A client finds a stored response only with the same
+    tenant and fields, which the last line lists. Stored responses are not recomputed, so an interrupted run can be continued.
+    With --prefix-only each prompt is computed up to its first token.
 
-    What is stored already is not computed again, so a second run goes on where an interrupted one stopped. With
-    --prefix-only each prompt is computed up to its first token, and the prefix cache keeps its blocks.
-
-    The exit code is 0 when every request was answered, 1 when some failed or nothing was stored, 130 after Ctrl-C.
+    The exit code is 0 if every request was answered, 1 if one failed or nothing was stored, 130 after Ctrl-C.
 
     Example: kvproxy warm questions.txt --concurrency 8 --rate 20
 
@@ -81,52 +70,64 @@ def warm(
 
     Example: kvproxy warm --cache --top 200 --refresh
     """
-    from kvproxy.commands import warm_run
-    from kvproxy.commands.bodies import credentials
-    from kvproxy.commands.client import ProxyClient
-    from kvproxy.commands.warm_cache import from_cache
-    from kvproxy.commands.warm_file import read_requests
     from kvproxy.errors import InvalidRequest
+    from kvproxy.proxy_client import warm_requests
+    from kvproxy.proxy_client.client import ProxyClient
+    from kvproxy.proxy_client.warm import Pace, WarmReport, pin_all
 
     if (file is None) != cache:
-        raise InvalidRequest("give a file to warm with, or --cache, and not both")
-    if file is None:
-        asked = source or url
-        same = asked.rstrip("/") == url.rstrip("/")
-        reading = from_cache(ProxyClient(asked, token), top, api_key, same=same)
-    else:
-        named = model or ProxyClient(url).first_model(credentials("chat", api_key))
-        reading = read_requests(file, named, system)
-    fields = _fields(temperature, max_tokens, body or [])
-    headers = _headers(header or [])
-    reading.requests = [replace(each, body=each.body | fields) for each in reading.requests[:top]]
+        raise InvalidRequest("give either a file or --cache")
+    fields, headers = _parse_fields(temperature, max_tokens, body or []), _parse_headers(header or [])
+    found = _read_source(file, source, url, top, api_key, token, model, system)
+    requests = [replace(each, body=each.body | fields) for each in found.requests[:top]]
     if prefix_only:
-        reading.requests = warm_run.prefix_only(reading.requests)
+        requests = warm_requests.prefix_only(requests)
     control = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None
-    report = warm_run.Report(
-        passed_over=reading.passed_over,
-        duplicates=sum(each.count - 1 for each in reading.requests) if file else 0,
-        failures=list(reading.failures),
+    report = WarmReport(
+        skipped=found.skipped,
+        duplicates=sum(each.count - 1 for each in requests) if file else 0,
+        errors=list(found.errors),
     )
-    code = _send(reading, url, warm_run.Pace(concurrency, rate), api_key, report, control, headers)
+    code = _send(requests, url, Pace(concurrency, rate), report, api_key, control, headers)
+    client = ProxyClient(url, token)
     if keep and not code:
-        from kvproxy.commands.warm_keep import keep_all
-
-        report.pinned = keep_all(ProxyClient(url, token), reading.requests, str(file) if file else "cache", report)
+        report.pinned = pin_all(client, requests, str(file) if file else "cache", report)
     _print(report, as_json)
-    if cache and reading.passed_over:
-        _tell(f"{reading.passed_over:,} responses of other tenants were left out: give their key with --api-key")
-    if file is not None and report.has_cache and report.kept and not as_json:
-        typer.echo(_stored_for(ProxyClient(url, token), reading, api_key, headers))
-    if report.has_cache and not prefix_only and not report.kept and not code:
-        _tell("nothing was stored: the answers' Cache-Status headers tell why, see docs/http.md")
+    if cache and found.skipped:
+        print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
+    if file is not None and report.has_cache and report.cached and not as_json:
+        typer.echo(_required_fields(client, requests[0], api_key, headers))
+    if report.has_cache and not prefix_only and not report.cached and not code:
+        print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
-    if code or report.failures:
+    if code or report.errors:
         raise typer.Exit(code or 1)
 
 
-def _fields(temperature: float | None, max_tokens: int | None, given: list[str]) -> dict[str, Any]:
-    """The fields that every request gets."""
+def _read_source(
+    file: Path | None,
+    source: str | None,
+    url: str,
+    top: int | None,
+    api_key: str | None,
+    token: str | None,
+    model: str | None,
+    system: str | None,
+) -> "WarmSource":
+    from kvproxy.commands.files import read_text
+    from kvproxy.proxy_client.api_paths import credentials
+    from kvproxy.proxy_client.client import ProxyClient
+    from kvproxy.proxy_client.warm_requests import read_requests, stored_requests
+
+    if file is not None:
+        default_model = model or ProxyClient(url).first_model(credentials("chat", api_key))
+        return read_requests(file, read_text(file), default_model, system)
+    origin = source or url
+    is_same = origin.rstrip("/") == url.rstrip("/")
+    return stored_requests(ProxyClient(origin, token), top, api_key, same_proxy=is_same)
+
+
+def _parse_fields(temperature: float | None, max_tokens: int | None, given: list[str]) -> dict[str, Any]:
     named = {"temperature": temperature, "max_tokens": max_tokens}
     fields: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     for each in given:
@@ -137,84 +138,92 @@ def _fields(temperature: float | None, max_tokens: int | None, given: list[str])
             separator = ""
         if not name or not separator:
             raise typer.BadParameter(
-                f"give FIELD=JSON, as in 'seed=1' or 'user=\"ann\"', not {each!r}", param_hint="--body"
+                f"use FIELD=JSON, such as 'seed=1' or 'user=\"ann\"', instead of {each!r}", param_hint="--body"
             )
     return fields
 
 
-def _headers(given: list[str]) -> dict[str, str]:
+def _parse_headers(given: list[str]) -> dict[str, str]:
     headers = {}
     for each in given:
         name, separator, value = each.partition(":")
         if not name.strip() or not separator:
             raise typer.BadParameter(
-                f"give NAME:VALUE, as in 'X-Forwarded-User: ann', not {each!r}", param_hint="--header"
+                f"use NAME:VALUE, such as 'X-Forwarded-User: ann', instead of {each!r}", param_hint="--header"
             )
         headers[name.strip().lower()] = value.strip()
     return headers
 
 
-def _stored_for(client: "ProxyClient", reading: "Reading", api_key: str | None, headers: dict[str, str]) -> str:
-    """The tenant and the fields that a request must have to find what was stored."""
+def _required_fields(
+    client: "ProxyClient", request: "WarmRequest", api_key: str | None, headers: dict[str, str]
+) -> str:
+    """Return the tenant and the fields that a client's request must have to hit."""
     from kvproxy.apis import APIS
-    from kvproxy.commands.bodies import PATHS, credentials
     from kvproxy.errors import KvproxyError
+    from kvproxy.proxy_client.api_paths import API_NAMES, credentials
 
-    first = reading.requests[0]
-    api = next(api for api, path in PATHS.items() if path == first.path)
+    api = API_NAMES[request.path]
     try:
-        tenant = client.tenant(credentials(api, api_key) | headers, str(first.body.get("model", "")))
+        tenant = client.tenant(credentials(api, api_key) | headers, str(request.body.get("model", "")))
     except KvproxyError:
-        tenant = "unknown (the admin routes refuse)"
-    sampling = [f"{name} {json.dumps(first.body[name]) if name in first.body else 'unset'}" for name in _SAMPLING]
-    shown = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].irrelevant}
-    others = sorted(first.body.keys() - shown)
-    fields = sampling + [f"{name} {json.dumps(first.body[name])}" for name in others]
+        tenant = "unknown (give --token)"
+    body = request.body
+    sampling = [f"{name} {json.dumps(body[name]) if name in body else 'unset'}" for name in _SAMPLING]
+    known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].ignored_fields}
+    fields = sampling + [f"{name} {json.dumps(body[name])}" for name in sorted(body.keys() - known)]
     return f"stored for tenant {tenant}, {', '.join(fields)}"
 
 
 def _send(
-    reading: "Reading",
+    requests: "list[WarmRequest]",
     url: str,
     pace: "Pace",
+    report: "WarmReport",
     api_key: str | None,
-    report: "Report",
-    control: str | None,
+    cache_control: str | None,
     headers: dict[str, str],
 ) -> int:
-    """Send the requests; an exit code other than 0 where that ended early, after saying why."""
+    """Send the requests; return an exit code other than 0 if the run ended early."""
     import asyncio
 
-    from kvproxy.commands import warm_run
     from kvproxy.errors import ProxyUnreachable
+    from kvproxy.proxy_client.warm import send_all
 
     try:
-        asyncio.run(warm_run.run(reading.requests, url, pace, api_key, report, control, headers))
+        with progress_bar("warming") as progress:
+            asyncio.run(send_all(requests, url, pace, report, api_key, cache_control, headers, progress))
     except KeyboardInterrupt:
-        _tell("interrupted: run warm again, which goes on from here")
+        print_note("interrupted: run the command again to continue")
         return 130
     except ProxyUnreachable as error:
-        _tell(f"kvproxy: {error.message}")
+        print_note(f"kvproxy: {error.message}")
         return error.exit_code
     return 0
 
 
-_NAMED = 20
-_SAMPLING = ("temperature", "max_tokens")
-
-
-def _print(report: "Report", as_json: bool) -> None:
-    from kvproxy.commands.output import print_facts, print_json
-
+def _print(report: "WarmReport", as_json: bool) -> None:
+    document = report.document()
     if as_json:
-        print_json(report.as_dict())
+        print_json(document)
         return
-    print_facts(report.facts())
-    for failure in report.failures[:_NAMED]:
-        _tell(f"line {failure.line}: {failure.message}")
-    if len(report.failures) > _NAMED:
-        _tell(f"and {len(report.failures) - _NAMED:,} more; --json lists them all")
-
-
-def _tell(sentence: str) -> None:
-    typer.echo(sentence, err=True)
+    pinned = [] if report.pinned is None else [("Tokens pinned", report.pinned)]
+    print_facts(
+        [
+            ("Requests", document["requests"]),
+            ("Computed and stored", report.outcomes["stored"]),
+            ("Computed, not stored", report.outcomes["forwarded"]),
+            ("Exact hits", report.outcomes["exact"]),
+            ("Semantic hits", report.outcomes["semantic"]),
+            ("Prompt tokens", report.prompt_tokens),
+            ("Reused prompt tokens", report.reused_tokens),
+            *pinned,
+            ("Duplicates", report.duplicates),
+            ("Skipped lines", report.skipped),
+            ("Failed", len(report.errors)),
+        ]
+    )
+    for error in report.errors[:_LISTED_ERRORS]:
+        print_note(f"line {error.line}: {error.message}")
+    if len(report.errors) > _LISTED_ERRORS:
+        print_note(f"and {len(report.errors) - _LISTED_ERRORS:,} more errors: list all with --json")

@@ -1,4 +1,4 @@
-"""A stored response, and its form in export files."""
+"""A stored response, and its line in an export."""
 
 import json
 import uuid
@@ -6,32 +6,29 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "over"]
-"""Whether an entry may be served: within its time, past it while it is computed anew, past it where that fails, or not at all.
-
-What may be served while it is computed anew may be served where that fails too.
-"""
+"""The state of an entry; `over` is expired. A stale-while-revalidate entry may be served after an error too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One complete, successful answer with what it answers.
+    """One complete, successful response with its request.
 
     Attributes:
         id: random, 32 hex digits.
-        key: exact key, a digest of everything that can change the answer.
-        namespace: digest of all that, less the text of the last user turn.
-        tenant: who the answer belongs to.
+        key: exact key, a digest of everything that can change the response.
+        namespace: digest of the same without the text of the last user turn.
+        tenant: owner of the response.
         model: name in the request.
-        endpoint: `chat` or `completions`.
-        prompt: text of the last user turn; embedded when `semantic`.
-        semantic: whether similar questions may be answered with it.
-        request, response: JSON as sent and as answered; the response is one object, never chunks.
+        endpoint: name of the API, for instance `chat`.
+        prompt: text of the last user turn, embedded if `semantic`.
+        semantic: the response may answer similar questions.
+        request, response: JSON as sent and as received; the response is one object, never chunks.
         created, expires: seconds since the epoch.
-        stale_while_revalidate, stale_if_error: seconds after `expires` in which it may still be served; see RFC 5861.
-        hits, last_hit: how often and when it was served.
-        prompt_tokens, completion_tokens: what a hit saves.
-        tags: names given by the request, for invalidation.
-        backend, request_id: what computed the answer, and for which request.
+        stale_while_revalidate, stale_if_error: stale periods after `expires` in seconds (RFC 5861).
+        hits, last_hit: number of hits and time of the last one.
+        prompt_tokens, completion_tokens: tokens that a hit saves.
+        tags: for invalidation.
+        backend, request_id: origin of the response.
     """
 
     id: str
@@ -57,7 +54,6 @@ class Entry:
     stale_if_error: float = 0.0
 
     def freshness(self, now: float) -> Freshness:
-        """Whether it may be served at a moment."""
         if self.expires > now:
             return "fresh"
         if self.expires + self.stale_while_revalidate > now:
@@ -65,35 +61,16 @@ class Entry:
         return "stale-if-error" if self.expires + self.stale_if_error > now else "over"
 
     def row(self) -> dict[str, Any]:
-        """Columns of the responses table."""
-        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        """Return the columns of the table `responses`."""
+        values = {name: getattr(self, name) for name in _NAMES}
         return values | {"semantic": int(self.semantic), "tags": json.dumps(list(self.tags), ensure_ascii=False)}
 
     def summary(self) -> dict[str, Any]:
-        """What a listing shows, JSON-able."""
-        return {
-            "id": self.id,
-            "namespace": self.namespace,
-            "model": self.model,
-            "prompt": self.prompt,
-            "created": self.created,
-            "hits": self.hits,
-            "last_hit": self.last_hit,
-            "expires": self.expires,
-            "endpoint": self.endpoint,
-            "tenant": self.tenant,
-            "semantic": bool(self.semantic),
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "tags": list(self.tags),
-            "backend": self.backend,
-            "request_id": self.request_id,
-            "stale_while_revalidate": self.stale_while_revalidate,
-            "stale_if_error": self.stale_if_error,
-        }
+        """Return the JSON object of listings."""
+        return {name: getattr(self, name) for name in _SUMMARY} | {"tags": list(self.tags)}
 
     def document(self) -> dict[str, Any]:
-        """Everything, JSON-able: what `show` prints."""
+        """Return the complete entry as a JSON object."""
         return self.summary() | {
             "key": self.key,
             "request": json.loads(self.request),
@@ -101,18 +78,18 @@ class Entry:
         }
 
     def line(self) -> bytes:
-        """Everything as one line of an export file, with its end.
+        """Return the entry as a line of an export.
 
-        Request and response are put in as they are kept: what was read once must not fail, or change, in being read again.
+        Request and response are copied as bytes: parsing them could fail, or change them.
         """
         head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
-        # Between the tokens of JSON a line end is a blank; inside of a text it is written as \n.
+        # A line break between tokens of JSON is white space. In a string it is escaped.
         request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))
         return b'%s, "request": %s, "response": %s}\n' % (head, request, response)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Entry":
-        """An entry from columns; columns that are not its own are passed over."""
+        """Create an entry from columns; additional columns are ignored."""
         values = {name: row[name] for name in _NAMES}
         values["semantic"], tags = bool(values["semantic"]), values["tags"]
         values["tags"] = () if tags == "[]" else tuple(json.loads(tags))
@@ -120,11 +97,11 @@ class Entry:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Entry":
-        """An entry from a line of an export file.
+        """Create an entry from a line of an export.
 
         Raises:
-            KeyError: a field is missing that every export had from the beginning.
-            ValueError: a field is of another kind.
+            KeyError: a required field is missing.
+            ValueError: a field has an invalid value.
         """
         values = {
             column.name: document[column.name]
@@ -142,35 +119,39 @@ class Entry:
 
 
 _NAMES = tuple(column.name for column in fields(Entry))
+_SUMMARY = (
+    *("id", "namespace", "model", "prompt", "created", "hits", "last_hit", "expires", "endpoint", "tenant", "semantic"),
+    *("prompt_tokens", "completion_tokens", "tags", "backend", "request_id"),
+    *("stale_while_revalidate", "stale_if_error"),
+)
 _TEXTS = ("id", "key", "namespace", "tenant", "model", "endpoint", "prompt", "backend", "request_id")
 _NUMBERS = (
     *("created", "expires", "last_hit", "hits", "prompt_tokens", "completion_tokens"),
     *("stale_while_revalidate", "stale_if_error"),
 )
-_MOST = 2**63 - 1
-"""Databases hold no larger numbers."""
+_MAX_NUMBER = 2**63 - 1  # The largest integer of the databases.
 
 
 def _check(name: str, value: Any) -> None:
-    """Databases compare what is no number with numbers too: an entry with such an age would never go."""
+    """Check a field's type. SQLite compares texts with numbers: an entry with a text as its time would never expire."""
+    is_valid = True
     if name in _TEXTS:
-        fits = isinstance(value, str) and (bool(value) or name not in ("id", "key", "namespace")) and _is_unicode(value)
+        is_required = name in ("id", "key", "namespace")
+        is_valid = isinstance(value, str) and (value != "" or not is_required) and _is_unicode(value)
     elif name in _NUMBERS:
-        number = isinstance(value, int | float) and -_MOST <= value <= _MOST
-        fits = number or (name == "last_hit" and value is None)
+        is_number = isinstance(value, int | float) and -_MAX_NUMBER <= value <= _MAX_NUMBER
+        is_valid = is_number or (name == "last_hit" and value is None)
     elif name == "tags":
-        fits = all(map(_is_unicode, value))
-    else:
-        fits = True
-    if not fits:
+        is_valid = all(map(_is_unicode, value))
+    if not is_valid:
         raise ValueError(f"{name} is {value!r}")
 
 
 def _is_unicode(value: str) -> bool:
-    """Whether a text can be written as UTF-8: JSON can hold halves of characters."""
+    """Whether a text can be encoded as UTF-8. JSON may contain lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def new_id() -> str:
-    """A random entry id."""
+    """Return a random entry id."""
     return uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""What can go wrong with the response cache. Messages name the fix."""
+"""Errors of the response cache."""
 
 
 class CacheStoreError(Exception):
@@ -6,7 +6,24 @@ class CacheStoreError(Exception):
 
 
 class StoreDamaged(CacheStoreError):
-    """The file is there but is no readable store; it is left as it is."""
+    """The file exists but is not a readable store. It is not changed."""
+
+
+class SchemaVersionError(CacheStoreError):
+    """The database was created by another version of kvproxy.
+
+    Args:
+        name: of the database.
+        found: version of its schema.
+        required: version that this kvproxy uses.
+    """
+
+    def __init__(self, name: str, found: int, required: int) -> None:
+        self.found = found
+        super().__init__(
+            f"{name} has schema version {found}, but this version of kvproxy requires {required}: move it away."
+            " Responses that its own version exports (kvproxy cache export) can be imported (kvproxy cache import)"
+        )
 
 
 class EmbedderError(Exception):
@@ -22,5 +39,5 @@ class VerifierError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its type where it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Files and folders that only their owner can read: what is stored are other people's texts."""
+"""Files and folders that only their owner can access, because they contain private texts."""
 
 import contextlib
 import errno
@@ -9,45 +9,45 @@ from pathlib import Path
 _OTHERS = 0o077
 
 
-def private_file(path: Path) -> None:
-    """Make an empty file that only its owner can read; of one that is there, take what rights others have.
+def make_private_file(path: Path) -> None:
+    """Create an empty file that only its owner can access, or restrict an existing one.
 
     Raises:
-        OSError: it cannot be made, or is a folder.
+        OSError: it cannot be created, or is a folder.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        # It is not opened: to close it would take away the locks that SQLite has on it in this process (POSIX), and another
-        # process that closes the file would then take it for unused, and delete its log.
+        # Never open an existing file: closing it would release SQLite's POSIX locks on it in this process, and another
+        # process could then delete the log.
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-    take_rights(path)
+    restrict(path)
 
 
-def private_folder(path: Path) -> None:
-    """The same for a folder that is used for nothing else.
+def make_private_folder(path: Path) -> None:
+    """Create a folder that only its owner can access, or restrict an existing one.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    take_rights(path)
+    restrict(path)
 
 
-def open_to_others(path: Path) -> bool:
-    """Whether others than the owner have any right."""
+def is_accessible_to_others(path: Path) -> bool:
+    """Whether other users have any permission on a path."""
     try:
         return bool(path.stat().st_mode & _OTHERS)
     except OSError:
         return False
 
 
-def take_rights(path: Path) -> None:
-    """Take what rights others have, where the path is ours; raises OSError where it is not there."""
+def restrict(path: Path) -> None:
+    """Remove the permissions of other users, if this user owns the path; raises OSError if it does not exist."""
     status = path.stat()
-    # A sticky folder, as /tmp, is everybody's on purpose.
+    # A folder with the sticky bit, such as /tmp, is shared on purpose.
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
+        # Some file systems have no permissions.
         with contextlib.suppress(OSError):
-            # Some file systems know no rights.
             path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)

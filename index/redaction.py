@@ -1,7 +1,7 @@
-"""Entries without what must not be stored."""
+"""Redaction of entries before they are stored."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -9,86 +9,68 @@ from kvproxy.index.entry import Entry
 
 
 class RedactionFailed(Exception):
-    """A text could not be redacted, so nothing of it may be stored. The message holds nothing of the text."""
+    """A text could not be redacted and must not be stored. The message contains nothing of the text."""
 
 
 class Redactor(Protocol):
-    """Takes out of a text what must not be stored. Any thread may call it."""
+    """Removes secrets and private data from a text. Thread-safe. `kvproxy.redaction` creates the configured one."""
 
     def __call__(self, text: str) -> str:
-        """What may be stored or logged of a text: the text itself where it holds nothing to hide.
-
-        Raises:
-            RedactionFailed: that cannot be told.
-        """
+        """Return the redacted text, which is the text itself if it contains nothing to hide; raises RedactionFailed."""
 
 
-_Leaf = Callable[[Any], Any]
+def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
+    """Redact an entry; None if its answer contains text to redact.
 
-
-def redacted(entry: Entry, redact: Redactor) -> Entry | None:
-    """What may be stored of an entry; None where its answer holds what must not be stored.
-
-    The answer is kept as it is or not at all: a changed one would be served as if the model had said it. An entry whose
-    question was changed answers equal requests only, since two questions may differ in nothing but what was taken out.
+    A changed answer would be served as the model's own. An entry with a changed question has exact hits only: two questions may
+    differ in nothing but the redacted part.
 
     Raises:
-        RedactionFailed: what may be stored cannot be told.
+        RedactionFailed: redaction failed.
     """
     prompt = redact(entry.prompt)
-    answer = _read(entry.response)
-    if _walked(answer, lambda leaf: redact(leaf) if isinstance(leaf, str) else leaf) != answer:
+    answer = _load(entry.response)
+    if _map(answer, lambda leaf: redact(leaf) if isinstance(leaf, str) else leaf) != answer:
         return None
     return replace(
         entry,
         prompt=prompt,
         semantic=entry.semantic and prompt == entry.prompt,
-        # Written anew: a name that an object has twice is read once, and the other value would stay unseen.
-        request=redacted_json(entry.request, redact),
-        response=_written(answer),
+        # Serialised again: JSON keeps only the last of two equal names, and the other value was not redacted.
+        request=redact_json(entry.request, redact),
+        response=_dump(answer),
     )
 
 
-def redacted_json(body: bytes, redact: Redactor) -> bytes:
-    """JSON without what must not be stored, in its texts, names and numbers; raises RedactionFailed."""
-    return _written(_walked(_read(body), lambda leaf: _leaf(leaf, redact)))
+def redact_json(body: bytes, redact: Redactor) -> bytes:
+    """Redact the texts, names, and numbers of a JSON document; raises RedactionFailed."""
+    return _dump(_map(_load(body), lambda leaf: _redact_leaf(leaf, redact)))
 
 
-def redacted_all(entries: Iterable[Entry], redact: Redactor | None) -> Iterator[Entry]:
-    """What may be stored of entries, as far as they may be stored at all."""
-    if redact is None:
-        yield from entries
-        return
-    for entry in entries:
-        kept = redacted(entry, redact)
-        if kept is not None:
-            yield kept
-
-
-def _leaf(leaf: Any, redact: Redactor) -> Any:
-    """A text or a number; a number may be one of a card."""
+def _redact_leaf(leaf: Any, redact: Redactor) -> Any:
     if leaf is None or isinstance(leaf, bool):
         return leaf
+    # A number may be one of a credit card.
     text = leaf if isinstance(leaf, str) else json.dumps(leaf)
-    kept = redact(text)
-    return leaf if kept == text else kept
+    redacted = redact(text)
+    return leaf if redacted == text else redacted
 
 
-def _walked(value: Any, change: _Leaf) -> Any:
-    """JSON with every leaf and every name changed."""
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change every leaf and every name of a JSON document."""
     if isinstance(value, dict):
-        return {change(name): _walked(item, change) for name, item in value.items()}
+        return {change(name): _map(item, change) for name, item in value.items()}
     if isinstance(value, list):
-        return [_walked(item, change) for item in value]
+        return [_map(item, change) for item in value]
     return change(value)
 
 
-def _read(body: bytes) -> Any:
+def _load(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise RedactionFailed("a request or an answer is no JSON that can be redacted: it is not stored") from None
+        raise RedactionFailed("a request or an answer is not JSON and cannot be redacted: it is not stored") from None
 
 
-def _written(value: Any) -> bytes:
+def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

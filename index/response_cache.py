@@ -1,4 +1,4 @@
-"""The responses with what is searched beside them: every change of the store reaches the indexes through here."""
+"""The response cache: the store, the semantic search, and the writes that are pending."""
 
 import asyncio
 import hashlib
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kvproxy.index.entry import Entry, new_id
-from kvproxy.index.pending_writes import Coming, OnTheWay
-from kvproxy.index.redaction import Redactor, redacted, redacted_all
-from kvproxy.index.search.batching import WriteBatcher
-from kvproxy.index.search.deferred_embedding import Told
+from kvproxy.index.pending_writes import PendingWrite, PendingWrites
+from kvproxy.index.redaction import Redactor, redact_entry
+from kvproxy.index.search.deferred_embedding import LookupCallback
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import PurgedBy, Put, Store
-from kvproxy.index.store.observations import Observations
+from kvproxy.index.store import NewEntry, PurgeRequest, Store
+from kvproxy.index.store.write_batcher import WriteBatcher
 
 _DAY = 86_400.0
-_BESIDES = 12_288  # Bytes that an entry on its way takes beside its texts, with its request and its task, as measured.
-_OWN = "library"  # Neither a key nor a namespace of a program can be one of the proxy's, which may share the store.
+_WRITE_OVERHEAD = 12_288  # Bytes of a pending write, its task, and its request, without the texts; measured.
+_ENDPOINT = (
+    "library"  # Part of all keys and namespaces of a program, so that they differ from those of a proxy on the store.
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,8 @@ class Hit:
     """A stored answer.
 
     Attributes:
-        answer: the text.
-        question: what it was stored for.
-        similarity: cosine of the two questions; None where they are equal.
+        question: the stored question.
+        similarity: cosine of the two questions; None if they are equal.
     """
 
     answer: str
@@ -38,77 +38,64 @@ class Hit:
 
 
 class ResponseCache:
-    """Stored responses, with or without a search for similar questions. Methods may raise a CacheStoreError.
+    """Stored responses with exact and semantic search. Methods may raise a CacheStoreError.
 
-    `kvproxy.open_response_cache` makes one. Leave it with `close`, or use it in an `async with`.
+    `kvproxy.open_response_cache` opens one. Close it with `close`, or use it in an `async with`.
 
     Args:
         store: the responses.
-        semantic: finds similar questions; None where that is off.
-        observations: closed together with the store, if given.
-        ttl: seconds that an answer may be served.
+        semantic: the semantic search; None disables it.
+        ttl: default lifetime of an answer in seconds.
         clock: seconds since the epoch.
-        redact: takes out of texts what must not be stored; None stores them as they are.
+        redact: redacts texts before they are stored; None stores them unchanged.
     """
 
     def __init__(
         self,
         store: Store,
         semantic: SemanticCache | None,
-        observations: Observations | None = None,
         *,
         ttl: float = _DAY,
         clock: Callable[[], float] = time.time,
         redact: Redactor | None = None,
     ) -> None:
-        self._redact = redact
         self.store = store
         self.semantic = semantic
-        self.observations = observations
         self._ttl = ttl
         self._clock = clock
+        self._redact = redact
         self._writes = WriteBatcher(store.put_many)
-        self.coming = semantic.coming if semantic is not None else OnTheWay()
-        """Entries on their way to the store."""
-
-    @property
-    def searches(self) -> bool:
-        """Whether similar questions are looked for."""
-        return self.semantic is not None
+        self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 
     async def ask(self, question: str, namespace: str = "") -> Hit | None:
-        """The answer that was kept for a question: for the same one, else for one so similar that it serves as well.
+        """Return the answer to an equal question, or else to one that is similar enough.
+
+        Args:
+            namespace: must contain everything else that changes the answer: the model, the system prompt, the user.
 
         Raises:
             EmbedderError: the embedder failed.
-
-        Args:
-            question: in words.
-            namespace: where to look. Put everything into it that changes the answer: the model, the system prompt, the user.
         """
-        space = _digest(namespace)
         entry, similarity = await self.find(_digest(namespace, question)), None
         if entry is not None and entry.expires <= self._clock():
             entry = None
-        if entry is None and self.semantic is not None and await self.compares(question):
-            lookup = await self.semantic.lookup(space, question)
+        if entry is None and self.semantic is not None and await self.is_comparable(question):
+            lookup = await self.semantic.lookup(_digest(namespace), question)
             entry, similarity = lookup.entry, lookup.similarity
         if entry is None:
             return None
-        self.store.touch(entry.id)
+        self.store.record_hit(entry.id)
         return Hit(json.loads(entry.response), entry.prompt, similarity)
 
     async def keep(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
-        """Keep an answer; it is durable and can be found when this returns.
+        """Store an answer; it is durable and can be found when this returns.
 
         Args:
             question, namespace: as for `ask`.
-            answer: the text.
-            ttl: seconds that it may be served; by default those that the cache was opened with.
+            ttl: lifetime in seconds; None uses the cache's default.
 
         Returns:
-            Whether it was kept: an answer that is larger than the whole store may be is not, nor one that holds what must
-            not be stored, nor the least useful of several that a full store was given at once.
+            False if it was not stored; see `insert`.
         """
         now = self._clock()
         return await self.insert(
@@ -118,7 +105,7 @@ class ResponseCache:
                 namespace=_digest(namespace),
                 tenant="",
                 model="",
-                endpoint=_OWN,
+                endpoint=_ENDPOINT,
                 prompt=question,
                 semantic=True,
                 request=json.dumps({"question": question, "namespace": namespace}).encode(),
@@ -128,93 +115,89 @@ class ResponseCache:
             )
         )
 
-    async def shown(self, text: str) -> str:
-        """What may be stored and shown of a text; raises RedactionFailed."""
+    async def redact_text(self, text: str) -> str:
+        """Return a text as it may be stored; raises RedactionFailed."""
         return text if self._redact is None else await asyncio.to_thread(self._redact, text)
 
-    async def compares(self, question: str) -> bool:
-        """Whether a question may be compared with others: not where something must be taken out of it, since two
-        questions may differ in nothing else."""
-        return self._redact is None or await self.shown(question) == question
+    async def is_comparable(self, question: str) -> bool:
+        """Whether a question may have semantic hits: redacted questions may differ in nothing but the redacted part."""
+        return self._redact is None or await self.redact_text(question) == question
 
     async def find(self, key: str) -> Entry | None:
-        """The entry with an exact key that is within its time, or within one of its stale times.
-
-        It is the stored one, or a newer one that is being stored.
-        """
-        coming = self.coming.get(key)
-        entry = await coming.entry() if coming is not None else None
+        """Return the fresh or stale entry with an exact key, stored or pending."""
+        pending = self.pending_writes.get(key)
+        entry = await pending.entry() if pending is not None else None
         if entry is not None:
             return entry if entry.freshness(self._clock()) != "over" else None
-        # A file answers faster than a thread starts; a server may take its time.
+        # Reading a file takes less time than starting a thread.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
-    def storing(self, key: str) -> bool:
-        """Whether an entry with an exact key is being stored right now."""
-        return self.coming.get(key) is not None
-
-    def begin(self, entry: Entry, *, late: bool = False, told: Told | None = None) -> Coming:
-        """Begin to store an entry. Equal requests are answered from it from now on.
+    def begin(self, entry: Entry, *, deferred: bool = False, on_lookup: LookupCallback | None = None) -> PendingWrite:
+        """Begin to store an entry. From now on it answers equal requests.
 
         Args:
-            late: there was no time to look up its question, so it is found by similar ones some time later.
-            told: where it is late, told then what the lookup would have found; see `SemanticCache.insert_soon`.
+            deferred: embed the question later, because its lookup was skipped.
+            on_lookup: receives the result of that lookup; see `SemanticCache.insert_deferred`.
         """
-        kept: asyncio.Future[Entry | None]
+        stored: asyncio.Future[Entry | None]
         if self._redact is None:
-            kept = asyncio.get_running_loop().create_future()
-            kept.set_result(entry)
+            stored = asyncio.get_running_loop().create_future()
+            stored.set_result(entry)
         else:
-            kept = asyncio.create_task(asyncio.to_thread(redacted, entry, self._redact))
-        task = asyncio.create_task(self._store(kept, late, told))
-        size = _BESIDES + len(entry.request) + len(entry.response)
-        coming = Coming(entry.key, entry.namespace if entry.semantic and not late else None, kept, task, size)
-        self.coming.add(coming)
-        return coming
+            stored = asyncio.create_task(asyncio.to_thread(redact_entry, entry, self._redact))
+        task = asyncio.create_task(self._store(stored, deferred, on_lookup))
+        size = _WRITE_OVERHEAD + len(entry.request) + len(entry.response)
+        namespace = entry.namespace if entry.semantic and not deferred else None
+        pending = PendingWrite(entry.key, namespace, stored, task, size)
+        self.pending_writes.add(pending)
+        return pending
 
-    async def _store(self, kept: "asyncio.Future[Entry | None]", late: bool, told: Told | None) -> bool:
-        """Store what may be stored of an entry; whether it was."""
-        entry = await kept
+    async def _store(
+        self, redacted: "asyncio.Future[Entry | None]", deferred: bool, on_lookup: LookupCallback | None
+    ) -> bool:
+        entry = await redacted
         if entry is None:
             return False
         if self.semantic is None:
-            return await self._writes.put(Put(entry))
-        return await (self.semantic.insert_soon(entry, told) if late else self.semantic.insert(entry))
+            return await self._writes.put(NewEntry(entry))
+        return await (self.semantic.insert_deferred(entry, on_lookup) if deferred else self.semantic.insert(entry))
 
     async def insert(self, entry: Entry) -> bool:
-        """Keep an entry; durable and findable when this returns.
+        """Store an entry; it is durable and can be found when this returns.
 
         Returns:
-            False where it is larger than the store may be, where one that was written with it took its place, or where its
-            answer holds what must not be stored.
+            False if it was not stored: it exceeds the capacity, its answer contains text to redact, or an entry of the same
+            transaction evicted it.
         """
         return await asyncio.shield(self.begin(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
-        """Keep entries, in few transactions; how many may be stored."""
-        entries = await asyncio.to_thread(lambda: list(redacted_all(entries, self._redact)))
+        """Store entries in few transactions, and return the number of those that redaction allows."""
+        if self._redact is not None:
+            redacted = [await asyncio.to_thread(redact_entry, entry, self._redact) for entry in entries]
+            entries = [entry for entry in redacted if entry is not None]
         if self.semantic is not None:
             await self.semantic.insert_many(entries)
         else:
-            await asyncio.gather(*(self._writes.put(Put(entry)) for entry in entries))
+            await asyncio.gather(*(self._writes.put(NewEntry(entry)) for entry in entries))
         return len(entries)
 
-    async def remove(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
-        """Remove entries; how many there were.
+    async def remove(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
+        """Remove entries, and return how many existed.
 
         Args:
-            by: who does it; kept in the list of purges.
+            by: recorded in the list of purges.
         """
         if self.semantic is not None:
             return await self.semantic.remove(ids, by)
         return len(await asyncio.to_thread(self.store.delete, ids, by))
 
-    async def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
-        """Let the time of entries end now, so that only their stale times are left; how many were within their time."""
+    async def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
+        """Expire fresh entries, and return their number; see `Store.expire_now`."""
         return await asyncio.to_thread(self.store.expire_now, ids, by)
 
     def maintain(self) -> None:
-        """What is due from time to time: counted hits are written, what has expired goes."""
+        """Write counted hits and remove expired entries; called periodically."""
         if self.semantic is not None:
             self.semantic.maintain()
         else:
@@ -223,12 +206,10 @@ class ResponseCache:
                 pass
 
     def close(self) -> None:
-        """Write what is pending and close the store."""
+        """Write the counted hits and close the store."""
         if self.semantic is not None:
             self.semantic.close()
         self.store.close()
-        if self.observations is not None:
-            self.observations.close()
 
     async def __aenter__(self) -> "ResponseCache":
         return self
@@ -240,4 +221,4 @@ class ResponseCache:
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256(json.dumps([_OWN, *parts]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([_ENDPOINT, *parts]).encode()).hexdigest()

@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvproxy.blocks.digest import BlockHasher
-    from kvproxy.blocks.groups import GroupSpec
+    from kvproxy.blocks.block_hash import BlockHasher
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
     from kvproxy.blocks.request import CacheRequest, MMItem
+    from kvproxy.blocks.single_type_manager import GroupSpec
     from kvproxy.blocks.stats import PoolStats
     from kvproxy.index.response_cache import Hit, ResponseCache
-    from kvproxy.offline.simulate.chains import ChainRequest, Outcome
+    from kvproxy.offline.simulate.chains import ChainRequest, PoolSimulation
     from kvproxy.offline.simulate.chains import simulate as simulate_pool
     from kvproxy.offline.simulate.sweep import Sweep, sweep
     from kvproxy.offline.simulate.workload import read_chains
@@ -25,16 +25,16 @@ __version__ = "0.1.0"
 
 # Name -> the module that has it, and its name there.
 _PLACES = {
-    "BlockHasher": ("kvproxy.blocks.digest", "BlockHasher"),
+    "BlockHasher": ("kvproxy.blocks.block_hash", "BlockHasher"),
     "CacheRequest": ("kvproxy.blocks.request", "CacheRequest"),
     "CacheSettings": ("kvproxy.settings.cache", "CacheSettings"),
     "ChainRequest": ("kvproxy.offline.simulate.chains", "ChainRequest"),
     "ComputedBlocks": ("kvproxy.blocks.manager", "ComputedBlocks"),
-    "GroupSpec": ("kvproxy.blocks.groups", "GroupSpec"),
+    "GroupSpec": ("kvproxy.blocks.single_type_manager", "GroupSpec"),
     "Hit": ("kvproxy.index.response_cache", "Hit"),
     "KVCacheManager": ("kvproxy.blocks.manager", "KVCacheManager"),
     "MMItem": ("kvproxy.blocks.request", "MMItem"),
-    "Outcome": ("kvproxy.offline.simulate.chains", "Outcome"),
+    "PoolSimulation": ("kvproxy.offline.simulate.chains", "PoolSimulation"),
     "PoolStats": ("kvproxy.blocks.stats", "PoolStats"),
     "ResponseCache": ("kvproxy.index.response_cache", "ResponseCache"),
     "Sweep": ("kvproxy.offline.simulate.sweep", "Sweep"),
@@ -54,7 +54,7 @@ __all__ = [
     "Hit",
     "KVCacheManager",
     "MMItem",
-    "Outcome",
+    "PoolSimulation",
     "PoolStats",
     "ResponseCache",
     "Sweep",

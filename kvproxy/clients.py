@@ -1,4 +1,4 @@
-"""Clients and their keys: those of the settings, and those of a file in the data folder that `kvproxy keys` writes."""
+"""Clients and their keys, from the settings and from a file in the data folder that `kvproxy keys` writes."""
 
 import hashlib
 import os
@@ -19,12 +19,12 @@ _LIST = TypeAdapter(list[ClientSettings])
 
 
 def clients_file(data: Path) -> Path:
-    """Where `kvproxy keys` keeps its clients."""
+    """The file of `kvproxy keys`."""
     return data / "clients.json"
 
 
 def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
-    """Every client, those of the settings first.
+    """All clients, in the order of settings and file.
 
     Raises:
         SettingsError: the file cannot be read, or two clients share a name or a key.
@@ -37,18 +37,18 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def is_closed(settings: Settings) -> bool:
-    """Whether only clients with a key are served: if there is one, or was one before its file became empty."""
+    """Whether requests require a key: there is a client, or there was one before its removal."""
     return bool(settings.clients) or clients_file(settings.data).exists()
 
 
 def add_client(settings: Settings, name: str, **limits: int | None) -> str:
-    """Make a client; its key, which is shown now and never again.
+    """Add a client, and return its key, which is not stored.
 
     Args:
-        limits: what it may use, by the names of `ClientSettings`.
+        limits: fields of `ClientSettings`.
 
     Raises:
-        InvalidRequest: there is one of that name, or it is no name.
+        InvalidRequest: the name exists or is invalid.
     """
     if any(each.name == name for each in all_clients(settings)):
         raise InvalidRequest(f"there is a client {name!r} already: keys rm {name} removes it")
@@ -64,10 +64,10 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
 
 
 def remove_client(settings: Settings, name: str) -> None:
-    """Take a client's key back; running proxies notice at once.
+    """Remove a client. Running proxies notice this within a second.
 
     Raises:
-        NotFound: there is none of that name in the file.
+        NotFound: the file has no client of this name.
         InvalidRequest: it stands in the settings.
     """
     kept = _read(settings.data)
@@ -81,7 +81,7 @@ def remove_client(settings: Settings, name: str) -> None:
 
 
 def digest(key: str) -> str:
-    """What is kept of a key. It is random and long, so that one round of hashing is enough."""
+    """The stored digest of a key. Keys are long and random, so one round of SHA-256 is enough."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -96,7 +96,7 @@ def _read(data: Path) -> Sequence[ClientSettings]:
 
 
 def _write(data: Path, clients: Sequence[ClientSettings]) -> None:
-    """Put the file in place whole, readable for its owner alone."""
+    """Write the file atomically, readable by its owner only."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=data, prefix=".clients-")
     with os.fdopen(handle, "wb") as out:

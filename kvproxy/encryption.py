@@ -1,4 +1,4 @@
-"""Encrypts what is stored: AES-256-GCM of the package `cryptography`, under keys that the operator keeps.
+"""Encryption of stored data: AES-256-GCM of the package `cryptography`, with the operator's keys.
 
     magic 5 | name of the key 4 | nonce 12 | ciphertext and tag
 
@@ -14,17 +14,17 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import EncryptionSettings
 
 _MAGIC = b"\x00kvs\x01"
-"""Neither JSON nor a chunk begins so."""
+"""Prefix of encrypted data. Neither JSON nor a chunk begins with it."""
 _KEY, _NAME, _NONCE = 32, 4, 12
 _BODY = len(_MAGIC) + _NAME + _NONCE
 _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
 
 
 class Cipher:
-    """Encrypts bytes, and decrypts what it or an earlier key encrypted. Any thread may use it.
+    """Encrypts with the first key, and decrypts with all keys. Thread-safe.
 
     Args:
-        keys: 32 bytes each, the one that encrypts first.
+        keys: 32 bytes each, newest first.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -32,22 +32,22 @@ class Cipher:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._invalid = InvalidTag
-        # The name and the key proper are both derived, so that a name says nothing of its key.
+        # Name and key are derived separately, so that the name does not reveal the key.
         self._ciphers = {
             _derive(key, b"kvproxy name", _NAME): AESGCM(_derive(key, b"kvproxy key", _KEY)) for key in keys
         }
         self._first = next(iter(self._ciphers))
         self.name = self._first.hex()
-        """Names the key that encrypts."""
+        """Name of the first key."""
         self.names = frozenset(name.hex() for name in self._ciphers)
-        """Name every key."""
+        """Names of all keys."""
 
     def seal(self, clear: bytes | bytearray | memoryview, about: bytes) -> bytes:
         """Encrypt.
 
         Args:
             clear: any bytes.
-            about: what the bytes are; `open` must be told the same, so that nothing can be put in another's place.
+            about: associated data. `open` requires the same, so that ciphertexts cannot be exchanged.
         """
         nonce = os.urandom(_NONCE)
         return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, about)))
@@ -72,12 +72,12 @@ class Cipher:
 
 
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
-    """Whether bytes are what `seal` makes, as far as their beginning tells."""
+    """Whether bytes have the prefix of encrypted data."""
     return len(data) >= _BODY and data[: len(_MAGIC)] == _MAGIC
 
 
 def load_cipher(settings: EncryptionSettings) -> Cipher | None:
-    """The cipher with the keys that the settings name; None where they name none.
+    """The cipher with the keys of the settings; None without keys.
 
     Raises:
         SettingsError: the keys cannot be read, or the package is missing; the message names the fix and holds no key.
@@ -98,7 +98,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _words(settings: EncryptionSettings) -> tuple[str, list[str]]:
-    """Where the keys are, and what stands there."""
+    """The origin of the keys, and their text."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each knows its HTTP status, OpenAI's type and code for it, and its exit code.
+"""Errors that a user can act on, with their HTTP status, OpenAI type and code, and exit code.
 
 Messages name the fix. `apis` writes an error in the form of the API that a request came by.
 """
@@ -7,11 +7,11 @@ from typing import ClassVar
 
 
 class KvproxyError(Exception):
-    """Base of everything that kvproxy raises on purpose.
+    """Base class of all errors of kvproxy.
 
     Args:
-        message: one sentence that says what is wrong and how to mend it.
-        param: the request field at fault, where there is one.
+        message: one sentence that names the cause and the fix.
+        param: the invalid field of the request, if any.
     """
 
     status: ClassVar[int] = 500
@@ -19,9 +19,9 @@ class KvproxyError(Exception):
     code: ClassVar[str | None] = None
     exit_code: ClassVar[int] = 1
     retry_after: float | None = None
-    """Seconds after which the same request may succeed, where that is known."""
+    """Seconds until the same request may succeed, if known."""
     limit: str | None = None
-    """Name of the setting that bounds what was asked for, where one does; it is counted under this name."""
+    """Name of the setting whose limit caused the error, for the metrics."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class KvproxyError(Exception):
 
 
 class InvalidRequest(KvproxyError):
-    """The request cannot be served as it is."""
+    """The request is invalid."""
 
     status = 400
     type = "invalid_request_error"
@@ -49,7 +49,7 @@ class ContextTooLong(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The body has more bytes than this proxy takes."""
+    """The body exceeds a limit."""
 
     status = 413
     code = "request_too_large"
@@ -57,7 +57,7 @@ class TooLarge(InvalidRequest):
 
 
 class HeadersTooLarge(InvalidRequest):
-    """The request has more headers, or longer ones, than this proxy takes."""
+    """The headers exceed a limit."""
 
     status = 431
     code = "headers_too_large"
@@ -65,7 +65,7 @@ class HeadersTooLarge(InvalidRequest):
 
 
 class ExpectationFailed(InvalidRequest):
-    """The header Expect holds more than 100-continue."""
+    """The header Expect has a value other than 100-continue."""
 
     status = 417
     code = "expectation_failed"
@@ -87,7 +87,7 @@ class TooSlow(InvalidRequest):
 
 
 class Unkeyable(InvalidRequest):
-    """The request cannot be compared with others."""
+    """No cache key can be computed for the request."""
 
 
 class Unauthorized(KvproxyError):
@@ -99,7 +99,7 @@ class Unauthorized(KvproxyError):
 
 
 class Forbidden(KvproxyError):
-    """Who asks may not do this, whatever they know."""
+    """The client may not do this, with any credentials."""
 
     status = 403
     type = "permission_error"
@@ -122,7 +122,7 @@ class ModelNotFound(NotFound):
 
 
 class NoPrefixCache(KvproxyError):
-    """The prefix cache was asked for, but this proxy forwards to an upstream that keeps its own."""
+    """This proxy has no prefix cache, since it forwards to an upstream."""
 
     status = 409
     type = "invalid_request_error"
@@ -130,7 +130,7 @@ class NoPrefixCache(KvproxyError):
 
 
 class NotCached(KvproxyError):
-    """`Cache-Control: only-if-cached` met no stored answer (RFC 9111, section 5.2.1.7)."""
+    """`Cache-Control: only-if-cached` without a stored response (RFC 9111, section 5.2.1.7)."""
 
     status = 504
     type = "invalid_request_error"
@@ -151,7 +151,7 @@ class Overloaded(KvproxyError):
 
 
 class ShuttingDown(KvproxyError):
-    """The proxy stops, and the time that running requests get is over."""
+    """The proxy stops, and its drain time is over."""
 
     status = 503
     type = "server_error"
@@ -160,7 +160,7 @@ class ShuttingDown(KvproxyError):
 
 
 class DeadlineExceeded(KvproxyError):
-    """The request was not answered within the time that it may take."""
+    """The request exceeded its deadline."""
 
     status = 504
     type = "server_error"
@@ -168,7 +168,7 @@ class DeadlineExceeded(KvproxyError):
 
 
 class TooMany(KvproxyError):
-    """A client sends more than it may."""
+    """A client exceeded its quota."""
 
     status = 429
     type = "rate_limit_error"
@@ -192,13 +192,13 @@ class TierUnavailable(KvproxyError):
 
 
 class UpstreamError(KvproxyError):
-    """An upstream gave no answer. `unsent` tells that it never got the request either, so that another may have it."""
+    """An upstream did not respond. If the request is `unsent`, another upstream may receive it."""
 
     unsent = False
 
 
 class UpstreamUnreachable(UpstreamError):
-    """The upstream refused the connection, or broke it before an answer."""
+    """The upstream refused the connection, or closed it before a response."""
 
     status = 502
     type = "server_error"
@@ -206,7 +206,7 @@ class UpstreamUnreachable(UpstreamError):
 
 
 class UpstreamBroken(UpstreamUnreachable):
-    """The upstream's answer broke off after it had begun; the client's is to break off alike."""
+    """The upstream's response ended early, so the client's response must end early, too."""
 
 
 class UpstreamTimeout(UpstreamError):
@@ -230,6 +230,6 @@ class SettingsError(KvproxyError):
 
 
 class ProxyUnreachable(KvproxyError):
-    """No proxy answers at the URL that a command was given."""
+    """No proxy responds at the URL of a command."""
 
     exit_code = 4

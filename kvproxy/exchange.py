@@ -153,6 +153,8 @@ class Exchange:
         prefix: reuse of the prompt as reported by the backend.
         predicted_tokens: reuse that the upstream's mirror predicted.
         prompt_tokens, completion_tokens: of a response by the backend.
+        prefill_seconds: duration of the prefill, reported or measured.
+        backend_seconds: duration of the backend's complete response.
         status: HTTP status.
         failure: reason token of the error that ended the exchange.
         client_left: the client disconnected during the response.
@@ -186,6 +188,8 @@ class Exchange:
     predicted_tokens: int | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prefill_seconds: float | None = None
+    backend_seconds: float | None = None
     layer: Layer = "refused"
     status: int = 0
     failure: str | None = None

@@ -1,4 +1,4 @@
-"""What an API asks of the embedded engine, and what comes back piece by piece. Both sides of the seam import this file alone."""
+"""The interface between the APIs and the embedded engine: requests and their output."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,20 +9,19 @@ _GREEDY = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop.
+    """Sampling and stop conditions, as in vLLM.
 
     Attributes:
-        max_tokens: most tokens to generate; None is as many as fit the model and the pool, 0 computes the prompt only.
-        temperature: 0 is greedy, and so is what lies below 1e-5: dividing by it would overflow.
-        top_p: draw from the most likely tokens whose probabilities add up to this.
-        top_k: draw from that many most likely tokens; 0 and -1 are all.
-        seed: makes the draws repeatable, whatever else runs at the time.
-        stop: strings that end the answer; they are not part of it.
-        logprobs: report each token's log-probability and this many alternatives; None is neither.
-        n: answers to generate for the prompt.
-        ignore_eos: go on after the model's end token.
-        prompt_logprobs: report the log-probability of each token of the prompt too, and this many alternatives. The
-            whole prompt is computed then, whatever is cached.
+        max_tokens: None for the maximum of the model and the pool; 0 computes the prompt only.
+        temperature: values below 1e-5 are greedy, since a division by them would overflow.
+        top_p: cumulative probability of the most likely tokens.
+        top_k: number of the most likely tokens; 0 and -1 disable it.
+        seed: makes sampling repeatable, independently of the batch.
+        stop: strings that end the output; they are not part of it.
+        logprobs: number of alternatives to report with each token's log-probability; None reports neither.
+        n: outputs per prompt.
+        ignore_eos: continue after the end token.
+        prompt_logprobs: the same for the tokens of the prompt. It disables the prefix cache for the request.
     """
 
     max_tokens: int | None = None
@@ -38,13 +37,13 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, without a random number."""
+        """Whether the most likely token is always selected."""
         return self.temperature < _GREEDY
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like: every token is chosen among those that can still lead to such a text.
+    """A constraint on the output.
 
     Attributes:
         kind: `json_schema`, or `lark` for a grammar in llguidance's form of Lark.
@@ -62,14 +61,12 @@ class GenerationRequest:
     Attributes:
         id: unique.
         tokens: the prompt.
-        sampling: how to answer it.
         salt: requests with different salts never share blocks.
-        priority: what the request leaves cached outlives what those of a lower one left.
-        tenant: whose request it is; tenants of the same queue priority get equal shares of the engine.
-        queue_priority: lower is served first, whoever asks.
-        own_priority: lower is served first among the tenant's own requests.
-        grammar: what the answer must look like; None for anything.
-        adapter: name of the LoRA adapter that computes it; None for the model as it is.
+        priority: cached blocks of a higher priority are evicted later.
+        tenant: tenants of the same queue priority get equal shares of the engine.
+        queue_priority: lower values are scheduled first, across all tenants.
+        own_priority: lower values are scheduled first within the tenant.
+        adapter: name of the LoRA adapter; None for the base model.
     """
 
     id: str
@@ -86,13 +83,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer so far.
-
-    Attributes:
-        prompt_tokens, completion_tokens: taken in and generated.
-        cached_tokens: of the prompt, not computed: from the pool or from a tier.
-        tier_tokens: of these, those that came from a tier.
-    """
+    """Tokens of an output so far. `cached_tokens` includes the `tier_tokens`, which were loaded from a tier."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -102,7 +93,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one answer since its request came: until it got blocks, until its first token, until its last."""
+    """Seconds since the arrival of the request, until it was scheduled, until its first token, and until its last token."""
 
     queue: float
     first_token: float
@@ -111,7 +102,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its log-probability (natural log), and the most likely alternatives; a prompt's has its rank from 1 too."""
+    """A token with its natural log-probability and alternatives. Tokens of a prompt have a rank, from 1."""
 
     token: int
     text: str
@@ -122,7 +113,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model makes: a tool's name, and its arguments as JSON."""
+    """A tool call of the model, with arguments as JSON."""
 
     name: str
     arguments: str
@@ -130,7 +121,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of answer number `index`; the last piece carries the finish reason and the answer's timing.
+    """A part of output number `index`. The last part has the finish reason and the timing.
 
     `prompt_logprobs` comes with the first piece, one item for each token of the prompt but the first. `calls` are those that
     the piece completes; their text is not part of `text`.

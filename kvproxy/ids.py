@@ -6,7 +6,7 @@ _AT_ONCE = 64
 
 
 class Ids:
-    """Makes ids. Any thread may use it.
+    """Creates random ids. Thread-safe.
 
     They are read from the system many at a time: each read gives other threads the interpreter, and is long under load.
     """
@@ -15,7 +15,7 @@ class Ids:
         self._left: list[str] = []
 
     def new(self) -> str:
-        """An id that nobody else has."""
+        """A unique id."""
         try:
             return self._left.pop()
         except IndexError:

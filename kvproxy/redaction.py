@@ -1,4 +1,4 @@
-"""The redactor that the settings name: regular expressions, and a function of the operator's."""
+"""Redaction by regular expressions and by a function of the operator."""
 
 import importlib
 import re
@@ -10,12 +10,12 @@ from kvproxy.settings import RedactionSettings
 
 
 class PatternRedactor:
-    """Replaces what fits a pattern, then asks a function.
+    """Replaces matches of patterns, then calls a function.
 
     Args:
         patterns: regular expressions.
-        replacement: what stands in the place of what fits; taken as it is.
-        function: gets what the patterns leave, and gives back what may be stored.
+        replacement: literal text in place of a match.
+        function: receives the text after the patterns, and returns the text to store.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class PatternRedactor:
         try:
             kept = self._function(text)
         except Exception as error:
-            # Its message may hold the text.
+            # The message may contain the text.
             raise RedactionFailed(
                 f"redaction.function failed ({type(error).__name__}): nothing of this request is stored"
             ) from None
@@ -43,7 +43,7 @@ class PatternRedactor:
 
 
 def load_redactor(settings: RedactionSettings) -> Redactor | None:
-    """The redactor; None where nothing is to be redacted.
+    """The redactor of the settings; None without patterns and function.
 
     Raises:
         SettingsError: the function cannot be used; the message names the fix.

@@ -1,4 +1,4 @@
-"""Opens the response cache that settings describe: for the proxy, and for programs that use it as a library."""
+"""Opens the response cache as the settings define it, for the proxy and for library users."""
 
 import random
 import time
@@ -17,10 +17,10 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.opening import open_observations
 from kvproxy.redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
@@ -40,18 +40,18 @@ def open_response_cache(
     of_tenant: Callable[[str], int | None] | None = None,
     chance: Callable[[], float] = random.random,
 ) -> ResponseCache:
-    """Open stored responses, ready to be searched. The file is made if it is missing.
+    """Open the stored responses and their index. A missing file is created.
 
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        settings: of the cache; by default those of `kvproxy serve`.
+        settings: of the cache; the defaults are those of `kvproxy serve`.
         embedder: `default`, a folder, or a sentence-transformers id.
         data: the folder of all state, see `load_embedder`.
         clock: seconds since the epoch.
-        encryption: where the keys are that texts are encrypted with; without any they are stored in clear.
-        redaction: what is taken out of texts before they are stored.
-        of_tenant: bytes of stored answers that a tenant may have.
-        chance: uniform numbers below 1, by which the policy `learned` explores.
+        encryption: origin of the keys; without keys, texts are not encrypted.
+        redaction: removes private data before storage.
+        of_tenant: limit of stored bytes per tenant.
+        chance: uniform random numbers below 1 for the exploration of the policy `learned`.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
@@ -66,40 +66,38 @@ def open_response_cache(
             cipher=load_cipher(encryption),
         )
         try:
-            observations = open_observations(where)
-            semantic = _semantic(settings, store, observations, embedder, data, chance)
+            semantic = _semantic(settings, store, embedder, data, chance)
         except BaseException:
             store.close()
             raise
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
-    return ResponseCache(store, semantic, observations, ttl=settings.ttl, clock=clock, redact=redact)
+    return ResponseCache(store, semantic, ttl=settings.ttl, clock=clock, redact=redact)
 
 
 def _semantic(
     settings: CacheSettings,
     store: Store,
-    observations: Observations,
     embedder: str,
     data: Path | None,
     chance: Callable[[], float],
 ) -> SemanticCache | None:
-    """The search for similar questions, with everything embedded; None where it is off."""
+    """The semantic cache with all entries indexed; None if it is disabled."""
     if not (settings.enabled and settings.semantic):
         return None
-    model = load_embedder(embedder, data)
-    # Policies that rules name share the verifier of the usual one; they are made when the first request needs them.
+    model = load_embedder(embedder, data, model_threads())
+    # Policies of rules share the verifier, and are created on demand.
     load = cache(load_verifier)
 
     def named(policy: PolicyName) -> Policy:
         own = {} if policy == settings.policy else {"policy": policy, "threshold": None}
-        return build_policy(settings.model_copy(update=own), observations, model.name, data, load)
+        return build_policy(settings.model_copy(update=own), store.observations, model.name, data, load)
 
     semantic = SemanticCache(
         store,
         model,
         named(settings.policy),
-        observations,
+        store.observations,
         vectors=settings.vectors,
         languages=settings.languages,
         other_policy=cache(named),
@@ -116,12 +114,12 @@ def build_policy(
     data: Path | None = None,
     load: Callable[..., Verifier] = load_verifier,
 ) -> Policy:
-    """The policy that decides over similar questions, with its verifier loaded.
+    """The policy of the settings, with its verifier.
 
     Args:
         settings: of the cache.
-        observations: what a policy that learns does so from.
-        embedder: the name of the model whose cosines the policy will see.
+        observations: training data of the policy `learned`.
+        embedder: name of the embedding model.
         data: the folder of all state, see `load_verifier`.
         load: loads the verifier.
 

@@ -1,4 +1,4 @@
-"""The rules of a proxy and its edits: what the operator sets for some requests. They can be changed while the proxy runs."""
+"""Rules and edits of the operator for some requests. They can be reloaded."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,7 @@ from kvproxy.apis.control import Control
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.policy import Limits
-from kvproxy.ruled import Ruled
+from kvproxy.request_rule import RequestRule
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.clients import CLIENT
 from kvproxy.settings.edits import EditSettings
@@ -16,10 +16,10 @@ from kvproxy.settings.rules import RuleSettings
 
 
 class Rules:
-    """The rules of one proxy, in their order; of those that match a request, the first one holds.
+    """The rules of a proxy, in order. The first matching rule applies.
 
     Args:
-        settings: the rules and edits to begin with, and the data folder whose file is read again.
+        settings: initial rules and edits, and the data folder of the reloaded file.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -27,18 +27,18 @@ class Rules:
         self._held = settings.rules, settings.edits
         self._fixed = self._read_fixed()
         self.generation = 0
-        """How often they were read again."""
+        """Number of reloads."""
 
     def __len__(self) -> int:
         return len(self._held[0])
 
     def edits(self, request: ApiRequest) -> tuple[EditSettings, ...]:
-        """The edits that are made in a request that has its rule."""
-        named, edits = request.control.ruled.edits, self._held[1]
+        """The edits for a request whose rule is set."""
+        named, edits = request.control.rule.edits, self._held[1]
         return edits if named is None else tuple(edit for edit in edits if edit.name in named)
 
     def reload(self) -> list[str]:
-        """Read rules and edits again; the names of other settings that changed since the start. Requests under way keep theirs.
+        """Reload rules and edits for new requests. Return the names of other changed settings, which require a restart.
 
         Raises:
             SettingsError: the file cannot be used; nothing is changed.
@@ -50,25 +50,25 @@ class Rules:
         return sorted(name for name in now if self._fixed and now[name] != self._fixed[name])
 
     def _read_fixed(self) -> dict[str, object]:
-        """The settings that need a restart, as the file has them; flags may differ from it."""
+        """The settings of the file that require a restart."""
         try:
             return _fixed(load_settings(data=self._data))
         except SettingsError:
             return {}
 
     def apply(self, request: ApiRequest) -> ApiRequest:
-        """The request with what its rule sets."""
+        """The request with its rule."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_changed(request.control, rule))
 
 
 def _fixed(settings: Settings) -> dict[str, object]:
-    """The settings that a reload does not change, by their first names."""
+    """Sections of settings that a reload does not change."""
     return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:
-    """Whether a rule holds for a request."""
+    """Whether a rule matches a request."""
     return (
         _fits(rule.path, request.api.path)
         and _fits(rule.model, request.model)
@@ -79,7 +79,7 @@ def matches(rule: RuleSettings, request: ApiRequest) -> bool:
 
 
 def _names(tenant: str) -> tuple[str, ...]:
-    """The names by which a rule may know a tenant: the tenant, its client, and the client's name."""
+    """Names of a tenant in rules: the tenant, its client, and the client's name."""
     client = tenant.partition("/")[0]
     return tenant, client, client.removeprefix(CLIENT)
 
@@ -89,7 +89,7 @@ def _fits(pattern: str | None, text: str | None) -> bool:
 
 
 def _changed(control: Control, rule: RuleSettings) -> Control:
-    """What a request asks for, with what the rule sets; neither can loosen what the other one demands."""
+    """Combine the controls of a request and its rule; the stricter one applies."""
     limits = control.limits
     off = rule.cache is False
     return replace(
@@ -102,7 +102,7 @@ def _changed(control: Control, rule: RuleSettings) -> Control:
             _stricter(min, limits.max_error, rule.max_error),
         ),
         tags=tuple(sorted({*control.tags, *rule.tags})),
-        ruled=Ruled(
+        rule=RequestRule(
             name=rule.name,
             semantic=rule.semantic is not False,
             policy=rule.policy,

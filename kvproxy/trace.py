@@ -1,4 +1,4 @@
-"""The trace that a request belongs to (W3C Trace Context)."""
+"""Traces of requests (W3C Trace Context)."""
 
 import os
 import re
@@ -13,14 +13,14 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Ids of a trace and of our spans in it, as hexadecimal digits.
+    """Ids of a trace and its spans, as hexadecimal digits.
 
     Attributes:
-        id: of the trace, the client's where it has one.
-        parent: the client's span; None where the trace begins here.
-        span: our span of the request.
-        call: our span of the call to the upstream; the upstream continues from it.
-        sampled: whether spans are wanted.
+        id: of the trace.
+        parent: span of the client; None if the trace begins here.
+        span: span of the request.
+        call: span of the call to the upstream.
+        sampled: whether spans are exported.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Trace:
 
     @classmethod
     def begin(cls, traceparent: str | None, share: float = 1.0) -> Self:
-        """Continue a client's trace; begin one where it sent none, or none that can be read.
+        """Continue the client's trace, or begin one.
 
         Args:
             traceparent: the client's header.
@@ -42,10 +42,10 @@ class Trace:
         if found is not None and found[1] != "ff" and found[2] != _NOBODY[0] and found[3] != _NOBODY[1]:
             return cls(found[2], found[3], span, call, bool(int(found[4], 16) & _SAMPLED))
         id = os.urandom(16)
-        # As OpenTelemetry's TraceIdRatioBased decides: every service that samples so decides alike.
+        # The decision of OpenTelemetry's TraceIdRatioBased, which is equal in all services.
         return cls(id.hex(), None, span, call, int.from_bytes(id[8:]) < share * 2**64)
 
     @property
     def header(self) -> str:
-        """What the upstream is told."""
+        """Header for the upstream."""
         return f"00-{self.id}-{self.call}-{int(self.sampled):02x}"

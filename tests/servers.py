@@ -43,7 +43,7 @@ def run_server(server: uvicorn.Server) -> Iterator[str]:
 def until_stored(services: Services) -> None:
     """Wait until every answer is stored that a client has by now."""
     end = time.monotonic() + 60
-    while len(services.answerer.cache.coming):
+    while len(services.answerer.cache.pending_writes):
         assert time.monotonic() < end, "an answer is on its way to the store for a minute"
         time.sleep(0.001)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvproxy.index.policies.learned.answer_classes import digest, rivals, settle
+from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy, Ruling
 from kvproxy.index.store.observations import Observation
@@ -140,8 +140,8 @@ def replay(
         if ruling.chosen is not None and chance() >= ruling.chance:
             chosen = int(shelf.lines[places[ruling.chosen]])
             served[line], wrong[line] = True, not stream.same(chosen, line)
-            if ruling.noted is not None and isinstance(policy, LearnedPolicy):
-                policy.served("", ruling.noted.risk)
+            if ruling.record is not None and isinstance(policy, LearnedPolicy):
+                policy.record_served("", ruling.record.risk)
         else:
             joined = _learn(stream, policy, shelf, line, places, classes, ruling, judge)
             shelf.add(line, joined)
@@ -162,16 +162,16 @@ def _learn(
 ) -> str:
     """Compare a fresh answer with those of its neighbours; the class that it joins."""
     own = digest(stream.answers[line]) if judge is None else f"line {line}"
-    noted = ruling.noted
+    noted = ruling.record
     if noted is None or not isinstance(policy, LearnedPolicy):
         return own
     compare = judge or stream.same
-    order, found = rivals(noted.place, classes), list[bool]()
+    order, found = comparison_order(noted.place, classes), list[bool]()
     for place in order:
         found.append(compare(int(shelf.lines[places[place]]), line))
         if found[-1]:
             break
-    settled = settle(order, found, classes)
+    settled = assign_class(order, found, classes)
     joined = settled.joined or own
     if settled.odd:
         shelf.drop(places[noted.place])

@@ -1,4 +1,4 @@
-"""Embedders: they turn texts into vectors of length 1."""
+"""Embedders of questions and answers."""
 
 import copy
 from collections.abc import Container, Sequence
@@ -13,31 +13,31 @@ DEFAULT = "default"
 
 
 class Embedder(Protocol):
-    """What the semantic cache needs of an embedding model."""
+    """An embedding model."""
 
     name: str
-    """Names the vectors. Vectors are compared only with those of the same name, so another model needs another name."""
+    """Name of the vector space. Only vectors of the same name are compared."""
     dim: int
 
     @property
     def vocabulary(self) -> Container[str] | None:
-        """The words of its tokenizer, if that was made from English text alone: most other words are not among them."""
+        """Vocabulary of the tokenizer, if it was trained on English only."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """`[len(texts), dim]` float32, each row of unit length."""
+        """Return `[len(texts), dim]` float32, each row of length 1."""
 
     def reads(self, text: str) -> bool:
-        """Whether the vector depends on all of the text. It does not if the text is too long or has unknown letters."""
+        """Return whether the vector depends on all of a text: it is not too long and has no unknown characters."""
 
 
 class SentenceEmbedder:
-    """A user's sentence-transformers model on the CPU or, where there is one, the GPU."""
+    """A user's sentence-transformers model, on a GPU if available."""
 
     def __init__(self, name: str, model: Any) -> None:
-        # The same folder or id may hold another model tomorrow.
+        # The model in a folder may change.
         self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
-        # The model changes its tokenizer's settings while it embeds, so `reads` needs a copy of its own.
+        # The model changes the settings of its tokenizer while it embeds, so `reads` needs a copy.
         self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
         self.vocabulary: Container[str] | None = None
@@ -56,7 +56,7 @@ class SentenceEmbedder:
 
 
 def _fingerprint(model: Any) -> str:
-    """A digest of the weights of a torch model."""
+    """Return a digest of the weights of a torch model."""
     import torch
     import xxhash
 
@@ -68,10 +68,10 @@ def _fingerprint(model: Any) -> str:
 
 
 def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray | None]:
-    """The vector of each text, `[dim]` float32 of length 1; None if the embedder's vector cannot be compared.
+    """Return the vector of each text, `[dim]` float32 of length 1; None if it is not finite or zero.
 
     Raises:
-        EmbedderError: the embedder failed, or did not give one vector of its width for each text.
+        EmbedderError: the embedder failed, or returned an array of another shape.
     """
     try:
         vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
@@ -79,10 +79,10 @@ def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray 
         raise EmbedderError(f"embedder {embedder.name!r} failed: {error or type(error).__name__}") from error
     if vectors.shape != (len(texts), embedder.dim):
         raise EmbedderError(
-            f"embedder {embedder.name!r} made an array of shape {vectors.shape} of {len(texts)} texts, where"
-            f" ({len(texts)}, {embedder.dim}) was expected: check the model"
+            f"embedder {embedder.name!r} returned an array of shape {vectors.shape} for {len(texts)} texts instead of"
+            f" ({len(texts)}, {embedder.dim}): check the model"
         )
-    # A vector that holds NaN would count as close to every other one.
+    # A NaN compares as close to every vector.
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     usable = np.isfinite(lengths) & (lengths > 1e-6)
     return [
@@ -91,13 +91,13 @@ def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray 
     ]
 
 
-def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
-    """An embedder by name.
+def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | None = None) -> Embedder:
+    """Load an embedder by name.
 
     Args:
         name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
-        data: the folder of all state. The packaged model's finished graph is kept there if the user's cache folder
-            cannot be written to.
+        data: the data folder. It stores the graph of the packaged model if the user's cache folder is not writable.
+        threads: number of threads of the packaged model; by default one for each core.
 
     Raises:
         EmbedderError: it cannot be loaded; the message names the fix.
@@ -106,7 +106,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None) -> Embedder:
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
         from kvproxy.index.models.minilm.files import graph_files
 
-        return MiniLMEmbedder(files=graph_files(data))
+        return MiniLMEmbedder(files=graph_files(data), threads=threads)
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 

@@ -1,7 +1,6 @@
-"""Which language a question is in, as far as the cache must know: whether it is one that the models in use were made for.
+"""Language detection of questions, by the script of the letters and by function words.
 
-By the script of its letters, and by the small words that hold its sentences together. Both are lists that anybody can read:
-the same question always gets the same answer, in some microseconds.
+It is deterministic, and tuned for short questions, names, and code: these count as English unless there is evidence against it.
 """
 
 import unicodedata
@@ -16,11 +15,11 @@ from kvproxy.index.policies.guards.words import words
 
 ENGLISH = "en"
 EVERY = "*"
-"""In a list of languages: every one."""
+"""Every language."""
 OTHER = "other"
-"""A language that is none of those known here."""
+"""An unknown language."""
 
-# Words that English does not have, or hardly ever. A question with more of one list than of English ones is in that language.
+# Words that are rare in English. A question with more words of one list than English ones is in that language.
 _WORDS = {
     "de": "der das ist sind ein eine einen einem einer eines und ich nicht wie wo wann warum wer welche welcher welches"
     " kann können könnte mein meine meinen meinem meiner mir mich dir dich sie wir ihr ihre auf für mit von zu zum zur"
@@ -53,7 +52,6 @@ _WORDS = {
 
 
 def _by_word() -> dict[str, tuple[str, ...]]:
-    """The languages that have a word."""
     found: dict[str, tuple[str, ...]] = {}
     for language, text in _WORDS.items():
         for word in dict.fromkeys(text.split()):
@@ -67,7 +65,7 @@ _ENGLISH = FUNCTION_WORDS | frozenset(
     " only does did get got become use used using good best better make makes made".split()
 )
 _SHARED = frozenset("a an in on me do to no so as or he her will for at is has are was be by of us i".split())
-# Letters of these scripts are of one language, or of a few.
+# Scripts of one language or of a few similar ones.
 _SCRIPTS = {
     "CJK": "zh",
     "HIRAGANA": "ja",
@@ -91,29 +89,29 @@ _LEAST_KNOWN = 0.3
 
 @lru_cache(maxsize=4096)
 def language_of(text: str) -> str:
-    """The language of a text by its ISO 639-1 code, `other` for one that is not known here.
+    """Return the ISO 639-1 code of a text's language, or `other`.
 
-    English is what nothing speaks against: names, code, numbers, single words. A text that cites another script is in the
-    language of that script, since what it cites is what its answer depends on.
+    Names, code, numbers, and single words count as English. A text with a word in another script has the language of that script,
+    because its answer depends on that word.
     """
     script = _script(text)
     if script is not None:
         return script
-    said = words(text)
-    counts = Counter(language for word in said for language in _BY_WORD.get(word, ()))
+    tokens = words(text)
+    counts = Counter(language for word in tokens for language in _BY_WORD.get(word, ()))
     language = max(_WORDS, key=lambda each: counts[each])
     most = counts[language]
-    english = sum(word in _ENGLISH for word in said)
-    # Where as much speaks for both, English words that other languages have too speak for neither.
-    if most > english or (most and most == english and not any(word in _ENGLISH - _SHARED for word in said)):
+    english = sum(word in _ENGLISH for word in tokens)
+    # In a tie, English words that other languages share do not count.
+    if most > english or (most and most == english and not any(word in _ENGLISH - _SHARED for word in tokens)):
         return language
-    # Words with accents and no English word to hold them together: one of the languages here that lacks a small word, or another.
-    accented = sum(not word.isascii() for word in said)
+    # Accents without any English function word indicate another language.
+    accented = sum(not word.isascii() for word in tokens)
     return OTHER if accented and not english else ENGLISH
 
 
 def _script(text: str) -> str | None:
-    """The language of the letters that are not Latin, where there are any; a Greek letter alone is a sign of mathematics."""
+    """Return the language of letters that are not Latin, if any. A single Greek letter is a mathematical symbol."""
     found: dict[str, int] = {}
     for word in words(text):
         foreign = [
@@ -124,7 +122,7 @@ def _script(text: str) -> str | None:
                 found[name] = found.get(name, 0) + 1
     if not found:
         return None
-    # Japanese is written in Chinese letters too, and told from Chinese by its own.
+    # Japanese also uses Chinese characters; kana distinguish it.
     for own in ("HIRAGANA", "KATAKANA"):
         if own in found:
             return _SCRIPTS[own]
@@ -132,16 +130,16 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Whether semantic matching is valid for a text: the embedder reads all of it, and its language is one of those given."""
+    """Return whether the embedder reads all of a text, and its language is one of those given."""
     return not hides_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.reads(text)
 
 
 def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
-    """Whether a text is in one of some languages.
+    """Return whether a text is in one of several languages.
 
     Args:
-        languages: their codes, or `*` for all.
-        vocabulary: of a tokenizer that was made from English text, if there is one: it cuts up most words of other languages.
+        languages: codes, or `*`.
+        vocabulary: of a tokenizer trained on English, if any. It splits most words of other languages.
     """
     if EVERY in languages:
         return True
@@ -151,9 +149,9 @@ def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | N
     return language in languages
 
 
-def _may_be_english(said: Sequence[str], vocabulary: Container[str]) -> bool:
-    """Whether words that nothing holds together could be English ones: commands and names are, as long as some word is."""
-    if len(said) < 2 or any(word in _ENGLISH for word in said):
+def _may_be_english(tokens: Sequence[str], vocabulary: Container[str]) -> bool:
+    """Return whether words without English function words may be English: commands and names are, if some word is known."""
+    if len(tokens) < 2 or any(word in _ENGLISH for word in tokens):
         return True
-    known = sum(all(part in vocabulary for part in word.split("'") if part) for word in said)
-    return known / len(said) > _LEAST_KNOWN
+    known = sum(all(part in vocabulary for part in word.split("'") if part) for word in tokens)
+    return known / len(tokens) > _LEAST_KNOWN

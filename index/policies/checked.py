@@ -1,26 +1,32 @@
-"""The policy `checked`: neighbours by cosine, guards, then a verifier that reads both questions together."""
+"""The policy `checked`: cosine similarity, guards, then a verifier that reads both questions together."""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, best
-from kvproxy.index.policies.screen import scores, screen
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling
+from kvproxy.index.policies.screen import screen
+
+_HOPELESS = 0.25
+"""Share of the level. After a lower score, farther neighbours are not read: fewer than 0.1% of them would be accepted."""
 
 
 class CheckedPolicy:
-    """Accepts from a probability on that one answer serves both questions.
+    """Accepts the nearest neighbour whose probability of having the same answer reaches a level.
+
+    The verifier reads the nearest neighbour first, and stops at the first that is accepted or hopeless.
 
     Args:
-        verifier: gives the probability.
+        verifier: computes the probability.
         level: least probability.
-        floor: least cosine similarity of what is verified at all.
-        guards: vetoes before the verifier is asked.
+        floor: least cosine similarity of a neighbour that the verifier reads.
+        guards: vetoes before the verifier.
     """
 
     name = "checked"
     reach = 5
-    learns = None
 
     def __init__(self, verifier: Verifier, level: float, floor: float, guards: Sequence[Guard] = GUARDS) -> None:
         self.level = level
@@ -33,11 +39,23 @@ class CheckedPolicy:
     ) -> Ruling:
         if not self._verifier.reads(question):
             return Ruling([Decision("vetoed", "language") for _ in neighbours], None)
-        refused = screen(question, neighbours, max(self.floor, limits.similarity or 0.0), self._guards)
-        probability = scores(question, neighbours, refused, self._verifier)
+        floor = max(self.floor, limits.similarity or 0.0)
         level = max(self.level, limits.level or 0.0)
-        decisions = [
-            refusal or Decision("accepted" if score >= level else "below level", score=score)
-            for refusal, score in zip(refused, probability.tolist(), strict=True)
-        ]
-        return Ruling(decisions, best(decisions))
+        decisions = [Decision("passed over") for _ in neighbours]
+        for place, neighbour in enumerate(neighbours):
+            refusal = screen(question, neighbour, floor, self._guards)
+            if refusal is not None:
+                decisions[place] = refusal
+                continue
+            score = self._score(question, neighbour)
+            if score >= level:
+                decisions[place] = Decision("accepted", score=score)
+                return Ruling(decisions, place)
+            decisions[place] = Decision("below level", score=score)
+            if score < _HOPELESS * level:
+                break
+        return Ruling(decisions, None)
+
+    def _score(self, question: str, neighbour: Neighbour) -> float:
+        scores = self._verifier.score([(question, neighbour.prompt)], np.array([neighbour.similarity]))
+        return float(scores[0])

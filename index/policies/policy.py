@@ -1,10 +1,8 @@
-"""The interface of policies: which neighbours of a question have an answer that serves it too."""
+"""The interface of policies, which decide whether the response to a similar question may be served."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
-
-from kvproxy.index.store.observations import Observation
 
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
@@ -22,13 +20,7 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A stored question close to the one that is asked.
-
-    Attributes:
-        prompt: the stored question.
-        similarity: cosine.
-        answer: the class of its answer.
-    """
+    """A stored question, its cosine similarity, and the class of its answer."""
 
     prompt: str
     similarity: float
@@ -37,7 +29,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request asks of the policy. Each can only make it stricter.
+    """Limits of a request. Each can only make the policy stricter.
 
     Attributes:
         similarity: least cosine.
@@ -52,12 +44,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict on one neighbour, and what led to it.
+    """A verdict on one neighbour.
 
     Attributes:
-        guard: the name of the guard that vetoed.
-        score: what the policy compares: the verifier's probability, or the cosine without one; None where none was needed.
-        error: the probability that serving is wrong, from a policy that learns.
+        guard: name of the guard with a veto.
+        score: probability of the verifier, or cosine similarity without a verifier; None if not needed.
+        error: estimated probability that its response is wrong, from a learning policy.
     """
 
     verdict: Verdict
@@ -67,13 +59,13 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
-    """What a policy has to remember of a decision until a fresh answer shows whether it was right.
+class LearningRecord:
+    """Inputs of a decision, kept until a fresh response shows whether it was right.
 
     Attributes:
-        place: of the neighbour that was judged.
-        features, error, checked: see `observations.Observation`.
-        risk: the probability of being wrong that is charged if it is served.
+        place: index of the neighbour.
+        features, error, checked: see `Observation`.
+        risk: probability of being wrong that is charged to the bound if the response is served.
     """
 
     place: int
@@ -85,35 +77,34 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """The decisions on all neighbours of a request.
+    """The decisions on all neighbours of a question.
 
     Attributes:
-        decisions: one for each.
-        chosen: place of the one to serve; None for none.
-        chance: the share of such requests that is forwarded all the same, so that the policy goes on learning.
-        noted: what to remember, from a policy that learns.
+        chosen: index of the accepted neighbour, if any.
+        chance: share of such requests to forward, so that the policy learns.
+        record: from a learning policy.
     """
 
     decisions: list[Decision]
     chosen: int | None
     chance: float = 0.0
-    noted: Noted | None = None
+    record: LearningRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """What a namespace has learned, to be shown.
+class LearningStatus:
+    """State of the learning policy in one namespace.
 
     Attributes:
-        observations: comparisons taken in.
-        serves: whether it decides by itself; otherwise `checked` does.
-        level: the largest error of an answer that is served.
-        served: similar questions answered.
-        expected_wrong: how many of these are expected to be wrong.
-        bound: the share of wrong answers among them that is not exceeded, with the stated probability.
-        max_error: the bound that was asked for.
-        would_serve: the share of recent requests with a neighbour that the level lets through.
-        doubted: classes of answers that may have changed.
+        observations: number of comparisons.
+        serves: the policy decides without `checked`.
+        level: largest estimated error of a served response.
+        served: number of semantic hits.
+        expected_wrong: expected number of wrong hits.
+        bound: upper bound of the share of wrong hits.
+        max_error: the configured bound.
+        would_serve: share of recent requests with an acceptable neighbour.
+        doubted: number of answer classes that may have changed.
     """
 
     observations: int
@@ -128,16 +119,16 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Overall:
-    """What several namespaces have learned, together.
+class LearningSummary:
+    """State of the learning policy in all namespaces in memory.
 
     Attributes:
-        namespaces: that were asked in.
-        serving: of them, those that decide by themselves.
-        observations, served, expected_wrong: sums; see `Status`.
-        would_serve: the mean share of requests that is let through, each namespace counting as much as was observed of it.
-        bound: the largest of all.
-        max_error: the bound that was asked for; 0 before anything was asked.
+        namespaces: number of namespaces.
+        serving: number of namespaces in which the policy decides without `checked`.
+        observations, served, expected_wrong: sums of `LearningStatus`.
+        would_serve: mean, weighted by observations.
+        bound: the largest one.
+        max_error: the configured bound; 0 without namespaces.
     """
 
     namespaces: int
@@ -150,64 +141,34 @@ class Overall:
     max_error: float
 
     @classmethod
-    def of(cls, statuses: Sequence[Status]) -> "Overall":
-        """The sum of some."""
-        observed = sum(status.observations for status in statuses)
-        through = sum(status.would_serve * status.observations for status in statuses)
+    def of(cls, statuses: Sequence[LearningStatus]) -> "LearningSummary":
+        observations = sum(status.observations for status in statuses)
+        would_serve = sum(status.would_serve * status.observations for status in statuses)
         return cls(
             len(statuses),
             sum(status.serves for status in statuses),
-            observed,
+            observations,
             sum(status.served for status in statuses),
             sum(status.expected_wrong for status in statuses),
-            through / observed if observed else 0.0,
+            would_serve / observations if observations else 0.0,
             max((status.bound for status in statuses), default=0.0),
             max((status.max_error for status in statuses), default=0.0),
         )
 
 
-class Learns(Protocol):
-    """What learns from observations. Safe to use from several threads; all but `served` may raise a CacheStoreError."""
-
-    def served(self, namespace: str, error: float) -> None:
-        """An answer was served whose error was so large; kept with the next observation."""
-
-    def learn(self, observations: Sequence[Observation]) -> None:
-        """Keep observations, durable when this returns, and learn from them; never called while a request waits."""
-
-    def vetoes(self, question: str, cached: str) -> tuple[str, ...]:
-        """The guards that speak between two questions."""
-
-    def status(self, namespace: str) -> Status:
-        """What a namespace has learned, to be shown."""
-
-    def statuses(self) -> dict[str, Status]:
-        """Those of the namespaces that were asked in last."""
-
-    def flush(self) -> None:
-        """Keep what was served since the last observations, and take in what other proxies have learned."""
-
-
 class Policy(Protocol):
-    """Decides over all neighbours of a request at once."""
+    """Decides about all neighbours of a question.
+
+    Attributes:
+        reach: number of neighbours to search.
+        floor: least cosine similarity of a neighbour that may be served.
+    """
 
     name: str
     reach: int
-    """How many neighbours it looks at."""
     floor: float
-    """Least cosine of what it serves."""
-
-    @property
-    def learns(self) -> Learns | None:
-        """What of it learns; None where nothing does."""
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> Ruling:
-        """A decision for each neighbour, nearest first."""
-
-
-def best(decisions: Sequence[Decision]) -> int | None:
-    """Which accepted neighbour to serve: the one with the highest score, then the nearest."""
-    accepted = [place for place, decision in enumerate(decisions) if decision.verdict == "accepted"]
-    return max(accepted, key=lambda place: (decisions[place].score or 0.0, -place), default=None)
+        """Decide about neighbours, nearest first."""

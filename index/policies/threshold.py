@@ -1,23 +1,21 @@
-"""The policy `threshold`: cosine similarity alone."""
+"""The policy `threshold`: cosine similarity and guards."""
 
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, best
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling
 from kvproxy.index.policies.screen import screen
 
 
 class ThresholdPolicy:
-    """Accepts from a cosine similarity on, unless a guard vetoes.
+    """Accepts neighbours from a cosine similarity on, unless a guard vetoes.
 
     Args:
         threshold: least similarity.
-        guards: vetoes; none for the cosine alone.
     """
 
     name = "threshold"
     reach = 5
-    learns = None
 
     def __init__(self, threshold: float, guards: Sequence[Guard] = GUARDS) -> None:
         self.floor = threshold
@@ -26,9 +24,10 @@ class ThresholdPolicy:
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> Ruling:
-        refused = screen(question, neighbours, max(self.floor, limits.similarity or 0.0), self._guards)
+        floor = max(self.floor, limits.similarity or 0.0)
         decisions = [
-            refusal or Decision("accepted", score=neighbour.similarity)
-            for refusal, neighbour in zip(refused, neighbours, strict=True)
+            screen(question, neighbour, floor, self._guards) or Decision("accepted", score=neighbour.similarity)
+            for neighbour in neighbours
         ]
-        return Ruling(decisions, best(decisions))
+        accepted = (place for place, decision in enumerate(decisions) if decision.verdict == "accepted")
+        return Ruling(decisions, next(accepted, None))

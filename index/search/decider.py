@@ -1,32 +1,30 @@
-"""Finds the neighbours of a question, and has a policy decide over them."""
+"""Search for the neighbours of a question, and the decision of a policy about them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import hides_text
-from kvproxy.index.policies.policy import Policy, PolicyName
-from kvproxy.index.search.lookup import Lookup, judge
-from kvproxy.index.search.lookup_queue import Ask
+from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, Ruling, Verdict
+from kvproxy.index.search.lookup import Candidate, Lookup, LookupRequest, PendingObservation
 from kvproxy.index.search.neighbours import Neighbours
-from kvproxy.index.store import Head, Store
+from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
-"""How many times as many neighbours are looked at where some of the nearest are past their time: they would hide the others."""
+"""Factor of neighbours to search if some of the nearest are expired, since these would hide fresh ones."""
 
 
 class Decider:
-    """Decides over the neighbours of questions. Any thread may use it.
+    """Decides about the neighbours of questions. Any thread may use it.
 
     Args:
-        store: the responses.
-        neighbours: finds what is near.
-        observations: knows what people rejected; None where nothing is remembered.
-        policy: decides where a question names no other.
-        other: makes the policy that a question names. It is called in the thread that looks up, and may take its time.
-        chance: uniform numbers below 1, see `lookup.judge`.
+        observations: knows rejected entries; None if no verdicts are stored.
+        policy: the policy of requests that name no other.
+        other: creates the policy that a request names. It may take long.
+        chance: uniform numbers below 1. The policy forwards a share of what it accepts, to learn from the responses.
     """
 
     def __init__(
@@ -45,62 +43,106 @@ class Decider:
         self._other = other
         self.chance = chance
 
-    def decide(self, ask: Ask, vector: np.ndarray, besides: str = "") -> Lookup:
-        """What is found near a question.
+    def decide(self, request: LookupRequest, vector: np.ndarray, excluded: str = "") -> Lookup:
+        """Return the result of a lookup.
 
         Args:
             vector: of the question.
-            besides: id of an entry that is left out.
+            excluded: id of an entry to ignore.
         """
-        policy = self.named(ask.policy)
-        reach = policy.reach if ask.reach is None else ask.reach
-        near = self._near(ask, vector, reach, besides)
-        chance = self.chance if ask.explore else None
-        found = judge(
-            self._store,
-            self._observations,
-            policy,
-            ask.namespace,
-            ask.question,
-            near,
-            ask.limits,
-            chance,
-            served=ask.served,
-        )
-        # What another policy decides teaches the one that learns nothing, and is not charged to its bound.
-        return found if policy is self.policy else replace(found, judged=None)
+        policy = self.named(request.policy)
+        near = self.search(request, vector, policy.reach, excluded)
+        lookup = self.judge(request, near, policy)
+        # The policy that learns does not learn from decisions of others.
+        return lookup if policy is self.policy else replace(lookup, observation=None)
 
     def named(self, name: PolicyName | None) -> Policy:
-        """The policy that decides where a question names this one; None names none."""
+        """Return the policy with a name; None is the default one."""
         if name is None or name == self.policy.name or self._other is None:
             return self.policy
         return self._other(name)
 
-    def may_serve(
-        self, ask: Ask, vector: np.ndarray | None, known: Callable[[str], np.ndarray | None], question: str
-    ) -> bool:
-        """Whether the answer to another question is near enough to be served, or nobody knows.
+    def search(
+        self, request: LookupRequest, vector: np.ndarray, reach: int, excluded: str = ""
+    ) -> list[tuple[StoredQuestion, float]]:
+        """Return the nearest entries and their cosines: the nearest `reach` of all, and the nearest `reach` that are fresh."""
 
-        Args:
-            vector: of what is asked.
-            known: the vector of a text, where that is at hand.
-        """
-        other = known(question)
-        return other is None or vector is None or float(vector @ other) >= self.named(ask.policy).floor
+        def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
+            found = self._neighbours.search(request.namespace, vector, count + bool(excluded))
+            # An earlier version or an import may have stored a question with hidden text.
+            return [(head, cosine) for head, cosine in found if head.id != excluded and not hides_text(head.prompt)][
+                :count
+            ]
 
-    def _near(self, ask: Ask, vector: np.ndarray, reach: int, besides: str) -> list[tuple[Head, float]]:
-        """The nearest entries, those that are past their time too; and as many more that are not."""
-
-        def search(most: int) -> list[tuple[Head, float]]:
-            found = self._neighbours.search(ask.namespace, vector, most + bool(besides))
-            # An entry that was stored before such questions were refused, or by another version.
-            shown = [(head, cosine) for head, cosine in found if head.id != besides and not hides_text(head.prompt)]
-            return shown[:most]
-
-        near = search(reach)
-        if all(head.freshness in ask.served for head, _ in near):
+        near = nearest(reach)
+        if all(head.freshness in request.served for head, _ in near):
             return near
-        nearest = {head.id for head, _ in near}
-        wider = search(_WIDER * reach)
-        fresh = [head.id for head, _ in wider if head.freshness in ask.served][:reach]
-        return [(head, cosine) for head, cosine in wider if head.id in nearest or head.id in fresh]
+        kept = {head.id for head, _ in near}
+        wider = nearest(_WIDER * reach)
+        kept |= set([head.id for head, _ in wider if head.freshness in request.served][:reach])
+        return [(head, cosine) for head, cosine in wider if head.id in kept]
+
+    def judge(self, request: LookupRequest, near: Sequence[tuple[StoredQuestion, float]], policy: Policy) -> Lookup:
+        """Have a policy decide about entries with their cosines, nearest first."""
+        found = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
+        ids = [head.id for head, _ in found]
+        rejected = self._observations.rejected(ids) if self._observations is not None and ids else set()
+        barred = [_barred(head, rejected, request.served) for head, _ in found]
+        eligible = [place for place, verdict in enumerate(barred) if verdict is None]
+        neighbours = [Neighbour(found[place][0].prompt, found[place][1], found[place][0].answer) for place in eligible]
+        ruling = Ruling([], None)
+        if neighbours:
+            ruling = policy.decide(request.question, neighbours, request.limits, request.namespace)
+        chosen_place = None if ruling.chosen is None else eligible[ruling.chosen]
+        explored = chosen_place is not None and request.explore and self.chance() < ruling.chance
+        decisions = dict(zip(eligible, ruling.decisions, strict=True))
+        if explored and chosen_place is not None:
+            decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
+        candidates = [
+            _candidate(head, cosine, decisions.get(place) or Decision(barred[place] or "expired"))
+            for place, (head, cosine) in enumerate(found)
+        ]
+        observation = _observation(ruling, [candidates[place] for place in eligible])
+        chosen = None if chosen_place is None else candidates[chosen_place]
+        # The entry may have been removed since the search.
+        entry = self._store.get(chosen.id) if chosen is not None and not explored else None
+        return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
+
+
+def _candidate(head: StoredQuestion, cosine: float, decision: Decision) -> Candidate:
+    return Candidate(
+        head.id,
+        head.prompt,
+        cosine,
+        decision.verdict,
+        decision.guard,
+        decision.score,
+        decision.error,
+        head.answer,
+    )
+
+
+def _observation(ruling: Ruling, near: Sequence[Candidate]) -> PendingObservation | None:
+    record = ruling.record
+    if record is None:
+        place = _closest(ruling)
+        if place is None:
+            return None
+        record = LearningRecord(place, None, 0.0)
+    accepted = ruling.chosen is not None
+    return PendingObservation(near[record.place], record, tuple(near), accepted, ruling.chance if accepted else 1.0)
+
+
+def _closest(ruling: Ruling) -> int | None:
+    """Return the place of the chosen neighbour, or of the one with the highest score."""
+    if ruling.chosen is not None:
+        return ruling.chosen
+    scores = {place: decision.score for place, decision in enumerate(ruling.decisions) if decision.score is not None}
+    return max(scores, key=scores.__getitem__, default=None)
+
+
+def _barred(head: StoredQuestion, rejected: set[str], served: Sequence[Freshness]) -> Verdict | None:
+    """Return the verdict on an entry that no policy may accept, else None."""
+    if head.id in rejected:
+        return "rejected"
+    return None if head.freshness in served else "expired"

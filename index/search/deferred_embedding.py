@@ -1,104 +1,89 @@
-"""What was stored without a vector gets one in the background, while no lookup waits; a little of it even then."""
+"""Embedding of entries that were stored without a vector, in the background."""
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup import Lookup
 
-_MOST = 64  # Entries that are held here, with their answers; what is beyond waits in the store.
-_AT_ONCE = 4  # So that no lookup waits long for them.
-_LOOK_SECONDS = 0.01
-_MOST_SECONDS = 0.5  # After so long some of them are embedded all the same, whoever waits,
-_REST = 30.0  # or after so many times as long as the last ones took, so that it takes little of what others need.
+_LIMIT = 64
+"""Number of entries in memory. Further ones are read from the store later."""
+_BATCH = 4
 _log = logging.getLogger("kvproxy")
 
-Told = Callable[[Lookup], None]
-"""Is told what a lookup of an entry's question would have found before it was there."""
+LookupCallback = Callable[[Lookup], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
-    """An entry without a vector, and who wants to know what is near it."""
+class DeferredEntry:
+    """A stored entry without a vector.
+
+    Attributes:
+        found: receives what a lookup of the entry's question finds before the entry is searchable.
+    """
 
     entry: Entry
-    told: Told | None = None
+    found: LookupCallback | None = None
 
 
-class Behind:
-    """Entries that wait for their vectors. Their number is bounded: further ones stay in the store until there is time.
+class DeferredEmbeddings:
+    """A bounded queue of entries that need a vector.
 
     Args:
-        give: embeds entries, stores their vectors and makes them findable; on a thread.
-        missing: entries in the store that have no vector; on a thread.
-        busy: whether lookups wait.
+        embed: embeds entries and stores their vectors.
+        missing: returns entries in the store that have no vector; runs in a thread.
     """
 
     def __init__(
-        self,
-        give: Callable[[Sequence[Late]], Sequence[Callable[[], None]]],
-        missing: Callable[[], Sequence[Entry]],
-        busy: Callable[[], bool],
+        self, embed: Callable[[Sequence[DeferredEntry]], Awaitable[None]], missing: Callable[[], Sequence[Entry]]
     ) -> None:
-        self._give = give
+        self._embed = embed
         self._missing = missing
-        self._busy = busy
-        self._waiting: deque[Late] = deque()
-        self._left = False
+        self._waiting: deque[DeferredEntry] = deque()
+        self._more_in_store = False
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.dropped = 0
-        """Entries that nobody is told of, because too many waited."""
+        """Number of entries whose callback was dropped because the queue was full."""
 
     def __len__(self) -> int:
-        """Entries that wait here; those that wait in the store are not counted."""
+        """Number of entries in memory."""
         return len(self._waiting)
 
-    def add(self, late: Late) -> None:
-        """Give an entry its vector when there is time."""
-        if len(self._waiting) < _MOST:
-            self._waiting.append(late)
+    def add(self, entry: DeferredEntry) -> None:
+        if len(self._waiting) < _LIMIT:
+            self._waiting.append(entry)
         else:
-            self._left = True
-            self.dropped += late.told is not None
+            self._more_in_store = True
+            self.dropped += entry.found is not None
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._work())
 
     async def idle(self) -> None:
-        """Wait until nothing waits any more."""
+        """Wait until no entry is deferred."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """Stop, and wait for what is under way; what still waits gets its vector at the next start."""
+        """Stop after the current batch. The next start embeds the remaining entries."""
         self._closed = True
         await self.idle()
 
     async def _work(self) -> None:
         try:
-            due = time.monotonic() + _MOST_SECONDS
-            while (self._waiting or self._left) and not self._closed:
-                if self._busy() and time.monotonic() < due:
-                    await asyncio.sleep(_LOOK_SECONDS)
-                    continue
-                began = time.monotonic()
+            while (self._waiting or self._more_in_store) and not self._closed:
                 if self._waiting:
-                    batch = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
-                    for tell in await asyncio.to_thread(self._give, batch):
-                        tell()
+                    await self._embed([self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))])
                 else:
                     found = await asyncio.to_thread(self._missing)
-                    self._left = len(found) > 0
-                    self._waiting.extend(Late(entry) for entry in found)
-                now = time.monotonic()
-                due = now + max(_MOST_SECONDS, _REST * (now - began))
+                    self._more_in_store = len(found) > 0
+                    self._waiting.extend(DeferredEntry(entry) for entry in found)
         except Exception:
-            # They get their vectors with the next entry that comes here, or at the next start.
-            self._left = True
-            _log.exception("entries were not embedded, and are served for equal requests only for now")
+            # The next deferred entry or the next start tries again.
+            self._more_in_store = True
+            _log.exception("entries were not embedded, and have exact hits only for now")
         finally:
             self._task = None

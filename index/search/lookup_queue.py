@@ -1,120 +1,142 @@
-"""Lookups of many callers, done together on one thread: each is answered within its time, or not at all.
-
-One job embeds the questions of all who wait, searches and decides. Whoever would wait too long behind the others is told so
-at once, and is not worked on. How many may wait is found by trying: one more where all are decided in time, half as many after
-one that was not. Where one after the other comes too late, fewer and fewer are tried: their work would be for nothing, and take
-the time of those who need none.
-"""
+"""A bounded queue of semantic lookups, and the threads that run the embedder and the verifier."""
 
 import asyncio
+import contextlib
+import math
+import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from kvproxy.index.entry import Freshness
-from kvproxy.index.pending_writes import NOTHING, Writes
-from kvproxy.index.policies.policy import Limits, PolicyName
-from kvproxy.index.search.batching import Batcher
-from kvproxy.index.search.lookup import FRESH, Lookup
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+Value = TypeVar("Value")
+_BATCH = 4
+_START_SHARE = 0.5
+"""Share of the timeout after which a waiting lookup does not begin: it would time out before its result."""
 
-_MOST = 32
-_RECENT = 0.2  # How much the last batch counts in what a lookup is expected to take.
-_OVERLOADED = 0.05  # Seconds after a lookup was skipped in which what is not urgent stays out of the way.
-_PAUSE = 0.02  # Seconds in which none is tried after a second one in a row came too late; twice as many after the next.
-_LONGEST_PAUSE = 1.0
-_SHARE = 0.5  # Of the time that a caller has, what a batch may take: a caller that comes just too late waits for two.
+
+def model_threads() -> int:
+    """Return the number of threads for models: all cores but one, which the event loop needs."""
+    return max(1, (os.cpu_count() or 1) - 1)
+
+
+class QueueFull(Exception):
+    """Too many lookups are waiting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A question to look up; see `SemanticCache.lookup`. Without a reach it is that of the policy that decides."""
+class _Waiting(Generic[Request, Result]):
+    """A waiting lookup. It does not begin after `start_by`, a time of `time.monotonic`."""
 
-    namespace: str
-    question: str
-    limits: Limits
-    reach: int | None
-    explore: bool
-    served: tuple[Freshness, ...] = FRESH
-    policy: PolicyName | None = None
-    writes: Writes = NOTHING
+    request: Request
+    start_by: float
+    future: "Future[Result]" = field(default_factory=Future)
 
-    def skipped(self) -> Lookup:
-        """What is told where it was not decided in time."""
-        return Lookup(None, (), namespace=self.namespace, question=self.question, skipped=True)
+    def may_begin(self) -> bool:
+        if time.monotonic() > self.start_by and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(TimeoutError())
+        return not self.future.done()
 
 
-class Lookups:
-    """Lookups that share runs of the embedder.
+class LookupQueue(Generic[Request, Result]):
+    """Runs lookups first in, first out, and one background job after each batch of lookups.
+
+    A batch is what has gathered in the meantime, so that the embedder gets several texts at once under load.
 
     Args:
-        work: looks up several questions; called on one thread at a time.
+        prepare: embeds the questions of a batch.
+        look_up: computes the result of one prepared request.
+        threads: number of threads. All work of the models runs on them, so that the event loop keeps a core.
+        size: number of lookups that may wait.
     """
 
-    def __init__(self, work: Callable[[Sequence[Ask]], Sequence[Lookup]]) -> None:
-        self._work = work
-        self._seconds = 0.0
-        self._room = float(_MOST)
-        self._late = 0  # In a row.
-        self._late_at = self._again = float("-inf")
-        self._skipped = float("-inf")
-        self._batches: Batcher[Ask, Lookup] = Batcher(self._timed, _MOST)
+    def __init__(
+        self,
+        prepare: Callable[[Sequence[Request]], object],
+        look_up: Callable[[Request], Result],
+        threads: int,
+        size: int,
+    ) -> None:
+        self._prepare = prepare
+        self._look_up = look_up
+        self._size = size
+        self._lookups: deque[_Waiting[Request, Result]] = deque()
+        self._background: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
 
-    @property
-    def busy(self) -> bool:
-        """Whether callers wait, or were sent away a moment ago."""
-        return len(self._batches) > 0 or self.overloaded
+    def __len__(self) -> int:
+        """Number of waiting lookups."""
+        return len(self._lookups)
 
-    @property
-    def overloaded(self) -> bool:
-        """Whether callers were sent away a moment ago."""
-        return time.monotonic() - self._skipped < _OVERLOADED
-
-    def _timed(self, asks: Sequence[Ask]) -> Sequence[Lookup]:
-        began = time.perf_counter()
-        try:
-            return self._work(asks)
-        finally:
-            took = (time.perf_counter() - began) / len(asks)
-            self._seconds += _RECENT * (took - self._seconds)
-
-    async def find(self, ask: Ask, seconds: float | None) -> Lookup:
-        """What a lookup finds.
+    async def find(self, request: Request, seconds: float | None = None) -> Result:
+        """Return the result of a lookup. A lookup that is cancelled before it begins never begins.
 
         Args:
-            seconds: time for it; what is not decided by then is skipped. None: as long as it takes.
+            seconds: timeout; None has no timeout and ignores the bound of the queue.
+
+        Raises:
+            QueueFull: too many lookups are waiting.
+            TimeoutError: the lookup exceeded its timeout.
         """
-        if seconds is None:
-            return await asyncio.shield(self._batches.submit(ask))
-        ahead, now = len(self._batches), time.monotonic()
-        # Where nobody waits it is tried after a while, so that what was slow once does not stay so.
-        if now < self._again or (ahead and (ahead >= self._room or (ahead + 1) * self._seconds > seconds)):
-            return self._skip(ask)
-        self._batches.most = max(1, min(_MOST, int(_SHARE * seconds / max(self._seconds, 1e-6))))
-        future = self._batches.submit(ask)
-        try:
-            async with asyncio.timeout(seconds):
-                found = await asyncio.shield(future)
-        except TimeoutError:
-            # What has not begun by now need not begin any more.
+        start_by = math.inf if seconds is None else time.monotonic() + _START_SHARE * seconds
+        waiting: _Waiting[Request, Result] = _Waiting(request, start_by)
+        with self._lock:
+            if seconds is not None and len(self._lookups) >= self._size:
+                self._lookups = deque(each for each in self._lookups if not each.future.cancelled())
+                if len(self._lookups) >= self._size:
+                    raise QueueFull
+            self._lookups.append(waiting)
+        self._threads.submit(self._work)
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(waiting.future)
+
+    async def run_in_background(self, job: Callable[[], Value]) -> Value:
+        """Run a job after the current batch of lookups."""
+        future: Future[Value] = Future()
+        with self._lock:
+            self._background.append((job, future))
+        self._threads.submit(self._work)
+        return await asyncio.wrap_future(future)
+
+    def _work(self) -> None:
+        with self._lock:
+            batch = [self._lookups.popleft() for _ in range(min(_BATCH, len(self._lookups)))]
+            job = self._background.popleft() if self._background else None
+        batch = [each for each in batch if each.may_begin()]
+        if len(batch) > 1:
+            # An error of one request must not fail the others. It recurs in the lookup of that request.
+            with contextlib.suppress(Exception):
+                self._prepare([each.request for each in batch])
+        for each in batch:
+            if each.may_begin():
+                _settle(each.future, partial(self._look_up, each.request))
+        if job is not None:
+            _settle(job[1], job[0])
+
+    def close(self) -> None:
+        """Cancel waiting work, and wait for running work."""
+        self._threads.shutdown(cancel_futures=True)
+        waiting: list[Future[Any]] = [
+            *(each.future for each in self._lookups),
+            *(future for _, future in self._background),
+        ]
+        for future in waiting:
             future.cancel()
-            # A busy event loop delays what the job itself does not know of.
-            self._room = max(1.0, self._room / 2)
-            self._rest(now)
-            return self._skip(ask)
-        self._late = 0
-        if ahead + 1 >= self._room:
-            self._room += 1
-        return found
 
-    def _rest(self, asked: float) -> None:
-        """One came too late that was asked at a moment. After a single one the next is tried at once, since anybody is late
-        now and then; after more in a row none is tried for a while. Those that were tried together count once."""
-        if asked < self._late_at:
-            return
-        self._late, self._late_at = self._late + 1, time.monotonic()
-        if self._late > 1:
-            self._again = self._late_at + min(_PAUSE * 2 ** (self._late - 2), _LONGEST_PAUSE)
 
-    def _skip(self, ask: Ask) -> Lookup:
-        self._skipped = time.monotonic()
-        return ask.skipped()
+def _settle(future: Future[Value], compute: Callable[[], Value]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = compute()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -11,9 +11,9 @@ import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.search.faiss_segment import Kind
-from kvproxy.index.search.graph_files import PersistedGraphs
+from kvproxy.index.search.saved_graphs import SavedGraphs
 from kvproxy.index.search.vector_index import VectorIndex
-from kvproxy.index.store import Gone, Head, Put, ResponseStore, Store, Written
+from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
 # Below this, reading a namespace's vectors from the store takes less than embedding a question. Most namespaces hold a
 # few entries (earlier turns are part of their name), and so cost no memory and no time at a start.
@@ -31,13 +31,13 @@ class Neighbours(Protocol):
     def holds(self, namespace: str) -> bool:
         """Whether a namespace has any vector."""
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
         """The nearest entries of a namespace and their cosines, nearest first, `limit` at most."""
 
-    def apply(self, puts: Sequence[Put], written: Written) -> None:
+    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
         """Follow a write of the store. Calls come in the order of the writes."""
 
-    def remove(self, gone: Iterable[Gone]) -> None:
+    def remove(self, gone: Iterable[RemovedEntry]) -> None:
         """Forget entries that the store no longer has."""
 
     def maintain(self) -> None:
@@ -49,7 +49,7 @@ class Neighbours(Protocol):
 
 def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighbours:
     """What fits the store."""
-    if isinstance(store, ResponseStore):
+    if isinstance(store, SqliteStore):
         return FaissNeighbours(store, embedder, dim, kind)
     from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
     from kvproxy.index.store.postgres.store import PostgresStore
@@ -72,7 +72,7 @@ class FaissNeighbours:
 
     def __init__(
         self,
-        store: ResponseStore,
+        store: SqliteStore,
         embedder: str,
         dim: int,
         kind: Kind = "float32",
@@ -88,7 +88,7 @@ class FaissNeighbours:
         self._small = small
         self._flat = {} if flat_limit is None else {"flat_limit": flat_limit}
         self._threads = threads or max(1, (os.cpu_count() or 1) // 2)
-        self._graphs = PersistedGraphs(store, embedder, dim, kind)
+        self._graphs = SavedGraphs(store, embedder, dim, kind)
         self.indexes: dict[str, VectorIndex] = {}
         self._saved: dict[str, int] = {}
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvproxy-index")
@@ -121,7 +121,7 @@ class FaissNeighbours:
     def holds(self, namespace: str) -> bool:
         return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
         index = self.indexes.get(namespace)
         if index is not None:
             exact, cosines = index.exact, dict(index.search(vector, limit))
@@ -136,7 +136,7 @@ class FaissNeighbours:
         ]
         return sorted(found, key=lambda hit: -hit[1])
 
-    def apply(self, puts: Sequence[Put], written: Written) -> None:
+    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
         added: dict[str, list[tuple[int, np.ndarray]]] = {}
         for put, number in zip(puts, written.numbers, strict=True):
             if number is not None and put.vector is not None:
@@ -149,9 +149,9 @@ class FaissNeighbours:
                     self._look_after(namespace)
                 elif self._store.vector_count(namespace, self._embedder, self._small) >= self._small:
                     self._open(namespace)
-            self.remove(written.gone)
+            self.remove(written.removed)
 
-    def remove(self, gone: Iterable[Gone]) -> None:
+    def remove(self, gone: Iterable[RemovedEntry]) -> None:
         with self._changing:
             touched = set()
             for each in gone:

@@ -1,12 +1,12 @@
-"""The semantic cache: similar questions, each sought in its own namespace, over the stored responses."""
+"""The semantic cache: similar questions of one namespace, over the stored responses."""
 
 import asyncio
+import contextlib
 import logging
-import os
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -16,39 +16,47 @@ from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match, is_known
-from kvproxy.index.pending_writes import OnTheWay, wait_for
-from kvproxy.index.policies.learned.feedback import Learning
+from kvproxy.index.pending_writes import PendingWrite, PendingWrites
+from kvproxy.index.policies.learned.feedback import FeedbackRecorder
+from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
-from kvproxy.index.search.batching import MicroBatcher, WriteBatcher, comparable
 from kvproxy.index.search.decider import Decider
-from kvproxy.index.search.deferred_embedding import Behind, Late, Told
+from kvproxy.index.search.deferred_embedding import DeferredEmbeddings, DeferredEntry, LookupCallback
+from kvproxy.index.search.embedding_cache import EmbeddingCache
 from kvproxy.index.search.faiss_segment import Kind
-from kvproxy.index.search.lookup import FRESH, Lookup
-from kvproxy.index.search.lookup_queue import Ask, Lookups
-from kvproxy.index.search.namespace_cache import Held
+from kvproxy.index.search.lookup import FRESH, Lookup, LookupRequest
+from kvproxy.index.search.lookup_queue import LookupQueue, QueueFull, model_threads
 from kvproxy.index.search.neighbours import open_neighbours
-from kvproxy.index.store import Gone, PurgedBy, Put, Store, Written
+from kvproxy.index.store import NewEntry, PurgeRequest, RemovedEntry, Store, WriteResult
 from kvproxy.index.store.observations import Observations
+from kvproxy.index.store.write_batcher import WriteBatcher
 
+_EMBEDDED_AT_ONCE = 8
+"""More texts in one job would delay lookups."""
 _REBUILD_BATCH = 256
-_SWEPT = 32
-_READ_LATELY = 256
-_REMOTE_JUDGES = 8  # Threads that wait for a server; over a file a core each.
+_DEFERRED_BATCH = 32
+_QUEUE_PER_THREAD = 8
+_REMOTE_THREADS = 8
+"""Threads that spend most of a lookup waiting for a database server."""
+_WRITES_SHARE = 0.75
+"""Share of a lookup's timeout that it may wait for pending writes."""
+_WRITES_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
 
 class SemanticCache:
-    """Finds answers to similar questions, in the same namespace only.
+    """Finds responses to similar questions, in the same namespace only.
 
     Args:
         store: the responses.
-        embedder: makes the vectors.
+        embedder: computes the vectors.
         policy: decides over neighbours.
-        observations: what became of its decisions; None to remember nothing.
-        chance: uniform numbers below 1, see `lookup.judge`.
-        vectors: how vectors are kept in memory: float32, fp16 or int8.
-        other_policy: makes the policy that a lookup names in place of `policy`.
-        languages: that the embedder and the policy know; questions in others are answered from equal requests only.
+        observations: the log of correct and wrong responses; None disables learning.
+        chance: uniform numbers below 1, by which the policy explores.
+        vectors: format of vectors in memory.
+        languages: codes of the languages of the models; questions in other languages have exact hits only.
+        other_policy: creates the policy that a lookup names instead of `policy`.
+        threads: number of threads for lookups; by default all cores but one.
     """
 
     def __init__(
@@ -62,67 +70,47 @@ class SemanticCache:
         vectors: Kind = "float32",
         languages: Sequence[str] = (EVERY,),
         other_policy: Callable[[PolicyName], Policy] | None = None,
+        threads: int | None = None,
     ) -> None:
         self._store = store
-        self._batcher = MicroBatcher(embedder)
         self._embedder = embedder
+        self._embeddings = EmbeddingCache(embedder)
         self.observations = observations
         self._languages = tuple(languages)
-        # It is asked before a question is looked up, and once more before its answer is stored.
-        self._reads = lru_cache(_READ_LATELY)(lambda text: can_match(text, embedder, self._languages))
+        # The text is checked for the lookup, and again before its response is stored.
+        self.reads = lru_cache(256)(self._reads)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
-        self._held = Held(self._neighbours, in_thread=store.remote)
-        self.coming = OnTheWay()
+        self.pending_writes = PendingWrites()
         self._writes = WriteBatcher(self._write)
-        self._order = threading.Lock()  # The index takes vectors in the order in which the store numbered them.
-        self.lookups = Lookups(self._look_up)
-        """Those that are under way: what is not urgent waits for them."""
-        self._judges = ThreadPoolExecutor(_REMOTE_JUDGES if store.remote else os.cpu_count(), "kvproxy-judge")
-        self.behind = Behind(self._give_vectors, self._without_vectors, lambda: self.lookups.busy)
+        self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
+        threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
+        self._queue: LookupQueue[LookupRequest, Lookup | list[PendingWrite]]
+        self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
+        self.deferred = DeferredEmbeddings(self._embed_deferred, self._without_vectors)
         """Entries that were stored before they had a vector."""
+        learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = (
             None
             if observations is None
-            else Learning(store, self._batcher, embedder.name, observations, policy.learns, self._unindex)
+            else FeedbackRecorder(
+                store, self.embed, self._embeddings.cached, embedder.name, observations, learned, self._unindex
+            )
         )
-        """What learns from fresh answers; None where nothing is remembered."""
+        """Learns from fresh responses; None without observations."""
 
-    def rebuild(self) -> int:
-        """Embed what has no vector of this embedder, and get ready to search; how many entries were embedded.
+    @property
+    def policy(self) -> Policy:
+        """The policy of lookups that name no other."""
+        return self.decider.policy
 
-        Raises:
-            EmbedderError: the embedder fails.
-        """
-        embedded, name = 0, self._embedder.name
-        while missing := self._store.missing_vectors(name, _REBUILD_BATCH):
-            vectors = self._vectors_of(missing)
-            self._store.add_vectors([(entry, vectors[entry.id]) for entry in missing if entry.id in vectors], name)
-            if len(vectors) < len(missing):
-                self._store.unindex([entry.id for entry in missing if entry.id not in vectors])
-            embedded += len(vectors)
-        self._neighbours.load()
-        return embedded
+    def _reads(self, text: str) -> bool:
+        """Return whether the models read all of a text and know its language; other texts have exact hits only."""
+        return can_match(text, self._embedder, self._languages)
 
-    def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
-        """By id, as far as the embedder makes usable ones."""
-        entries = [entry for entry in entries if self.reads(entry.prompt)]
-        if not entries:
-            return {}
-        try:
-            vectors = self._batcher.vectors([entry.prompt for entry in entries])
-        except EmbedderError:
-            # Is it the embedder, or one of the texts?
-            self._batcher.check()
-            vectors = [self._vector_of(entry) for entry in entries]
-        return {entry.id: vector for entry, vector in zip(entries, vectors, strict=True) if vector is not None}
-
-    def _vector_of(self, entry: Entry) -> np.ndarray | None:
-        try:
-            return self._batcher.vectors([entry.prompt])[0]
-        except EmbedderError as error:
-            _log.warning("entry %s is kept for equal requests only: %s", entry.id[:12], error)
-            return None
+    def knows(self, text: str) -> bool:
+        """Return whether a text is in one of the languages of the models."""
+        return is_known(text, self._languages, self._embedder.vocabulary)
 
     async def lookup(
         self,
@@ -130,167 +118,215 @@ class SemanticCache:
         text: str,
         *,
         limits: Limits = Limits(),
-        limit: int | None = None,
         explore: bool = True,
         seconds: float | None = None,
         served: tuple[Freshness, ...] = FRESH,
         policy: PolicyName | None = None,
     ) -> Lookup:
-        """The best acceptable neighbour of a text, also among what is on its way to the store and arrives in time.
+        """Find the best neighbour of a question, and wait for pending writes of similar questions.
 
         Args:
-            namespace: where to look.
-            text: the question.
-            limits: what this request asks of the policy; they can make it stricter, never looser.
-            limit: neighbours to look at; by default as many as the policy does.
-            explore: now and then forward what could be served, where the policy learns from that.
-            seconds: time for it. What is not decided by then comes back with `skipped`; None takes its time.
-            served: how fresh an entry must be.
-            policy: name of the one that decides; None for the usual one.
+            limits: limits of the request; they can make matching stricter, never looser.
+            explore: forward a share of what could be served, if the policy learns from that.
+            seconds: timeout; a lookup that exceeds it is skipped. None has no timeout and ignores the bound of the queue.
+            served: accepted freshness of entries.
+            policy: name of the policy; None for the default one.
+
+        Raises:
+            EmbedderError: the embedder failed.
+            CacheStoreError: the store failed.
         """
-        writes = self.coming.writes(namespace, seconds)
-        if not writes.under_way and not await self._held.holds(namespace):
-            return Lookup(None, (), namespace=namespace, question=text)
-        found = await self.lookups.find(Ask(namespace, text, limits, limit, explore, served, policy, writes), seconds)
-        if not found.candidates and not found.skipped:
-            self._held.forget(namespace)
+        pending = self.pending_writes.in_namespace(namespace)
+        request = LookupRequest(namespace, text, limits, explore, served, policy, pending)
+        if not pending and not await self._has_vectors(namespace):
+            return request.without_result()
+        try:
+            began = time.monotonic()
+            found = await self._queue.find(request, seconds)
+            if isinstance(found, list):
+                longest = _WRITES_SECONDS if seconds is None else min(_WRITES_SECONDS, _WRITES_SHARE * seconds)
+                await asyncio.wait([write.task for write in found], timeout=longest)
+                left = None if seconds is None else seconds - (time.monotonic() - began)
+                found = await self._queue.find(replace(request, pending=()), left)
+        except QueueFull:
+            return request.without_result("queue-full")
+        except TimeoutError:
+            return request.without_result("timeout")
+        assert isinstance(found, Lookup)
         return found
 
-    @property
-    def policy(self) -> Policy:
-        """What decides where a lookup names no other."""
-        return self.decider.policy
+    async def _has_vectors(self, namespace: str) -> bool:
+        holds = self._neighbours.holds
+        return await asyncio.to_thread(holds, namespace) if self._store.remote else holds(namespace)
 
-    def _look_up(self, asks: Sequence[Ask]) -> list[Lookup]:
-        """All that several lookups need, in one job: vectors, neighbours, decisions."""
-        read = [ask for ask in asks if self.reads(ask.question)]
-        vectors = dict(zip(read, self._batcher.vectors([ask.question for ask in read]), strict=True))
+    def _prepare(self, requests: Sequence[LookupRequest]) -> None:
+        self._embeddings.vectors([request.question for request in requests if self.reads(request.question)])
 
-        # Others wrote while the questions were embedded.
-        for ask in read:
-            wait_for(ask.writes, partial(self.decider.may_serve, ask, vectors[ask], self._batcher.known))
+    def _look_up(self, request: LookupRequest) -> Lookup | list[PendingWrite]:
+        """Return the result of a lookup, or the pending writes that could change it."""
+        if not self.reads(request.question):
+            return request.without_result()
+        vector = self._embeddings.vector(request.question)
+        floor = self.decider.named(request.policy).floor
+        awaited = [write for write in request.pending if not write.task.done() and self._is_near(write, vector, floor)]
+        return awaited or self.decider.decide(request, vector)
 
-        def one(ask: Ask) -> Lookup:
-            if ask not in vectors:
-                return Lookup(None, (), namespace=ask.namespace, question=ask.question)
-            return self.decider.decide(ask, comparable(vectors[ask], self._embedder))
+    def _is_near(self, write: PendingWrite, vector: np.ndarray, floor: float) -> bool:
+        """Return whether a pending entry may be similar enough to be served."""
+        other = None if write.question is None else self._embeddings.cached(write.question)
+        return other is None or float(vector @ other) >= floor
 
-        return [one(asks[0])] if len(asks) == 1 else list(self._judges.map(one, asks))
-
-    def reads(self, text: str) -> bool:
-        """Whether the models know its language and take in all of it; other texts are answered from equal requests only."""
-        return self._reads(text)
-
-    def knows(self, text: str) -> bool:
-        """Whether a text is in a language that the models in use were made for."""
-        return is_known(text, self._languages, self._embedder.vocabulary)
+    async def embed(self, text: str) -> np.ndarray:
+        """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError."""
+        cached = self._embeddings.cached(text)
+        return (
+            cached
+            if cached is not None
+            else await self._queue.run_in_background(partial(self._embeddings.vector, text))
+        )
 
     async def entry(self, id: str) -> Entry | None:
-        """The entry with an id, expired or not."""
+        """Return the entry with an id, expired or not."""
         return await asyncio.to_thread(self._store.get, id)
 
-    async def similarity(self, one: str, other: str) -> float:
-        """Cosine of two texts."""
-        first, second = await asyncio.gather(self._batcher.embed(one), self._batcher.embed(other))
-        return float(first @ second)
-
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
-        """A person's verdict: a rejected entry is served for equal requests only, until it is approved.
+        """Record a person's verdict. A rejected entry has exact hits only, until it is approved.
 
         Args:
-            question: what the entry's answer was served for; with it a policy that learns does so from the verdict.
+            question: the question that got the entry's response; a learning policy learns from it.
         """
         if self.learning is not None:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
-            await self.learning.feedback(entry, right, lookup)
-
-    def _unindex(self, ids: Sequence[str]) -> None:
-        """Keep entries for equal requests only."""
-        self._change(self._store.unindex, ids)
+            await self.learning.record_verdict(entry, right, lookup)
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry, durable and findable when this returns; whether it was kept, see `WriteBatcher.put`."""
-        return await self._writes.put(await self._embedded(entry))
-
-    async def _embedded(self, entry: Entry) -> Put:
+        """Store an entry and its vector, durable and searchable when this returns; see `WriteBatcher.put`."""
         if not entry.semantic or not self.reads(entry.prompt):
-            return Put(replace(entry, semantic=False))
+            return await self._writes.put(NewEntry(replace(entry, semantic=False)))
         try:
-            return Put(entry, await self._batcher.embed(entry.prompt), self._embedder.name)
+            vector = await self.embed(entry.prompt)
         except EmbedderError as error:
-            _log.warning("an answer is kept for equal requests only: %s", error)
-            return Put(replace(entry, semantic=False))
+            _log.warning("an entry is stored without a vector, and has exact hits only: %s", error)
+            return await self._writes.put(NewEntry(replace(entry, semantic=False)))
+        return await self._writes.put(NewEntry(entry, vector, self._embedder.name))
 
-    async def insert_soon(self, entry: Entry, told: Told | None) -> bool:
-        """Store an entry whose question there was no time to look up: durable when this returns, findable some time later.
+    async def insert_deferred(self, entry: Entry, found: LookupCallback | None) -> bool:
+        """Store an entry whose lookup was skipped: durable when this returns, searchable later.
 
         Args:
-            told: told then what the lookup would have found, if given; never where too many wait, see `behind`.
+            found: receives the result of the lookup later. It is dropped if too many entries are deferred.
         """
-        at_once = not entry.semantic or self._batcher.known(entry.prompt) is not None
-        kept = await (self.insert(entry) if at_once else self._writes.put(Put(entry)))
-        if kept and entry.semantic:
-            self.behind.add(Late(entry, told))
-        return kept
-
-    def _give_vectors(self, late: Sequence[Late]) -> list[Callable[[], None]]:
-        """Embed entries that have no vector, and look up what is near them first; who is to be told what."""
-        entries = [each.entry for each in late]
-        vectors = self._vectors_of(entries)
-        tell: list[Callable[[], None]] = []
-        for each in late:
-            if each.told is not None and each.entry.id in vectors:
-                entry = each.entry
-                ask = Ask(entry.namespace, entry.prompt, Limits(), None, explore=False)
-                tell.append(partial(each.told, self.decider.decide(ask, vectors[entry.id], besides=entry.id)))
-        given = [(entry, vectors[entry.id]) for entry in entries if entry.id in vectors]
-        with self._order:
-            numbers = self._store.add_vectors(given, self._embedder.name)
-            puts = [Put(entry, vector, self._embedder.name) for entry, vector in given]
-            self._neighbours.apply(puts, Written(tuple(numbers.get(entry.id) for entry, _ in given), ()))
-        if len(vectors) < len(entries):
-            self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
-        return tell
-
-    def _without_vectors(self) -> list[Entry]:
-        return self._store.missing_vectors(self._embedder.name, _SWEPT)
+        ready = not entry.semantic or self._embeddings.cached(entry.prompt) is not None
+        stored = await (self.insert(entry) if ready else self._writes.put(NewEntry(entry)))
+        if stored and entry.semantic:
+            self.deferred.add(DeferredEntry(entry, found))
+        return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
         """Store entries in few transactions."""
-        puts = await asyncio.gather(*map(self._embedded, entries))
-        await asyncio.gather(*map(self._writes.put, puts))
+        prompts = [entry.prompt for entry in entries if entry.semantic and self.reads(entry.prompt)]
+        for start in range(0, len(prompts), _EMBEDDED_AT_ONCE):
+            with contextlib.suppress(EmbedderError):
+                await self._queue.run_in_background(
+                    partial(self._embeddings.vectors, prompts[start : start + _EMBEDDED_AT_ONCE])
+                )
+        await asyncio.gather(*map(self.insert, entries))
 
-    def _write(self, puts: Sequence[Put]) -> Written:
+    def rebuild(self) -> int:
+        """Embed entries without a vector of this embedder, load the indexes, and return the number of embedded entries.
+
+        Raises:
+            EmbedderError: the embedder fails for every text.
+        """
+        embedded = 0
+        while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
+            vectors = self._vectors_of(missing)
+            found = [(entry, vectors[entry.id]) for entry in missing if entry.id in vectors]
+            self._store.add_vectors(found, self._embedder.name)
+            self._store.unindex([entry.id for entry in missing if entry.id not in vectors])
+            embedded += len(found)
+        self._neighbours.load()
+        return embedded
+
+    def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
+        """Return the vectors of entries by id, if the embedder returns a usable one."""
+        entries = [entry for entry in entries if self.reads(entry.prompt)]
+        if not entries:
+            return {}
+        try:
+            vectors = self._embeddings.vectors([entry.prompt for entry in entries])
+        except EmbedderError:
+            # Either the embedder fails, or one of the texts.
+            self._embeddings.check()
+            vectors = [self._vector_of(entry) for entry in entries]
+        return {entry.id: vector for entry, vector in zip(entries, vectors, strict=True) if vector is not None}
+
+    def _vector_of(self, entry: Entry) -> np.ndarray | None:
+        try:
+            return self._embeddings.vectors([entry.prompt])[0]
+        except EmbedderError as error:
+            _log.warning("entry %s has exact hits only: %s", entry.id[:12], error)
+            return None
+
+    def _store_vectors(self, entries: Sequence[Entry], vectors: dict[str, np.ndarray]) -> None:
+        """Store the vectors and index them; mark entries without one as exact only."""
+        embedded = [entry for entry in entries if entry.id in vectors]
         with self._order:
-            written = self._store.put_many(puts)
-            try:
-                self._neighbours.apply(puts, written)
-            except Exception:
-                # They are stored, and found by equal requests; a start finds them for similar ones too.
-                _log.exception("the index did not follow a write")
-        return written
+            numbers = self._store.add_vectors([(entry, vectors[entry.id]) for entry in embedded], self._embedder.name)
+            added = [NewEntry(entry, vectors[entry.id], self._embedder.name) for entry in embedded]
+            self._neighbours.apply(added, WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ()))
+        self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
 
-    async def remove(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
-        """Remove entries; how many there were."""
+    async def _embed_deferred(self, deferred: Sequence[DeferredEntry]) -> None:
+        """Embed deferred entries, deliver what their lookups would have found, and store the vectors."""
+        vectors: dict[str, np.ndarray] = {}
+        for each in deferred:
+            # One entry in each job, so that lookups wait for one at most.
+            vectors |= await self._queue.run_in_background(partial(self._vectors_of, [each.entry]))
+            if each.found is not None and each.entry.id in vectors:
+                request = LookupRequest(each.entry.namespace, each.entry.prompt, explore=False)
+                decide = partial(self.decider.decide, request, vectors[each.entry.id], excluded=each.entry.id)
+                each.found(await self._queue.run_in_background(decide))
+        await asyncio.to_thread(self._store_vectors, [each.entry for each in deferred], vectors)
+
+    def _without_vectors(self) -> list[Entry]:
+        return self._store.missing_vectors(self._embedder.name, _DEFERRED_BATCH)
+
+    def _write(self, entries: Sequence[NewEntry]) -> WriteResult:
+        with self._order:
+            result = self._store.put_many(entries)
+            try:
+                self._neighbours.apply(entries, result)
+            except Exception:
+                # The entries are stored and have exact hits. The next start adds them to the index.
+                _log.exception("the index did not follow a write")
+        return result
+
+    async def remove(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
+        """Remove entries, and return how many existed."""
         return await asyncio.to_thread(self._change, partial(self._store.delete, by=by), ids)
 
-    def _change(self, change: Callable[[Sequence[str]], list[Gone]], ids: Sequence[str]) -> int:
-        gone = change(ids)
-        self._neighbours.remove(gone)
-        return len(gone)
+    def _unindex(self, ids: Sequence[str]) -> None:
+        """Exclude entries from semantic lookups."""
+        self._change(self._store.unindex, ids)
+
+    def _change(self, change: Callable[[Sequence[str]], list[RemovedEntry]], ids: Sequence[str]) -> int:
+        removed = change(ids)
+        self._neighbours.remove(removed)
+        return len(removed)
 
     def maintain(self) -> None:
-        """Write counted hits, remove what has expired, and look after the indexes; called from time to time."""
+        """Write hit counts, remove expired entries, and maintain the indexes; called periodically."""
         self._store.flush()
         if self.learning is not None:
             self.learning.flush()
-        while gone := self._store.expire():
-            self._neighbours.remove(gone)
+        while removed := self._store.expire():
+            self._neighbours.remove(removed)
         self._neighbours.maintain()
 
     def close(self) -> None:
-        """Stop what goes on in the background, and keep what was served since the last observation."""
-        self._judges.shutdown()
+        """Stop all threads, and store what was served since the last observation."""
+        self._queue.close()
         if self.learning is not None:
             self.learning.flush()
         self._neighbours.close()

@@ -1,35 +1,43 @@
-"""Stored responses: `protocol` says what a store does, `sqlite` and `postgres` do it, `sql` is what they share."""
+"""The response store: `protocol.py` is its seam, `sql_store.py` implements it for SQLite and PostgreSQL."""
 
-from kvproxy.index.store.filters import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
+from kvproxy.index.store.listing import (
+    EVERYTHING,
+    EntryFilter,
+    EvictionCandidate,
+    Purge,
+    PurgeRequest,
+    StorageUsage,
+    UsageKey,
+)
 from kvproxy.index.store.opening import open_store
 from kvproxy.index.store.protocol import (
-    Answer,
     Capacity,
-    Gone,
-    Head,
-    Put,
+    ClassifiedAnswer,
+    NewEntry,
+    RemovalReason,
+    RemovedEntry,
     Store,
-    Why,
-    Written,
+    StoredQuestion,
+    WriteResult,
 )
-from kvproxy.index.store.sqlite.store import ResponseStore
+from kvproxy.index.store.sqlite.store import SqliteStore
 
 __all__ = [
     "EVERYTHING",
-    "Answer",
     "Capacity",
-    "Filter",
-    "Gone",
-    "Head",
+    "ClassifiedAnswer",
+    "EntryFilter",
+    "EvictionCandidate",
+    "NewEntry",
     "Purge",
-    "PurgedBy",
-    "Put",
-    "Queued",
-    "ResponseStore",
+    "PurgeRequest",
+    "RemovalReason",
+    "RemovedEntry",
+    "SqliteStore",
+    "StorageUsage",
     "Store",
-    "Usage",
-    "UsageBy",
-    "Why",
-    "Written",
+    "StoredQuestion",
+    "UsageKey",
+    "WriteResult",
     "open_store",
 ]

@@ -1,72 +1,109 @@
-"""Which entry goes first when a store is full: the one that is expected to save the fewest tokens a byte.
+"""Evicts the entries that are expected to save the fewest tokens per byte.
 
-GreedyDual-Size-Frequency (Cherkasova 1998), as used by web caches. An entry's priority is
+GreedyDual-Size-Frequency (Cherkasova 1998), as used by web caches. The priority of an entry is
 
     age + (hits + 1) * tokens / bytes
 
-`tokens` are those of prompt and answer, what one hit saves. `age` is the priority of the last entry that was evicted, taken when
-the entry is stored or served: what is not served again falls behind what comes later, so that recency counts without a clock.
+`tokens` are those of prompt and answer, which one hit saves. `age` is the priority of the last evicted entry at the time when the
+entry was stored or last hit. So an entry without hits falls behind newer ones: recency counts without a clock.
+
+The tenants `NAME` and `NAME/PART` have the owner `NAME` and share its limit.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.store.protocol import Capacity, Put
+from kvproxy.index.store.database import Row, Transaction
+from kvproxy.index.store.protocol import Capacity, RemovalReason, RemovedEntry
+from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 
 PINNED = 1e300
-"""The priority of an entry that is pinned: no other comes near it, so all others go first."""
-# The same formula over the columns of the table, where `:count` hits are new.
+"""The priority of a pinned entry."""
+# The formula in SQL, for `:count` new hits.
 _PRIORITY = (
     "(select age from totals) + (hits + :count + 1)"
     " * (case when prompt_tokens + completion_tokens > 0 then prompt_tokens + completion_tokens else 1 end)"
     " * 1.0 / bytes"
 )
-# A hit takes no pin away.
 PRIORITY_AFTER_HITS = f"case when priority >= :pinned then priority else {_PRIORITY} end"
 PIN = "update responses set priority = :pinned where id = :id"
 UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priority >= :pinned"
+_CANDIDATES = "select id, bytes, priority from responses{} order by priority, id limit 100"
+_MAX_EXPIRED = 2_000  # Expired entries per transaction, so that other writers do not wait long.
+
+Remove = Callable[[Sequence[str], RemovalReason], list[RemovedEntry]]
 
 
-def entry_bytes(entry: Entry, dim: int) -> int:
-    """Bytes that an entry is counted with: request, response, prompt and a float32 vector of `dim` values."""
-    return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
+def fits(capacity: Capacity, tenant: str, size: int) -> bool:
+    """Whether an entry is not larger than the capacity and its tenant's limit."""
+    limit = _tenant_limit(capacity, tenant)
+    return not _exceeds(capacity, 1, size) and (limit is None or size <= limit)
 
 
-def put_bytes(put: Put) -> int:
-    """`entry_bytes` of what is put."""
-    return entry_bytes(put.entry, 0 if put.vector is None else len(put.vector))
+def make_room(run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, size: int, now: float) -> float:
+    """Remove entries until one more fits, and return its priority.
+
+    Args:
+        run: the transaction that stores the entry.
+        remove: removes entries by id.
+    """
+    if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
+        _shrink_tenant(run, remove, _owner(entry.tenant), limit, size)
+    while True:
+        totals = run("select entries, bytes, age from totals")[0]
+        entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + size, float(totals["age"])
+        if not _exceeds(capacity, entries, total):
+            break
+        if expired := expired_ids(run, now):
+            remove(expired, "expired")
+            continue
+        victims = _victims(run(_CANDIDATES.format("")), capacity, entries, total)
+        if not victims:
+            break  # The totals are wrong, because the file was damaged.
+        remove([row["id"] for row in victims], "evicted")
+        age = max((row["priority"] for row in victims if row["priority"] < PINNED), default=age)
+        run("update totals set age = :age", {"age": age})
+    return age + max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / size
 
 
-def priority(entry: Entry, size: int, age: float) -> float:
-    """What an entry is worth keeping; the least goes first."""
-    return age + (entry.hits + 1) * max(1, entry.prompt_tokens + entry.completion_tokens) / size
+def expired_ids(run: Transaction, now: float) -> list[str]:
+    """Ids of some entries that can no longer be served."""
+    sql = f"select id from responses where {SERVABLE_UNTIL} <= :now limit :limit"
+    return [row["id"] for row in run(sql, {"now": now, "limit": _MAX_EXPIRED})]
 
 
-def pinned_keys(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """The keys of those rows that are pinned: an answer that takes their place, as a renewed one does, keeps the pin."""
-    return frozenset(row["key"] for row in rows if row["priority"] >= PINNED)
+def _shrink_tenant(run: Transaction, remove: Remove, owner: str, limit: int, size: int) -> None:
+    of_owner = "select tenant, bytes from tenants where tenant = :owner or substr(tenant, 1, :length) = :prefix"
+    while True:
+        tenants = run(of_owner, {"owner": owner, "prefix": f"{owner}/", "length": len(owner) + 1})
+        total = sum(int(row["bytes"]) for row in tenants) + size
+        if total <= limit:
+            return
+        # With the names in the statement, the index of tenants returns the candidates in their order.
+        names = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
+        where = f" where tenant in ({', '.join(f':{name}' for name in names)})"
+        victims = _victims(run(_CANDIDATES.format(where), names), Capacity(bytes=limit), 0, total)
+        remove([row["id"] for row in victims], "evicted")
 
 
-def room_for(capacity: Capacity, size: int) -> bool:
-    """Whether an entry can be kept at all."""
-    return (capacity.bytes is None or size <= capacity.bytes) and (capacity.entries is None or capacity.entries > 0)
+def _victims(candidates: Iterable[Row], capacity: Capacity, entries: int, size: int) -> list[Row]:
+    victims: list[Row] = []
+    for row in candidates:
+        if not _exceeds(capacity, entries, size):
+            break
+        victims.append(row)
+        entries, size = entries - 1, size - row["bytes"]
+    return victims
 
 
-def excess(capacity: Capacity, entries: int, size: int) -> bool:
-    """Whether so many entries of so many bytes are too many."""
+def _exceeds(capacity: Capacity, entries: int, size: int) -> bool:
     too_many = capacity.entries is not None and entries > capacity.entries
     return too_many or (capacity.bytes is not None and size > capacity.bytes)
 
 
-def victims(
-    capacity: Capacity, entries: int, size: int, candidates: Iterable[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """As many of the candidates, the least valuable first, as must go until nothing is in excess."""
-    chosen: list[Mapping[str, Any]] = []
-    for row in candidates:
-        if not excess(capacity, entries, size):
-            break
-        chosen.append(row)
-        entries, size = entries - 1, size - row["bytes"]
-    return chosen
+def _tenant_limit(capacity: Capacity, tenant: str) -> int | None:
+    return None if capacity.of_tenant is None else capacity.of_tenant(_owner(tenant))
+
+
+def _owner(tenant: str) -> str:
+    return tenant.partition("/")[0]

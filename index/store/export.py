@@ -1,4 +1,4 @@
-"""Export of stored responses as JSON lines, and their import."""
+"""Export of stored responses as JSON lines, and import."""
 
 import json
 from codecs import BOM_UTF8
@@ -6,28 +6,28 @@ from collections.abc import Iterator, Sequence
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.redaction import Redactor, redacted_all
-from kvproxy.index.store import Put, Store
+from kvproxy.index.redaction import Redactor, redact_entry
+from kvproxy.index.store.protocol import NewEntry, Store
 
 IMPORT_BATCH = 256
 
 
 def export_lines(store: Store) -> Iterator[bytes]:
-    """Every entry as a line, oldest first, each with its end."""
+    """Every entry as one line, oldest first."""
     return (entry.line() for entry in store.entries())
 
 
 def read_lines(lines: bytes) -> list[Entry]:
-    """Entries of an export, one a line; of several with a key the last.
+    """Parse an export. Of several entries with one key, the last is returned.
 
     Raises:
-        ImportFailed: a line is no exported response; the message names it.
+        ImportFailed: a line is not an exported response.
     """
     return list({entry.key: entry for entry in _entries(lines)}.values())
 
 
 def _entries(lines: bytes) -> Iterator[Entry]:
-    # Other ends of lines, such as U+2028, may stand inside a text.
+    # Other line separators, such as U+2028, may occur in a text.
     for number, line in enumerate(lines.removeprefix(BOM_UTF8).split(b"\n"), 1):
         if line.strip():
             try:
@@ -37,14 +37,12 @@ def _entries(lines: bytes) -> Iterator[Entry]:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Put those entries into a store whose keys it lacks, without what must not be stored; how many.
-
-    Their vectors are made when a proxy opens the store.
-    """
+    """Store the entries with new keys, redacted, and return their number. The next start of a proxy embeds them."""
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
-        fresh = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]
-        puts = [Put(entry) for entry in redacted_all(fresh, redact)]
+        new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]
+        redacted = new if redact is None else [redact_entry(entry, redact) for entry in new]
+        puts = [NewEntry(entry) for entry in redacted if entry is not None]
         store.put_many(puts)
         imported += len(puts)
     return imported

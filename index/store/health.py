@@ -1,4 +1,4 @@
-"""Whether a store works: said when it begins to fail, and when it works again."""
+"""Whether a store works. Logs its first failure and its recovery, not every failed request."""
 
 import logging
 import time
@@ -8,46 +8,47 @@ from typing import Literal
 
 from kvproxy.index.errors import CacheStoreError
 
-Kind = Literal["read", "write"]
-_REST = 60.0  # Seconds between two lines of a kind. Where one page is damaged, failure and success take turns.
+Operation = Literal["read", "write"]
+_LOG_INTERVAL = 60.0  # Seconds. With one damaged page, failures and successes alternate.
 _log = logging.getLogger("kvproxy")
 
 
-class Condition:
-    """What fails of a store. On a full disk every answer fails to be written: one line in the log says so, not thousands.
+class StoreHealth:
+    """The current failures of a store.
 
     Args:
-        name: where the store is, without secrets.
+        name: of the store, without secrets.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._failures: dict[Kind, str] = {}
-        self._next: dict[Kind, float] = {}
-        self._told: set[Kind] = set()
+        self._failures: dict[Operation, str] = {}
+        self._next_log: dict[Operation, float] = {}
+        self._logged: set[Operation] = set()
 
     @property
     def failure(self) -> str | None:
-        """Why the last write or the last read failed; None where both worked."""
+        """Why the last write or the last read failed; None if both worked."""
         return next(iter(self._failures.values()), None)
 
     @contextmanager
-    def watch(self, kind: Kind) -> Iterator[None]:
-        """Notice how a read or a write ends; its error goes on to the caller."""
+    def watch(self, operation: Operation) -> Iterator[None]:
+        """Record whether the block raises a CacheStoreError, and raise it again."""
         try:
             yield
         except CacheStoreError as error:
-            if kind not in self._failures:
-                self._tell(kind, error)
-            self._failures[kind] = str(error)
+            if operation not in self._failures:
+                self._log_failure(operation, error)
+            self._failures[operation] = str(error)
             raise
-        if self._failures.pop(kind, None) is not None and kind in self._told:
-            self._told.discard(kind)
-            _log.warning("the store %s can be %s again", self._name, "written" if kind == "write" else "read")
+        if self._failures.pop(operation, None) is not None and operation in self._logged:
+            self._logged.discard(operation)
+            _log.warning("the store %s can be %s again", self._name, "written" if operation == "write" else "read")
 
-    def _tell(self, kind: Kind, error: CacheStoreError) -> None:
+    def _log_failure(self, operation: Operation, error: CacheStoreError) -> None:
         now = time.monotonic()
-        if now >= self._next.get(kind, 0.0):
-            self._next[kind] = now + _REST
-            self._told.add(kind)
-            _log.error("%s; until then %s", error, "no answer is stored" if kind == "write" else "no answer is found")
+        if now >= self._next_log.get(operation, 0.0):
+            self._next_log[operation] = now + _LOG_INTERVAL
+            self._logged.add(operation)
+            effect = "no response is stored" if operation == "write" else "no stored response is found"
+            _log.error("%s; until it works again, %s", error, effect)

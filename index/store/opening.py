@@ -1,22 +1,23 @@
-"""A store by where it is: a file, or a PostgreSQL server."""
+"""Opens a response store: a file, or a PostgreSQL database."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store.observations import Observations
+from kvproxy.index.store.database import Database
 from kvproxy.index.store.protocol import Capacity, Store
-from kvproxy.index.store.sealing import Cipher
-from kvproxy.index.store.sqlite.observations import SqliteObservations
-from kvproxy.index.store.sqlite.store import ResponseStore
+from kvproxy.index.store.row_codec import Cipher
+from kvproxy.index.store.sql_observations import SqlObservations
+from kvproxy.index.store.sqlite.database import SqliteDatabase
+from kvproxy.index.store.sqlite.store import SqliteStore
 
 _SCHEMES = ("postgresql://", "postgres://")
-_UNBOUNDED = Capacity()
+_UNLIMITED = Capacity()
 
 
 def is_url(where: str) -> bool:
-    """Whether a store is on a server."""
+    """Whether a store is a PostgreSQL database."""
     return where.startswith(_SCHEMES)
 
 
@@ -24,7 +25,7 @@ def open_store(
     where: str | Path,
     *,
     clock: Callable[[], float] = time.time,
-    capacity: Capacity = _UNBOUNDED,
+    capacity: Capacity = _UNLIMITED,
     cipher: Cipher | None = None,
 ) -> Store:
     """Open a store.
@@ -32,35 +33,38 @@ def open_store(
     Args:
         where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         clock: seconds since the epoch.
-        capacity: how large it may grow.
-        cipher: encrypts the texts; None stores them in clear.
+        capacity: the maximal size.
+        cipher: encrypts the texts; None stores them without encryption.
 
     Raises:
-        CacheStoreError: it cannot be opened; the message names the fix.
+        CacheStoreError: it cannot be opened.
     """
     if is_url(str(where)):
-        _need_driver()
+        _require_driver()
         from kvproxy.index.store.postgres.store import PostgresStore
 
         return PostgresStore(str(where), clock=clock, capacity=capacity, cipher=cipher)
-    return ResponseStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
+    return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
 
 
-def open_observations(where: str | Path) -> Observations:
-    """What was observed of the entries of a store, kept in the same place.
+def open_observations(where: str | Path) -> SqlObservations:
+    """Open the observations of a store.
 
     Raises:
-        CacheStoreError: it cannot be opened; the message names the fix.
+        CacheStoreError: they cannot be opened.
     """
+    database: Database
     if is_url(str(where)):
-        _need_driver()
-        from kvproxy.index.store.postgres.observations import PostgresObservations
+        _require_driver()
+        from kvproxy.index.store.postgres.database import PostgresDatabase
 
-        return PostgresObservations(str(where))
-    return SqliteObservations(Path(where))
+        database = PostgresDatabase(str(where))
+    else:
+        database = SqliteDatabase(Path(where))
+    return SqlObservations(database)
 
 
-def _need_driver() -> None:
+def _require_driver() -> None:
     try:
         import psycopg  # noqa: F401
     except ImportError:

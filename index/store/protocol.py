@@ -1,4 +1,4 @@
-"""What a store of responses does, wherever it keeps them."""
+"""The seam between the response cache and the stores: SQLite and PostgreSQL."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,25 +7,39 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.store.filters import EVERYTHING, Filter, Purge, PurgedBy, Queued, Usage, UsageBy
+from kvproxy.index.store.listing import (
+    EVERYTHING,
+    EntryFilter,
+    EvictionCandidate,
+    Purge,
+    PurgeRequest,
+    StorageUsage,
+    UsageKey,
+)
+from kvproxy.index.store.observations import Observations
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
-    """An entry to keep, with the vector of its prompt (`[dim]` float32) and the name of what embedded it."""
+class NewEntry:
+    """An entry to store, with the vector of its prompt (`[dim]` float32) and the name of the embedder."""
 
     entry: Entry
     vector: np.ndarray | None = None
     embedder: str = ""
 
+    @property
+    def size(self) -> int:
+        """Bytes that count against a capacity: request, response, prompt, and vector."""
+        entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
+        return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
+
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What is decided by, of a stored entry, which may be large.
+class StoredQuestion:
+    """The part of an entry that decides whether it answers a similar question.
 
     Attributes:
-        freshness: whether it may be served.
-        answer: class of its answer: entries of one class were found to say the same.
+        answer: class of its answer. Entries of one class have equivalent answers.
     """
 
     id: str
@@ -36,15 +50,15 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is kept of an entry's answer, to compare it with others.
+class ClassifiedAnswer:
+    """The answer of an entry, for comparisons with other answers.
 
     Attributes:
         entry: id of the entry.
         name: the class.
         text: digest of the answer without case and punctuation.
-        vector: `[dim]` float32, of the answer.
-        embedder: name of what made it.
+        vector: `[dim]` float32.
+        embedder: name of the embedder of `vector`.
     """
 
     entry: str
@@ -55,46 +69,45 @@ class Answer:
     embedder: str = ""
 
 
-Why = Literal["expired", "evicted", "removed", "replaced"]
+RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """An entry that is no longer there.
+class RemovedEntry:
+    """An entry that was removed, or not stored.
 
     Attributes:
         numbers: of its vectors.
-        key: its exact key.
-        why: what took it away.
+        why: None if the entry is larger than the capacity.
     """
 
     id: str
     namespace: str
     numbers: tuple[int, ...] = ()
     key: str = ""
-    why: Why | None = None
+    why: RemovalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What a write did.
+class WriteResult:
+    """The effect of a write.
 
     Attributes:
-        numbers: of the new vectors, in the order of the puts; None where there was no vector. Never reused, and rising.
-        gone: entries that were replaced or evicted; a new one is among them if it is larger than the whole store may be,
-            or if a later one of the same write took its place.
+        numbers: of the new vectors, in the order of the new entries; None without a vector. Numbers rise and are never reused.
+        removed: the replaced and evicted entries. It includes new entries that are larger than the capacity, and those that a
+            later entry of the same write replaced or evicted.
     """
 
     numbers: tuple[int | None, ...]
-    gone: tuple[Gone, ...]
+    removed: tuple[RemovedEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How large a store may grow; None is without a limit. Bytes are those of `eviction.entry_bytes`.
+    """The maximal size of a store; None is unlimited. `NewEntry.size` defines the bytes.
 
     Attributes:
-        of_tenant: bytes that the entries of a tenant may take; called in the thread that writes.
+        of_tenant: returns the bytes that a tenant's entries may have. The writing thread calls it.
     """
 
     entries: int | None = None
@@ -103,144 +116,131 @@ class Capacity:
 
 
 class Store(Protocol):
-    """Responses, the truth of the cache. Safe to use from several threads. Every method may raise a CacheStoreError."""
+    """The stored responses. Thread-safe. Every method may raise a CacheStoreError."""
 
     name: str
-    """Where it is, without secrets."""
+    """Path or URL, without the password."""
     remote: bool
-    """Whether calls cross a network, so that none belongs on an event loop."""
+    """Whether calls cross a network and must not run on the event loop."""
 
-    when_gone: list[Callable[[Sequence[Gone]], None]]
-    """Called with what went, once that is durable, by whichever thread removed it."""
+    observations: Observations
+    """In the same database."""
+    removal_listeners: list[Callable[[Sequence[RemovedEntry]], None]]
+    """Called after the commit of a removal, on the thread that removed the entries."""
 
     def failure(self) -> str | None:
-        """Why nothing can be stored or found at the moment; None where it can."""
-
-    def version(self) -> int | None:
-        """Another number after each change of what is stored, whoever made it; None where that cannot be told at once."""
+        """Why nothing can be stored or found at the moment; None if the store works."""
 
     def find(self, key: str) -> Entry | None:
-        """The entry with an exact key that is within its time, or within one of its stale times."""
+        """The entry with an exact key, if it is fresh or stale, but not expired."""
 
     def get(self, id: str) -> Entry | None:
         """The entry with an id, expired or not."""
 
-    def heads(self, ids: Sequence[str]) -> dict[str, Head]:
-        """The heads of those entries that are there, by id."""
+    def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
+        """The questions of entries, by id. Missing entries are omitted."""
 
     def resolve(self, prefix: str) -> list[str]:
-        """Ids that begin with a text, ten at most."""
+        """The first ten ids that begin with a text."""
 
     def has_key(self, key: str) -> bool:
-        """Whether an entry with an exact key is there, expired or not."""
+        """Whether an entry has an exact key, expired or not."""
 
-    def takes(self, entry: Entry) -> bool:
-        """Whether an entry is smaller than what may be stored, in all and of its tenant. Told at once."""
+    def fits(self, entry: Entry) -> bool:
+        """Whether an entry is not larger than the capacity and its tenant's limit. Reads no data."""
 
-    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> Written:
-        """`put_many` of one."""
+    def put_many(self, puts: Sequence[NewEntry]) -> WriteResult:
+        """Store entries in one durable transaction. They replace entries with the same keys.
 
-    def put_many(self, puts: Sequence[Put]) -> Written:
-        """Keep entries in place of any with their keys, in one transaction; durable when this returns.
-
-        Where a limit would be passed, the entries that save the fewest tokens a byte go first, see `eviction`.
+        Entries with the lowest priorities are evicted if a limit would be exceeded; see `eviction`.
         """
 
-    def delete(self, ids: Sequence[str], by: PurgedBy | None = None) -> list[Gone]:
-        """Remove entries; those that there were.
+    def delete(self, ids: Sequence[str], by: PurgeRequest | None = None) -> list[RemovedEntry]:
+        """Remove entries and return the existing ones.
 
         Args:
-            by: is kept in the list of purges, in the same transaction; None for none.
+            by: recorded in the list of purges, in the same transaction.
         """
 
-    def expire_now(self, ids: Sequence[str], by: PurgedBy | None = None) -> int:
-        """Let the time of entries end now, so that they are served as long as their stale times last, and no longer.
+    def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
+        """Expire fresh entries and return their number. Their stale periods begin now.
 
         Args:
-            by: see `delete`.
-
-        Returns:
-            How many were within their time.
+            by: as for `delete`.
         """
 
     def purges(self, limit: int) -> list[Purge]:
-        """Removals by the operator, the last one first; the last thousand are remembered."""
+        """Removals by operators, newest first. The store remembers the last thousand."""
 
     def pin(self, id: str, *, pinned: bool) -> None:
-        """Have an entry make room after all others, while it is within its time; or like others again, as if stored now."""
+        """Evict an entry after all unpinned ones, or undo that. A pinned entry expires like any other."""
 
     def pinned(self) -> list[str]:
-        """Ids of the entries that are pinned."""
+        """Ids of the pinned entries."""
 
-    def unindex(self, ids: Sequence[str]) -> list[Gone]:
-        """Keep entries for equal requests only: their vectors are deleted."""
+    def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
+        """Exclude entries from semantic search: delete their vectors. Exact requests still find them."""
 
-    def expire(self) -> list[Gone]:
-        """Remove entries whose time and stale times are over, some thousand at most; none is left when none is returned."""
+    def expire(self) -> list[RemovedEntry]:
+        """Remove some thousand expired entries. An empty result means that no expired entry is left."""
 
-    def touch(self, id: str) -> None:
-        """Count a hit; written with the next `flush`, so that a hit costs no commit."""
+    def record_hit(self, id: str) -> None:
+        """Count a hit in memory until the next `flush`."""
 
     def flush(self) -> None:
-        """Write the hits counted since the last call."""
+        """Write the counted hits."""
 
-    def ls(self, where: Filter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
-        """Entries, newest first; the first `offset` of them are left out."""
+    def ls(self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
+        """Entries, newest first."""
 
-    def queue(self, limit: int, *, offset: int = 0) -> list[Queued]:
-        """The entries that go next if the store is full, the first one first; the first `offset` of them are left out."""
+    def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
+        """Entries in the order in which a full store removes them."""
 
-    def usage(self, by: UsageBy) -> list[Usage]:
-        """Whose the entries are, those with the most bytes first."""
+    def usage(self, by: UsageKey) -> list[StorageUsage]:
+        """Entries, bytes, and hits by tenant, model, endpoint, or tag; most bytes first."""
 
-    def ids(self, where: Filter = EVERYTHING) -> list[str]:
+    def ids(self, where: EntryFilter = EVERYTHING) -> list[str]:
         """Ids of entries."""
 
     def count(self) -> int:
-        """Entries, at the cost of one row."""
+        """Number of entries, read from one row."""
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store: entries, namespaces, hits, tokens saved by hits, bytes, tags."""
+        """Entries, namespaces, hits, tokens saved by hits, bytes, and tags."""
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, oldest first, a page at a time."""
+        """Every entry, oldest first, in pages."""
 
-    def classify(self, answer: Answer) -> None:
-        """Keep what an entry says, and its class, in place of what was kept before; nothing where the entry has gone.
-
-        It survives a killed process; of the last seconds before a power cut an entry may keep a class of its own.
-        """
+    def classify(self, answer: ClassifiedAnswer) -> None:
+        """Store the class of an entry's answer, unless the entry was removed. Not durable after a power failure."""
 
     def answer_class(self, namespace: str, text: str) -> str | None:
         """The class of an answer with the same words in a namespace."""
 
     def answer_vectors(self, ids: Sequence[str], embedder: str) -> dict[str, np.ndarray]:
-        """Vectors of the answers of those entries that have one of an embedder."""
+        """Vectors of entries' answers by one embedder, by id. Missing vectors are omitted."""
 
-    def leave_class(self, ids: Sequence[str]) -> None:
-        """Give entries a class of their own."""
+    def reset_classes(self, ids: Sequence[str]) -> None:
+        """Give each entry a class of its own."""
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
         """Semantic entries without a vector of an embedder."""
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Keep vectors of entries that have none; their numbers by the ids of the entries.
+        """Store vectors of entries without a vector, and return the vectors' numbers by id. Not durable after a power failure."""
 
-        They come back after a power cut only if they were on the disk by then: they can be made again.
-        """
-
-    def sealed_with(self) -> dict[str, int]:
-        """How many entries were encrypted with which key, by its name; those in clear by the empty name."""
+    def count_by_key_name(self) -> dict[str, int]:
+        """Number of entries by the name of their encryption key; the empty name counts unencrypted entries."""
 
     def reseal(self) -> int:
-        """Encrypt entries that are in clear, or under another key, with the key that encrypts now; how many there were."""
+        """Encrypt all entries with the current key; return the number of entries that changed."""
 
     def check(self) -> int:
-        """Have everything read; how many responses there are.
+        """Read all data and return the number of responses.
 
         Raises:
-            StoreDamaged: something is wrong.
+            StoreDamaged: the data is inconsistent.
         """
 
     def close(self) -> None:
-        """Write what is pending and let go."""
+        """Write the counted hits and close the database."""

@@ -1,4 +1,4 @@
-"""The APIs whose answers are cached, one file each behind the protocol in `api.py`."""
+"""The cached APIs: one file per wire format, behind the protocol in `api.py`."""
 
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.chat import Chat
@@ -11,5 +11,5 @@ APIS: dict[ApiName, Api] = {api.name: api for api in (Chat(), Completions(), Emb
 
 
 def by_name(name: str) -> Api | None:
-    """The API of a name that comes from outside; None where there is none."""
+    """Return an API by a name from outside."""
     return next((api for api in APIS.values() if api.name == name), None)

@@ -1,10 +1,10 @@
-"""What the flow asks of an API: which requests are alike, when an answer may be kept, and how it looks as a stream."""
+"""The interface of an API: cache keys, storable responses, and replay as a stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.apis.json import JsonMap, JsonObject, field
+from kvproxy.apis.json import JsonMap, JsonObject, field, to_text
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
@@ -13,90 +13,99 @@ ApiName = Literal["chat", "completions", "embeddings", "messages", "responses"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The last user turn of a request, where it is text.
+    """The last user turn of a request, as text.
 
     Attributes:
-        text: what the user asks.
-        rest: the body without that text; questions are compared only where it is equal.
-        similar: whether a similar question may be answered alike; else only an equal request is.
+        text: the text.
+        rest: the body without the text; only requests with the same rest are compared.
+        allows_semantic: whether the response to a similar question may be served.
     """
 
     text: str
     rest: JsonObject
-    similar: bool
+    allows_semantic: bool
 
 
 class Assembler(Protocol):
-    """Puts an upstream's stream together to the object that the same request would have got without streaming."""
+    """Assembles the events of a stream into the response without streaming."""
 
     done: bool
-    """Whether the stream came to its proper end."""
+    """Whether the stream is complete."""
 
     def push(self, event: Event) -> None:
-        """Take one event; raises ValueError, KeyError or TypeError where it makes no sense."""
+        """Add an event. Raises ValueError, KeyError or TypeError if it is not valid."""
 
     def result(self) -> JsonObject | None:
-        """The object; None unless it is whole."""
+        """Return the response; None if the stream is incomplete."""
 
 
 class Api(Protocol):
-    """One API. Its objects hold no state; a body is a JSON object of which nothing else is known."""
+    """One API, without state. A body is any JSON object."""
 
     name: ApiName
     path: str
-    irrelevant: frozenset[str]
-    """Fields that cannot change the answer; everything else, known or not, is part of the key."""
+    ignored_fields: frozenset[str]
+    """Fields that do not affect the response. All other fields, known or not, are part of the cache key."""
 
     def check(self, body: JsonMap) -> None:
-        """Refuse what no server could answer; raises InvalidRequest."""
+        """Reject a body that no server accepts. Raises InvalidRequest."""
 
-    def cacheable(self, body: JsonMap) -> bool:
-        """Whether an equal request may be given the same answer at all."""
+    def is_cacheable(self, body: JsonMap) -> bool:
+        """Whether a stored response may be served for an equal request."""
 
     def question(self, body: JsonObject) -> Question | None:
-        """What to compare with earlier questions; None where only equal requests are answered alike."""
+        """Return the question for the semantic search; None if only equal requests match."""
 
-    def shown(self, body: JsonMap) -> str:
-        """What a listing shows for the request."""
+    def display_text(self, body: JsonMap) -> str:
+        """Return the text that lists show for the request."""
 
-    def keeps(self, whole: JsonObject, body: JsonMap) -> bool:
-        """Whether an object is a finished answer that may be given again: no error, no part of one, nothing cut short."""
+    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
+        """Whether a response is complete and successful."""
 
-    def said(self, whole: JsonMap) -> str | None:
-        """What an answer says, where it is one text and nothing else."""
+    def output_text(self, whole: JsonMap) -> str | None:
+        """Return the generated text; None if the response has anything else."""
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
-        """Tokens of the prompt and of the answer; 0 where the answer does not tell."""
+        """Return prompt tokens and completion tokens; 0 if they are not reported."""
 
     def assembler(self) -> Assembler:
-        """For one stream."""
+        """Return an assembler for one stream."""
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        """A kept answer as the events that a streaming request would have got."""
+        """Return the events of a stored response."""
 
-    def error(self, error: KvproxyError) -> JsonObject:
-        """An error of our own in the API's form."""
+    def error_body(self, error: KvproxyError) -> JsonObject:
+        """Return an error in the API's format."""
 
 
-def ask(body: JsonObject, name: str, last: JsonObject, text: str | None, similar: bool) -> Question | None:
-    """The question in the last item of a list, if that is text of the user.
+def last_turn(
+    body: JsonObject, name: str, turn: JsonObject, text: str | None, *, allows_semantic: bool
+) -> Question | None:
+    """Return the question of a request whose last turn is text of the user.
 
     Args:
         body: the request.
-        name: the list's field.
-        last: its last item.
-        text: the item's text; None where it has other content too.
-        similar: whether the rest of the request allows similar questions.
+        name: field with the list of turns.
+        turn: the last turn.
+        text: its text; None if it has other content.
+        allows_semantic: see `Question`.
     """
-    before = body[name]
-    if text is None or not text.strip() or last.get("role") != "user" or not isinstance(before, list):
+    turns = body[name]
+    if text is None or not text.strip() or turn.get("role") != "user" or not isinstance(turns, list):
         return None
-    turn: JsonObject = {key: value for key, value in last.items() if key != "content"}
-    return Question(text, {**body, name: before[:-1], "last": turn}, similar)
+    last: JsonObject = {key: value for key, value in turn.items() if key != "content"}
+    return Question(text, {**body, name: turns[:-1], "last": last}, allows_semantic)
 
 
-def counts(whole: JsonMap, prompt: str, completion: str) -> tuple[int, int]:
-    """Two fields of an answer's usage."""
+def last_item_text(body: JsonMap, name: str) -> str:
+    """Return the content of a list's last item as text, for lists."""
+    items = body.get(name)
+    last = items[-1] if isinstance(items, list) and items else items
+    return to_text(last.get("content", last) if isinstance(last, dict) else last)
+
+
+def token_counts(whole: JsonMap, prompt: str, completion: str) -> tuple[int, int]:
+    """Return two fields of a response's usage."""
     usage = whole.get("usage")
     return _count(field(usage, prompt)), _count(field(usage, completion))
 
@@ -106,7 +115,7 @@ def _count(value: object) -> int:
 
 
 def openai_error(error: KvproxyError) -> JsonObject:
-    """An error in OpenAI's form."""
+    """Return an error in OpenAI's format."""
     return {
         "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
     }

@@ -2,26 +2,21 @@
 
 from collections.abc import Iterator
 
-from kvproxy.apis.api import ApiName, Question, ask, counts, openai_error
-from kvproxy.apis.choices import ChoiceAssembler, can_be_replayed, includes_usage, keeps_choices, replay_choices
-from kvproxy.apis.fields import check_common, check_integer, check_object, check_objects, fits_similar_questions
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects, shown, text_of
-from kvproxy.apis.sse import pieces
-from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn
+from kvproxy.apis.choices import ChoicesApi, are_choices_complete, includes_usage, only_choice, replay_choices
+from kvproxy.apis.fields import allows_semantic, check_common, check_integer, check_object, check_objects
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects, text_of
+from kvproxy.apis.sse import split_words
+from kvproxy.errors import InvalidRequest
 
-# Any of these in a message makes it say something.
-_SAYS = ("content", "tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
+_OUTPUT_FIELDS = ("content", "tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
 
 
-class Chat:
+class Chat(ChoicesApi):
     """`/v1/chat/completions`."""
 
     name: ApiName = "chat"
     path = "/v1/chat/completions"
-    irrelevant = frozenset(
-        "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
-        " prompt_cache_options prompt_cache_retention cache_control diagnostics".split()
-    )
 
     def check(self, body: JsonMap) -> None:
         check_common(body)
@@ -30,50 +25,28 @@ class Chat:
         check_objects(body, "tools")
         check_object(body, "stream_options")
 
-    def cacheable(self, body: JsonMap) -> bool:
-        return can_be_replayed(body)
-
     def question(self, body: JsonObject) -> Question | None:
         messages = body.get("messages")
         turns = objects(messages)
         if not isinstance(messages, list) or not turns or len(turns) < len(messages):
             return None
-        last = turns[-1]
-        return ask(body, "messages", last, text_of(last.get("content")), _may_match(body, turns))
+        # `prompt_logprobs: 0` requests the scores of this prompt too.
+        semantic = body.get("prompt_logprobs") is None and allows_semantic(body)
+        semantic = semantic and all(text_of(turn.get("content")) is not None for turn in turns)
+        return last_turn(body, "messages", turns[-1], text_of(turns[-1].get("content")), allows_semantic=semantic)
 
-    def shown(self, body: JsonMap) -> str:
-        messages = body.get("messages")
-        last = messages[-1] if isinstance(messages, list) and messages else messages
-        return shown(last.get("content") if isinstance(last, dict) else last)
+    def display_text(self, body: JsonMap) -> str:
+        return last_item_text(body, "messages")
 
-    def keeps(self, whole: JsonObject, body: JsonMap) -> bool:
-        return keeps_choices(whole, body, _says)
+    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
+        return are_choices_complete(whole, body, _has_output)
 
-    def said(self, whole: JsonMap) -> str | None:
-        choices = whole.get("choices")
-        if not isinstance(choices, list) or len(choices) != 1:
-            return None
-        return text_of(field(field(choices[0], "message"), "content"))
-
-    def usage(self, whole: JsonMap) -> tuple[int, int]:
-        return counts(whole, "prompt_tokens", "completion_tokens")
-
-    def assembler(self) -> ChoiceAssembler:
-        return ChoiceAssembler()
+    def output_text(self, whole: JsonMap) -> str | None:
+        return text_of(field(field(only_choice(whole), "message"), "content"))
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         chunks: JsonObject = {**whole, "object": "chat.completion.chunk"}
-        return replay_choices(chunks, _parts, include_usage=includes_usage(body))
-
-    def error(self, error: KvproxyError) -> JsonObject:
-        return openai_error(error)
-
-
-def _may_match(body: JsonMap, turns: list[JsonObject]) -> bool:
-    # `prompt_logprobs: 0` asks for no alternatives, but still for the scores of this very prompt.
-    if body.get("prompt_logprobs") is not None or not fits_similar_questions(body):
-        return False
-    return all(text_of(turn.get("content")) is not None for turn in turns)
+        return replay_choices(chunks, _chunk_choices, include_usage=includes_usage(body))
 
 
 def _check_messages(messages: Json) -> None:
@@ -83,22 +56,24 @@ def _check_messages(messages: Json) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f"messages[{number}] must be an object with a role", param=f"messages[{number}]")
         if not isinstance(message.get("content"), str | list | None):
-            raise InvalidRequest(f"messages[{number}].content is a text or a list", param=f"messages[{number}].content")
+            raise InvalidRequest(
+                f"messages[{number}].content must be a text or a list", param=f"messages[{number}].content"
+            )
 
 
-def _says(choice: JsonObject) -> bool:
+def _has_output(choice: JsonObject) -> bool:
     message = choice.get("message")
-    return isinstance(message, dict) and any(message.get(name) for name in _SAYS)
+    return isinstance(message, dict) and any(message.get(name) for name in _OUTPUT_FIELDS)
 
 
-def _parts(index: int, choice: JsonObject) -> Iterator[JsonObject]:
+def _chunk_choices(index: int, choice: JsonObject) -> Iterator[JsonObject]:
     message = as_object(choice["message"])
     content = message.get("content")
     first: JsonObject = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
     first["content"] = "" if isinstance(content, str) else content
     yield {"index": index, "delta": first, "logprobs": choice.get("logprobs"), "finish_reason": None}
-    for piece in pieces(content) if isinstance(content, str) else ():
-        yield {"index": index, "delta": {"content": piece}, "logprobs": None, "finish_reason": None}
+    for word in split_words(content) if isinstance(content, str) else ():
+        yield {"index": index, "delta": {"content": word}, "logprobs": None, "finish_reason": None}
     calls = message.get("tool_calls")
     if calls:
         numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]

@@ -1,13 +1,41 @@
-"""Answers made of choices: what OpenAI's chat completions and completions have in common."""
+"""The common parts of OpenAI's chat completions and completions: responses with choices."""
 
 from collections.abc import Callable, Iterator
 
+from kvproxy.apis.api import openai_error, token_counts
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads
 from kvproxy.apis.sse import DONE, Event, event
+from kvproxy.errors import KvproxyError
+
+# Finish reasons of complete responses in all supported servers.
+_COMPLETE = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())
+_LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+class ChoicesApi:
+    """Base class of APIs with choices."""
+
+    ignored_fields = frozenset(
+        "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
+        " prompt_cache_options prompt_cache_retention cache_control diagnostics".split()
+    )
+
+    def is_cacheable(self, body: JsonMap) -> bool:
+        # Streams have no log-probabilities of the prompt.
+        return body.get("prompt_logprobs") is None or not body.get("stream")
+
+    def usage(self, whole: JsonMap) -> tuple[int, int]:
+        return token_counts(whole, "prompt_tokens", "completion_tokens")
+
+    def assembler(self) -> "ChoiceAssembler":
+        return ChoiceAssembler()
+
+    def error_body(self, error: KvproxyError) -> JsonObject:
+        return openai_error(error)
 
 
 class ChoiceAssembler:
-    """Puts chunks of choices together; see `Assembler`."""
+    """Assembles chunks with choices."""
 
     def __init__(self) -> None:
         self._head: JsonObject = {}
@@ -34,8 +62,8 @@ class ChoiceAssembler:
         index = as_index(choice.get("index", 0))
         whole = self._choices.setdefault(index, {"index": index, "finish_reason": None})
         before, reason = whole["finish_reason"], choice.get("finish_reason")
-        if before and (_adds(choice) or reason not in (None, before)):
-            raise ValueError("a choice goes on after its finish_reason")
+        if before and (_has_content(choice) or reason not in (None, before)):
+            raise ValueError("a choice continues after its finish_reason")
         whole["finish_reason"] = reason or before
         if "text" in choice:
             whole["text"] = as_text(whole.get("text", "")) + as_text(choice["text"] or "")
@@ -55,8 +83,7 @@ class ChoiceAssembler:
         return {**whole, "usage": self._usage} if self._usage else whole
 
 
-def _adds(choice: JsonObject) -> bool:
-    """Whether a part of a choice adds to its text or its tool calls."""
+def _has_content(choice: JsonObject) -> bool:
     return bool(choice.get("text") or any(field(choice.get("delta"), name) for name in ("content", "tool_calls")))
 
 
@@ -78,10 +105,10 @@ def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
     if index == len(calls):
         calls.append({"function": {"name": "", "arguments": ""}})
     if index >= len(calls):
-        raise ValueError("a tool call comes before the one ahead of it")
+        raise ValueError("tool calls are out of order")
     call = as_object(calls[index])
     if part.get("id") and call.get("id", part["id"]) != part["id"]:
-        raise ValueError("two tool calls share one index")
+        raise ValueError("two tool calls have the same index")
     call.update({name: value for name, value in part.items() if name not in ("index", "function") and value})
     function = as_object(call["function"])
     for name, value in as_object(part.get("function") or {}).items():
@@ -97,58 +124,54 @@ def _merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
             merged.setdefault(name, values)
 
 
-# How servers call an answer that ended by itself; `length` counts only where the request set the limit.
-_ENDED = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())
-_LIMITS = ("max_tokens", "max_completion_tokens")
-
-
-def can_be_replayed(body: JsonMap) -> bool:
-    """Whether a stored answer fits a request in either form: log-probabilities of the prompt have none in a stream."""
-    return body.get("prompt_logprobs") is None or not body.get("stream")
-
-
 def includes_usage(body: JsonMap) -> bool:
-    """Whether a streaming request asked for token counts."""
+    """Whether a streaming request wants token counts."""
     return bool(field(body.get("stream_options"), "include_usage"))
 
 
-def keeps_choices(whole: JsonMap, body: JsonMap, says: Callable[[JsonObject], bool]) -> bool:
-    """Whether every choice of an answer ended by itself, or at the limit that the request set.
+def are_choices_complete(whole: JsonMap, body: JsonMap, has_output: Callable[[JsonObject], bool]) -> bool:
+    """Whether every choice is complete, or reached a limit of the request.
 
     Args:
-        says: whether a choice says anything.
+        has_output: whether a choice has any output.
     """
     choices = whole.get("choices")
     if not isinstance(choices, list) or not choices or whole.get("error") is not None:
         return False
     if not isinstance(whole.get("usage"), dict | None):
         return False
-    limited = any(body.get(name) is not None for name in _LIMITS)
+    has_limit = any(body.get(name) is not None for name in _LIMITS)
     for choice in choices:
-        if not isinstance(choice, dict) or not says(choice):
+        if not isinstance(choice, dict) or not has_output(choice):
             return False
         reason = choice.get("finish_reason")
-        if not (reason in _ENDED or (reason == "length" and limited)):
+        if not (reason in _COMPLETE or (reason == "length" and has_limit)):
             return False
     return True
 
 
+def only_choice(whole: JsonMap) -> Json:
+    """Return the choice of a response with one choice."""
+    choices = whole.get("choices")
+    return choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+
+
 def replay_choices(
-    whole: JsonObject, parts: Callable[[int, JsonObject], Iterator[JsonObject]], *, include_usage: bool
+    whole: JsonObject, chunk_choices: Callable[[int, JsonObject], Iterator[JsonObject]], *, include_usage: bool
 ) -> Iterator[bytes]:
-    """A stored answer as a stream, up to and with [DONE].
+    """Return the events of a stored response, including [DONE].
 
     Args:
-        whole: the answer; what is beside its choices and its usage goes into every chunk.
-        parts: a choice, with its index, as the choices of its chunks.
-        include_usage: whether the client asked for token counts.
+        whole: the response; all fields except choices and usage are repeated in every chunk.
+        chunk_choices: splits a choice with its index into the choices of chunks.
+        include_usage: whether the client wants token counts.
     """
     head: JsonObject = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
     extra: JsonObject = {"usage": None} if include_usage else {}
-    for place, choice in enumerate(as_list(whole["choices"])):
-        known = as_object(choice)
-        index = known.get("index")
-        for part in parts(index if isinstance(index, int) else place, known):
+    for place, each in enumerate(as_list(whole["choices"])):
+        choice = as_object(each)
+        index = choice.get("index")
+        for part in chunk_choices(index if isinstance(index, int) else place, choice):
             yield event({**head, "choices": [part], **extra})
     if include_usage and whole.get("usage"):
         yield event({**head, "choices": [], "usage": whole["usage"]})

@@ -1,4 +1,4 @@
-"""What a request's headers ask of the caches: Cache-Control (RFC 9111), and headers of our own. Read once, at the edge."""
+"""Cache directives of a request: Cache-Control (RFC 9111) and `X-KVProxy-*` headers."""
 
 import difflib
 import math
@@ -7,39 +7,34 @@ from dataclasses import dataclass, field
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
-from kvproxy.ruled import UNRULED, Ruled
+from kvproxy.request_rule import NO_RULE, RequestRule
 
-OURS = "x-kvproxy-"
-"""What the names of our own headers begin with."""
-TAGS, TTL, PRIORITY = (OURS + name for name in ("tags", "ttl", "priority"))
-PACE, TIMEOUT = (OURS + name for name in ("pace", "timeout"))
-ADMIN_TOKEN = OURS + "admin-token"
-"""Carries the admin token where `Authorization` says who asks."""
-STEERING = (PACE, PRIORITY, TAGS, TIMEOUT, TTL)
-_KNOWN = frozenset({*STEERING, ADMIN_TOKEN, OURS + "request-id"})
-"""All headers of ours that a request may have. The id of a response may come back with a request; it has no effect."""
-MOST_TAGS = 16
-LONGEST_TAG = 128
+HEADER_PREFIX = "x-kvproxy-"
+TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
+PACE, TIMEOUT = (HEADER_PREFIX + name for name in ("pace", "timeout"))
+ADMIN_TOKEN = HEADER_PREFIX + "admin-token"
+"""Carries the admin token if `Authorization` carries the client's key."""
+DIRECTIVE_HEADERS = (PACE, PRIORITY, TAGS, TIMEOUT, TTL)
+_KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN, HEADER_PREFIX + "request-id"})
+"""Valid headers. Clients may send back the id of a response; it has no effect."""
+MAX_TAGS = 16
+MAX_TAG_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a request asks of the caches.
+    """Cache directives of a request. Unset numbers are None.
 
     Attributes:
-        no_cache: forward even where an answer is stored, and store the fresh one.
-        no_store: keep the answer out of the cache.
-        only_if_cached: answer from the cache or not at all.
-        confirm: hold the answer back until it is stored, however long that takes.
-        max_age: oldest acceptable answer, in seconds.
-        stale_if_error: seconds past its time for which an answer will do where no other can be had; None where it does not say.
-        limits: what a semantic hit must reach; stricter than the settings, or without effect.
-        tags: names for the stored answer; what is invalidated together shares one.
-        ttl: seconds to keep the answer for; None where the request does not say.
-        priority: 0 to 9; blocks of a higher one outlive those of a lower one.
-        timeout: seconds within which the answer must be there to its end; None where the request does not say.
-        pace: tokens a second at which a hit's stream is replayed, 0 for as many as come; None where it does not say.
-        ruled: what the operator's rule sets.
+        confirm: send the response only after it is stored.
+        stale_if_error: seconds after expiry during which a stale response may replace an error.
+        limits: minimum scores of a semantic hit; they only tighten the settings.
+        tags: tags of the stored response, for invalidation.
+        ttl: lifetime of the stored response, in seconds.
+        priority: 0 to 9; blocks of a higher priority are evicted later.
+        timeout: seconds for the complete response.
+        pace: replay rate of a stream in tokens per second; 0 is unlimited.
+        rule: the operator's rule.
     """
 
     no_cache: bool = False
@@ -54,92 +49,92 @@ class Control:
     priority: int = 0
     timeout: float | None = None
     pace: float | None = None
-    ruled: Ruled = UNRULED
+    rule: RequestRule = NO_RULE
 
 
-_NOTHING_ASKED = Control()
+_DEFAULT = Control()
 
 
 def read_control(headers: Mapping[str, str]) -> Control:
-    """What the headers ask for. Names in lower case; unknown directives are ignored, as the RFC asks.
+    """Parse the headers, whose names are in lower case. Unknown directives are ignored, as the RFC requires.
 
     Raises:
-        InvalidRequest: a header has an invalid value, or an unknown name with our prefix.
+        InvalidRequest: a header has an invalid value, or is an unknown `X-KVProxy-*` header.
     """
-    ours = [name for name in headers if name.startswith(OURS)]
-    if "cache-control" not in headers and not ours:
-        return _NOTHING_ASKED
-    for name in ours:
+    own = [name for name in headers if name.startswith(HEADER_PREFIX)]
+    if "cache-control" not in headers and not own:
+        return _DEFAULT
+    for name in own:
         if name not in _KNOWN:
-            raise _unknown(name)
-    found: dict[str, str] = {}
+            raise _unknown_header(name)
+    directives: dict[str, str] = {}
     for directive in headers.get("cache-control", "").split(","):
         name, _, value = directive.strip().partition("=")
-        found[name.lower()] = value.strip('"')
+        directives[name.lower()] = value.strip('"')
+
+    def age(name: str) -> float | None:
+        return _number(directives, name, math.inf, f"takes seconds, as in {name}=60")
+
+    def score(name: str) -> float | None:
+        return _number(directives, name, 1.0, f"takes a number from 0 to 1, as in {name}=0.9")
+
     return Control(
-        no_cache="no-cache" in found,
-        no_store="no-store" in found,
-        only_if_cached="only-if-cached" in found,
-        confirm="confirm" in found,
-        max_age=_age(found, "max-age"),
-        stale_if_error=_age(found, "stale-if-error"),
-        limits=Limits(_share(found, "similarity"), _share(found, "level"), _share(found, "max-error")),
+        no_cache="no-cache" in directives,
+        no_store="no-store" in directives,
+        only_if_cached="only-if-cached" in directives,
+        confirm="confirm" in directives,
+        max_age=age("max-age"),
+        stale_if_error=age("stale-if-error"),
+        limits=Limits(score("similarity"), score("level"), score("max-error")),
         tags=_tags(headers.get(TAGS, "")),
-        ttl=_seconds(TTL, headers.get(TTL), "to keep nothing"),
+        ttl=_header_number(headers, TTL, "seconds", "to disable storing"),
         priority=_priority(headers.get(PRIORITY, "0")),
-        timeout=_seconds(TIMEOUT, headers.get(TIMEOUT), "to have nothing computed"),
-        pace=_seconds(PACE, headers.get(PACE), "for as many as come", "tokens a second"),
+        timeout=_header_number(headers, TIMEOUT, "seconds", "to use the caches only"),
+        pace=_header_number(headers, PACE, "tokens per second", "for no limit"),
     )
 
 
-def _unknown(name: str) -> InvalidRequest:
-    near = difflib.get_close_matches(name.removeprefix(OURS), [each.removeprefix(OURS) for each in STEERING], n=1)
-    hint = f"did you mean {OURS}{near[0]}?" if near else f"there are {', '.join(STEERING)}"
+def _unknown_header(name: str) -> InvalidRequest:
+    known = [each.removeprefix(HEADER_PREFIX) for each in DIRECTIVE_HEADERS]
+    close = difflib.get_close_matches(name.removeprefix(HEADER_PREFIX), known, n=1)
+    hint = f"did you mean {HEADER_PREFIX}{close[0]}?" if close else f"valid headers are {', '.join(DIRECTIVE_HEADERS)}"
     return InvalidRequest(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
 
 
-def _age(found: Mapping[str, str], name: str) -> float | None:
-    return _number(found, name, math.inf, f"takes seconds, as in {name}=60")
-
-
-def _share(found: Mapping[str, str], name: str) -> float | None:
-    return _number(found, name, 1.0, f"takes a number from 0 to 1, as in {name}=0.9")
-
-
-def _number(found: Mapping[str, str], name: str, most: float, form: str) -> float | None:
-    """A directive's number, from 0 to `most`; None without the directive."""
-    if name not in found:
+def _number(directives: Mapping[str, str], name: str, most: float, form: str) -> float | None:
+    if name not in directives:
         return None
-    try:
-        number = float(found[name])
-    except ValueError:
-        number = math.nan
+    number = _parse(directives[name])
     if not (0 <= number <= most and number < math.inf):
         raise InvalidRequest(f"Cache-Control: {name} {form}", param="Cache-Control")
     return number
 
 
+def _header_number(headers: Mapping[str, str], name: str, unit: str, zero: str) -> float | None:
+    if name not in headers:
+        return None
+    number = _parse(headers[name])
+    if not 0 <= number < math.inf:
+        raise InvalidRequest(f"{name} takes {unit}, as in {name}: 600, or 0 {zero}", param=name)
+    return number
+
+
+def _parse(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def _tags(text: str) -> tuple[str, ...]:
     tags = tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
-    if len(tags) > MOST_TAGS or any(len(tag) > LONGEST_TAG for tag in tags):
-        raise InvalidRequest(f"{TAGS} takes up to {MOST_TAGS} tags of {LONGEST_TAG} characters", param=TAGS)
+    if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):
+        raise InvalidRequest(f"{TAGS} takes up to {MAX_TAGS} tags of {MAX_TAG_LENGTH} characters", param=TAGS)
     return tags
-
-
-def _seconds(name: str, text: str | None, nothing: str, unit: str = "seconds") -> float | None:
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise InvalidRequest(f"{name} takes {unit}, as in {name}: 600, or 0 {nothing}", param=name)
-    return seconds
 
 
 def _priority(text: str) -> int:
     digit = text.strip()
     if len(digit) != 1 or digit not in "0123456789":
-        raise InvalidRequest(f"{PRIORITY} is a whole number from 0 to 9, not {text[:20]!r}", param=PRIORITY)
+        raise InvalidRequest(f"{PRIORITY} must be a whole number from 0 to 9, not {text[:20]!r}", param=PRIORITY)
     return int(digit)

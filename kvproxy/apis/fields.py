@@ -1,13 +1,13 @@
-"""Checks of single fields of a request. Each raises InvalidRequest, which names the field and what it takes."""
+"""Checks of single fields. Each raises InvalidRequest, which names the field and its valid values."""
 
 from kvproxy.apis.json import Json, JsonMap
 from kvproxy.errors import InvalidRequest
 
-_LONGEST_SHOWN = 40
-_OF_ANY_QUESTION = frozenset(
-    # The question and its context, which the namespace holds.
+_MAX_SHOWN = 40
+_QUESTION_INDEPENDENT = frozenset(
+    # The question and its context, which is part of the namespace.
     "model messages system instructions input"
-    # Sampling: equal in the namespace, and the same for every question.
+    # Sampling: part of the namespace, and valid for any question.
     " temperature top_p top_k min_p typical_p seed max_tokens max_completion_tokens max_output_tokens min_tokens num_predict"
     " num_ctx stop stop_sequences stop_token_ids frequency_penalty presence_penalty repetition_penalty repeat_penalty"
     " length_penalty ignore_eos skip_special_tokens spaces_between_special_tokens include_stop_str_in_output"
@@ -27,14 +27,14 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 }
 
 
-def fits_similar_questions(body: JsonMap) -> bool:
-    """Whether a response to a similar question may answer this request, as far as its fields go.
+def allows_semantic(body: JsonMap) -> bool:
+    """Whether the fields of a request allow the response to a similar question.
 
-    Any field that is not known to be the same for every question could constrain the response to this one: a schema, a grammar,
-    documents, an earlier response. Such a request is matched exactly only.
+    An unknown field may constrain the response to this question, like a schema, a grammar, documents, or an earlier response.
+    Such a request is matched exactly only.
     """
     return all(
-        name in _OF_ANY_QUESTION
+        name in _QUESTION_INDEPENDENT
         or value in _DEFAULTS.get(name, ())
         or value is None
         or value is False
@@ -44,12 +44,7 @@ def fits_similar_questions(body: JsonMap) -> bool:
 
 
 def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:
-    """Check what all APIs that generate text have in common.
-
-    Args:
-        body: the request.
-        least_tokens: the lowest limit of tokens that makes sense.
-    """
+    """Check the common fields of all APIs that generate text."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model is required: a name from /v1/models", param="model")
@@ -64,34 +59,29 @@ def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:
 
 
 def check_flag(body: JsonMap, name: str) -> None:
-    """True or false, where it is given."""
     if not isinstance(body.get(name), bool | None):
-        raise InvalidRequest(f"{name} is true or false", param=name)
+        raise InvalidRequest(f"{name} must be true or false", param=name)
 
 
 def check_texts(body: JsonMap, name: str) -> None:
-    """A text or a list of texts, where it is given."""
     value = body.get(name)
     texts = value if isinstance(value, list) else [value]
     if value is not None and not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest(f"{name} is a text or a list of texts", param=name)
+        raise InvalidRequest(f"{name} must be a text or a list of texts", param=name)
 
 
 def check_objects(body: JsonMap, name: str) -> None:
-    """A list of objects, where it is given."""
     value = body.get(name)
     if value is not None and not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
-        raise InvalidRequest(f"{name} is a list of objects", param=name)
+        raise InvalidRequest(f"{name} must be a list of objects", param=name)
 
 
 def check_object(body: JsonMap, name: str) -> None:
-    """An object, where it is given."""
     if not isinstance(body.get(name), dict | None):
-        raise InvalidRequest(f"{name} is an object", param=name)
+        raise InvalidRequest(f"{name} must be an object", param=name)
 
 
 def check_integer(body: JsonMap, name: str, least: int | None = None, most: int | None = None) -> None:
-    """A whole number in a range, where it is given."""
     value = body.get(name)
     if value is None:
         return
@@ -104,7 +94,6 @@ def check_integer(body: JsonMap, name: str, least: int | None = None, most: int 
 
 
 def check_number(body: JsonMap, name: str, least: float, most: float) -> None:
-    """A number in a range, where it is given."""
     value = body.get(name)
     if value is None:
         return
@@ -113,8 +102,8 @@ def check_number(body: JsonMap, name: str, least: float, most: float) -> None:
 
 
 def _brief(value: object) -> str:
-    # Thousands of digits cannot be written as text at all.
-    if isinstance(value, int) and abs(value) > 10**_LONGEST_SHOWN:
-        return "a number of so many digits"
+    # Python refuses to convert thousands of digits to text.
+    if isinstance(value, int) and abs(value) > 10**_MAX_SHOWN:
+        return "a number with too many digits"
     text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""JSON of other people's making: its type, how it is read without changing what it says, and how its parts are taken out."""
+"""Reads foreign JSON without loss of precision, and accesses its parts with types."""
 
 import json
 import re
@@ -10,20 +10,20 @@ import orjson
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 JsonObject: TypeAlias = dict[str, "Json"]
 JsonMap: TypeAlias = Mapping[str, "Json"]
-"""An object that is only read."""
+"""A read-only object."""
 
-# An integer that may not fit into 64 bits; digits of a fraction are none.
+# An integer that may exceed 64 bits, except digits of a fraction.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
-# Finding a run of digits this way takes a tenth of the pattern's time, in which no other request would be served.
+# A search for a run of digits takes a tenth of the time of the pattern, which blocks the event loop.
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 _RUN = b"0" * 19
 
 
 def loads(data: bytes) -> Json:
-    """A JSON value. orjson turns an integer beyond 64 bits into the nearest float; here it stays an integer.
+    """Parse JSON. Integers beyond 64 bits stay integers, which orjson would convert to floats.
 
     Raises:
-        ValueError: the bytes are no JSON, are nested too deeply, or hold a number of thousands of digits.
+        ValueError: the bytes are not JSON, are nested too deeply, or have a number with thousands of digits.
     """
     value: Json = orjson.loads(data)
     if _RUN not in data.translate(_DIGITS) or not _LONG.search(data):
@@ -36,7 +36,7 @@ def loads(data: bytes) -> Json:
 
 
 def dumps(value: Json) -> bytes:
-    """A JSON value as bytes, integers beyond 64 bits included."""
+    """Encode JSON, including integers beyond 64 bits."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -44,45 +44,42 @@ def dumps(value: Json) -> bytes:
 
 
 def as_object(value: Json) -> JsonObject:
-    """An object; raises ValueError where the value is something else."""
     if not isinstance(value, dict):
         raise ValueError(f"expected an object, not {type(value).__name__}")
     return value
 
 
 def as_list(value: Json) -> list[Json]:
-    """A list; raises ValueError where the value is something else."""
     if not isinstance(value, list):
         raise ValueError(f"expected a list, not {type(value).__name__}")
     return value
 
 
 def as_text(value: Json) -> str:
-    """A text; raises ValueError where the value is something else."""
     if not isinstance(value, str):
         raise ValueError(f"expected a text, not {type(value).__name__}")
     return value
 
 
 def as_index(value: Json) -> int:
-    """A place in a list; raises ValueError where the value is something else."""
+    """Return a list index, or raise ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"expected an index, not {value!r}")
     return value
 
 
 def objects(value: Json) -> list[JsonObject]:
-    """The objects of a list; nothing where the value is no list."""
+    """Return the objects of a list; empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def field(value: Json, name: str) -> Json:
-    """A field of an object; None where there is no such field, or no object."""
+    """Return a field of an object; None without the field or the object."""
     return value.get(name) if isinstance(value, dict) else None
 
 
 def text_of(content: Json, kind: str = "text") -> str | None:
-    """The text of a message's content: a text, or a list of text parts; None where there is anything else in it."""
+    """Return the text of a message's content, a text or a list of text parts; None if it has other parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -95,6 +92,6 @@ def text_of(content: Json, kind: str = "text") -> str | None:
     return "".join(parts)
 
 
-def shown(value: Json) -> str:
-    """A text as it is, anything else as JSON: what a listing shows for a request."""
+def to_text(value: Json) -> str:
+    """Return a text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else dumps(value).decode("utf-8", "replace")

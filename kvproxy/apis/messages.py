@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import orjson
 
-from kvproxy.apis.api import ApiName, Question, ask, counts
+from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn, token_counts
 from kvproxy.apis.fields import (
+    allows_semantic,
     check_common,
     check_integer,
     check_object,
     check_objects,
     check_texts,
-    fits_similar_questions,
 )
 from kvproxy.apis.json import (
     Json,
@@ -23,18 +23,17 @@ from kvproxy.apis.json import (
     as_text,
     loads,
     objects,
-    shown,
     text_of,
 )
-from kvproxy.apis.sse import Event, event, pieces
+from kvproxy.apis.sse import Event, event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 
-# What a block's deltas add to: the delta's field, which is the block's too.
-_TEXTS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+# Fields of deltas and blocks by the type of the delta.
+_TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
 
 class MessageAssembler:
-    """See `Assembler`."""
+    """Assembles content blocks."""
 
     def __init__(self) -> None:
         self._message: JsonObject = {}
@@ -55,7 +54,7 @@ class MessageAssembler:
                 self._message = dict(as_object(part["message"]))
             case "content_block_start":
                 if part["index"] != len(self._blocks):
-                    raise ValueError("a content block comes before the one ahead of it")
+                    raise ValueError("content blocks are out of order")
                 self._blocks.append(dict(as_object(part["content_block"])))
             case "content_block_delta":
                 self._add(as_index(part["index"]), as_object(part["delta"]))
@@ -64,8 +63,8 @@ class MessageAssembler:
                 if before and delta.get("stop_reason") not in (None, before):
                     raise ValueError("two different stop reasons in one stream")
                 self._message |= delta
-                given = {name: value for name, value in as_object(part.get("usage") or {}).items() if value is not None}
-                self._message["usage"] = {**as_object(self._message.get("usage") or {}), **given}
+                usage = {name: value for name, value in as_object(part.get("usage") or {}).items() if value is not None}
+                self._message["usage"] = {**as_object(self._message.get("usage") or {}), **usage}
             case "message_stop":
                 self.done = True
             case "error":
@@ -73,18 +72,18 @@ class MessageAssembler:
 
     def _add(self, index: int, delta: JsonObject) -> None:
         if index >= len(self._blocks):
-            raise ValueError("a delta of no content block")
+            raise ValueError("a delta without a content block")
         block, kind = self._blocks[index], as_text(delta["type"])
-        if kind in _TEXTS:
-            name = _TEXTS[kind]
+        if kind in _TEXT_FIELDS:
+            name = _TEXT_FIELDS[kind]
             block[name] = as_text(block.get(name) or "") + as_text(delta[name])
         elif kind == "input_json_delta":
             self._inputs[index] = self._inputs.get(index, "") + as_text(delta["partial_json"])
         elif kind == "citations_delta":
             block["citations"] = [*as_list(block.get("citations") or []), delta["citation"]]
         else:
-            # Unknown parts pass to the client, but what they mean for the whole cannot be known.
-            raise ValueError(f"an unknown kind of delta: {kind}")
+            # The client receives unknown deltas, but they cannot be assembled.
+            raise ValueError(f"unknown delta type {kind}")
 
     def result(self) -> JsonObject | None:
         if not self.done:
@@ -94,7 +93,7 @@ class MessageAssembler:
         return {**self._message, "content": list[Json](self._blocks)}
 
 
-_ENDED = frozenset(("end_turn", "tool_use", "stop_sequence", "max_tokens"))
+_COMPLETE = frozenset(("end_turn", "tool_use", "stop_sequence", "max_tokens"))
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -111,7 +110,7 @@ class Messages:
 
     name: ApiName = "messages"
     path = "/v1/messages"
-    irrelevant = frozenset(("stream", "metadata", "service_tier", "cache_control", "diagnostics"))
+    ignored_fields = frozenset(("stream", "metadata", "service_tier", "cache_control", "diagnostics"))
 
     def check(self, body: JsonMap) -> None:
         check_common(body)
@@ -120,14 +119,14 @@ class Messages:
         if _turns(body.get("messages")) is None:
             raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")
         if not isinstance(body.get("system"), str | list | None):
-            raise InvalidRequest("system is a text or a list of text blocks", param="system")
+            raise InvalidRequest("system must be a text or a list of text blocks", param="system")
         check_texts(body, "stop_sequences")
         check_integer(body, "top_k", least=0)
         check_objects(body, "tools")
         check_object(body, "thinking")
 
-    def cacheable(self, body: JsonMap) -> bool:
-        # A container keeps files from one request to the next.
+    def is_cacheable(self, body: JsonMap) -> bool:
+        # A container stores files between requests.
         return not body.get("container")
 
     def question(self, body: JsonObject) -> Question | None:
@@ -135,61 +134,59 @@ class Messages:
         if turns is None:
             return None
         texts = [text_of(turn["content"]) for turn in turns]
-        similar = None not in texts and fits_similar_questions(body)
-        return ask(body, "messages", turns[-1], texts[-1], similar)
+        semantic = None not in texts and allows_semantic(body)
+        return last_turn(body, "messages", turns[-1], texts[-1], allows_semantic=semantic)
 
-    def shown(self, body: JsonMap) -> str:
-        messages = body.get("messages")
-        last = messages[-1] if isinstance(messages, list) and messages else messages
-        return shown(last.get("content") if isinstance(last, dict) else last)
+    def display_text(self, body: JsonMap) -> str:
+        return last_item_text(body, "messages")
 
-    def keeps(self, whole: JsonObject, body: JsonMap) -> bool:
+    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
         blocks = whole.get("content")
         if whole.get("type") != "message" or not isinstance(blocks, list) or not blocks:
             return False
-        return whole.get("error") is None and whole.get("stop_reason") in _ENDED
+        return whole.get("error") is None and whole.get("stop_reason") in _COMPLETE
 
-    def said(self, whole: JsonMap) -> str | None:
+    def output_text(self, whole: JsonMap) -> str | None:
         return text_of(whole.get("content"))
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
-        return counts(whole, "input_tokens", "output_tokens")
+        return token_counts(whole, "input_tokens", "output_tokens")
 
     def assembler(self) -> MessageAssembler:
         return MessageAssembler()
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         usage = as_object(whole.get("usage") or {})
-        begun: JsonObject = {
+        start: JsonObject = {
             **whole,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": {**usage, "output_tokens": 0},
         }
-        yield typed({"type": "message_start", "message": begun})
+        yield typed_event({"type": "message_start", "message": start})
         for index, block in enumerate(as_list(whole["content"])):
-            empty, deltas = _taken_apart(as_object(block))
-            yield typed({"type": "content_block_start", "index": index, "content_block": empty})
+            empty, deltas = _split_block(as_object(block))
+            yield typed_event({"type": "content_block_start", "index": index, "content_block": empty})
             for delta in deltas:
-                yield typed({"type": "content_block_delta", "index": index, "delta": delta})
-            yield typed({"type": "content_block_stop", "index": index})
+                yield typed_event({"type": "content_block_delta", "index": index, "delta": delta})
+            yield typed_event({"type": "content_block_stop", "index": index})
         end: JsonObject = {name: whole.get(name) for name in ("stop_reason", "stop_sequence")}
-        yield typed({"type": "message_delta", "delta": end, "usage": usage})
-        yield typed({"type": "message_stop"})
+        yield typed_event({"type": "message_delta", "delta": end, "usage": usage})
+        yield typed_event({"type": "message_stop"})
 
-    def error(self, error: KvproxyError) -> JsonObject:
+    def error_body(self, error: KvproxyError) -> JsonObject:
         kind = _ERRORS.get(error.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def typed(data: JsonObject) -> bytes:
-    """An event whose name is its type."""
+def typed_event(data: JsonObject) -> bytes:
+    """Encode an event named after its type."""
     return event(data, as_text(data["type"]))
 
 
 def _turns(messages: Json) -> list[JsonObject] | None:
-    """The messages, where each has a role and content."""
+    """Return the messages if each has a role and content."""
     turns = objects(messages)
     if not isinstance(messages, list) or not turns or len(turns) < len(messages):
         return None
@@ -197,24 +194,24 @@ def _turns(messages: Json) -> list[JsonObject] | None:
     return turns if fits else None
 
 
-def _taken_apart(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """A block as it begins, and the deltas that fill it; kinds that have none begin whole."""
+def _split_block(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
+    """Split a block into its start and its deltas. Blocks without delta types start complete."""
     kind = block.get("type")
     if kind == "text":
-        cited: list[JsonObject] = [
+        citations: list[JsonObject] = [
             {"type": "citations_delta", "citation": each} for each in as_list(block.get("citations") or [])
         ]
-        texts: list[JsonObject] = [{"type": "text_delta", "text": piece} for piece in pieces(as_text(block["text"]))]
-        begun: JsonObject = {**block, "text": ""}
-        return ({**begun, "citations": []} if cited else begun), [*cited, *texts]
+        texts: list[JsonObject] = [{"type": "text_delta", "text": word} for word in split_words(as_text(block["text"]))]
+        start: JsonObject = {**block, "text": ""}
+        return ({**start, "citations": []} if citations else start), [*citations, *texts]
     if kind == "thinking":
         thoughts: list[JsonObject] = [
-            {"type": "thinking_delta", "thinking": piece} for piece in pieces(as_text(block["thinking"]))
+            {"type": "thinking_delta", "thinking": word} for word in split_words(as_text(block["thinking"]))
         ]
         if block.get("signature"):
             thoughts.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, thoughts
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use") and block.get("input"):
-        written = orjson.dumps(block["input"]).decode()
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": written}]
+        arguments = orjson.dumps(block["input"]).decode()
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
     return block, []

@@ -1,4 +1,6 @@
-"""What a server says that it reused of a prompt, in whichever of the forms that servers have for it."""
+"""Reads the prefix reuse that a server reports, in the formats of all supported servers."""
+
+from typing import NamedTuple
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads
 from kvproxy.apis.sse import Event
@@ -6,20 +8,54 @@ from kvproxy.apis.sse import Event
 _MARKS = (b'"usage"', b'"timings"')
 
 
+class ReportedReuse(NamedTuple):
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def reported_reuse(response: JsonMap) -> ReportedReuse | None:
+    """Read the reuse from a complete response; None if it reports none.
+
+    OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses), llama.cpp
+    `timings.cache_n`, Anthropic `cache_read_input_tokens` beside the other tokens, DeepSeek `prompt_cache_hit_tokens`.
+    """
+    usage, timings = response.get("usage"), response.get("timings")
+    prompt, read = _count(field(usage, "input_tokens")), _count(field(usage, "cache_read_input_tokens"))
+    if prompt is not None and read is not None:
+        return ReportedReuse(prompt + read + (_count(field(usage, "cache_creation_input_tokens")) or 0), read)
+    prompt = _count(field(usage, "prompt_tokens")) if prompt is None else prompt
+    fields = (
+        field(field(usage, "prompt_tokens_details"), "cached_tokens"),
+        field(field(usage, "input_tokens_details"), "cached_tokens"),
+        field(usage, "prompt_cache_hit_tokens"),
+        field(timings, "cache_n"),
+    )
+    cached = next((count for each in fields if (count := _count(each)) is not None), None)
+    if prompt is None and cached is not None and (computed := _count(field(timings, "prompt_n"))) is not None:
+        # llama.cpp streams timings always, but usage only on request.
+        prompt = cached + computed
+    return None if prompt is None or cached is None else ReportedReuse(prompt, min(cached, prompt))
+
+
 class ReuseReader:
-    """Takes a stream's events, and parses only those that may tell.
+    """Reads the reuse from the events of a stream.
+
+    OpenAI's streams report it in the last chunk (with `stream_options.include_usage`), Responses in `response.completed`,
+    Anthropic in `message_start` and `message_delta`, llama.cpp in the `timings` of its last chunk.
 
     Attributes:
-        told: tokens of the prompt, and how many of them were reused; None until the stream tells.
+        reuse: the reported reuse; None until the stream reports it.
+        prefill_seconds: the reported duration of the prefill; None from servers that do not report it.
     """
 
     def __init__(self) -> None:
-        self.told: tuple[int, int] | None = None
+        self.reuse: ReportedReuse | None = None
+        self.prefill_seconds: float | None = None
         self._usage: JsonObject = {}
         self._timings: JsonObject = {}
 
-    def take(self, event: Event) -> None:
-        """Take one event; what cannot be read is passed over."""
+    def push(self, event: Event) -> None:
+        """Read one event; invalid events are ignored."""
         if not any(mark in event.data for mark in _MARKS):
             return
         try:
@@ -27,39 +63,24 @@ class ReuseReader:
         except ValueError:
             return
         for holder in (part, field(part, "message"), field(part, "response")):
-            self._usage |= _given(field(holder, "usage"))
-            self._timings |= _given(field(holder, "timings"))
-        self.told = reported_reuse({"usage": self._usage, "timings": self._timings}) or self.told
+            self._usage |= _without_nulls(field(holder, "usage"))
+            self._timings |= _without_nulls(field(holder, "timings"))
+        response: JsonObject = {"usage": self._usage, "timings": self._timings}
+        self.reuse = reported_reuse(response) or self.reuse
+        self.prefill_seconds = reported_prefill(response)
 
 
-def _given(value: Json) -> JsonObject:
-    """The fields of an object that say something: a later event leaves out what an earlier one told."""
+def reported_prefill(response: JsonMap) -> float | None:
+    """Read the duration of the prefill in seconds, which llama.cpp reports as `timings.prompt_ms`."""
+    milliseconds = field(response.get("timings"), "prompt_ms")
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
+        return None
+    return milliseconds / 1000
+
+
+def _without_nulls(value: Json) -> JsonObject:
+    """Return the fields with a value, since a later event may repeat a field with null."""
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else {}
-
-
-def reported_reuse(whole: JsonMap) -> tuple[int, int] | None:
-    """Tokens of the prompt, and how many of them came from the server's own cache; None where it does not tell.
-
-    OpenAI, vLLM and SGLang have `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses), llama.cpp
-    `timings.cache_n`, Anthropic `cache_read_input_tokens` beside the tokens that were not read, DeepSeek
-    `prompt_cache_hit_tokens`.
-    """
-    usage, timings = whole.get("usage"), whole.get("timings")
-    prompt, read = _count(field(usage, "input_tokens")), _count(field(usage, "cache_read_input_tokens"))
-    if prompt is not None and read is not None:
-        return prompt + read + (_count(field(usage, "cache_creation_input_tokens")) or 0), read
-    prompt = _count(field(usage, "prompt_tokens")) if prompt is None else prompt
-    told = [
-        field(field(usage, "prompt_tokens_details"), "cached_tokens"),
-        field(field(usage, "input_tokens_details"), "cached_tokens"),
-        field(usage, "prompt_cache_hit_tokens"),
-        field(timings, "cache_n"),
-    ]
-    cached = next((count for each in told if (count := _count(each)) is not None), None)
-    if prompt is None and cached is not None and (computed := _count(field(timings, "prompt_n"))) is not None:
-        # A stream of llama.cpp has its timings, and its usage only where the client asks for it.
-        prompt = cached + computed
-    return None if prompt is None or cached is None else (prompt, min(cached, prompt))
 
 
 def _count(value: Json) -> int | None:

@@ -1,4 +1,4 @@
-"""A request to one of the cached APIs, as the rest of the proxy sees it."""
+"""A parsed request to one of the cached APIs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,12 @@ class ApiRequest:
     """A request.
 
     Attributes:
-        api: which API it came to.
-        body: the parsed JSON.
-        raw: the bytes as the client sent them, or as an edit left them.
-        headers: the client's, names in lower case.
+        raw: the client's bytes, or the bytes after edits.
+        headers: names in lower case.
         tenant: see `flow/keys.py`.
-        request_id: shown to the client, too. A client that chooses it may repeat it.
+        request_id: id for logs and the client. Clients may choose and repeat it.
         query: the URL's query without the question mark.
-        control: instructions for the caches from its headers and rule.
+        control: cache directives of its headers and rule.
     """
 
     api: Api
@@ -47,18 +45,18 @@ class ApiRequest:
         return bool(self.body.get("stream"))
 
 
-def asks_for_sample(body: JsonMap) -> bool:
-    """Whether a body asks for a random sample: an explicit temperature above 0, and no seed that would repeat it."""
+def requests_sample(body: JsonMap) -> bool:
+    """Whether a body requests a random sample: an explicit temperature above 0 without a seed."""
     temperature = body.get("temperature")
-    given = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    return given and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
+    is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    return is_number and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
 
 
-def read_body(raw: bytes) -> JsonObject:
-    """A body as an object.
+def parse_body(raw: bytes) -> JsonObject:
+    """Parse a body.
 
     Raises:
-        InvalidRequest: it is no JSON object.
+        InvalidRequest: it is not a JSON object.
     """
     try:
         body = loads(raw)

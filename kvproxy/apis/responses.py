@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from kvproxy.apis.api import ApiName, Question, ask, counts, openai_error
-from kvproxy.apis.fields import check_common, check_object, check_objects, fits_similar_questions
+from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn, openai_error, token_counts
+from kvproxy.apis.fields import allows_semantic, check_common, check_object, check_objects
 from kvproxy.apis.json import (
     Json,
     JsonMap,
@@ -15,17 +15,16 @@ from kvproxy.apis.json import (
     field,
     loads,
     objects,
-    shown,
     text_of,
 )
-from kvproxy.apis.sse import DONE, Event, event, pieces
+from kvproxy.apis.sse import DONE, Event, event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 
 _LAST = ("response.completed", "response.incomplete")
 
 
 class ResponseAssembler:
-    """See `Assembler`. The last event carries the whole object, so nothing needs to be put together."""
+    """Takes the response from the last event, which carries all of it."""
 
     def __init__(self) -> None:
         self._whole: JsonObject | None = None
@@ -52,44 +51,43 @@ class Responses:
 
     name: ApiName = "responses"
     path = "/v1/responses"
-    irrelevant = frozenset(
+    ignored_fields = frozenset(
         "stream stream_options user safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention"
         " cache_control diagnostics".split()
     )
 
     def check(self, body: JsonMap) -> None:
         check_common(body)
-        given = body.get("input")
-        if not isinstance(given, str | list) or not given:
+        source = body.get("input")
+        if not isinstance(source, str | list) or not source:
             raise InvalidRequest("input is required: a text, or a list of items", param="input")
-        if isinstance(given, list) and len(objects(given)) < len(given):
-            raise InvalidRequest("input is a text, or a list of objects", param="input")
+        if isinstance(source, list) and len(objects(source)) < len(source):
+            raise InvalidRequest("input must be a text, or a list of objects", param="input")
         check_objects(body, "tools")
         for name in ("text", "reasoning", "metadata", "stream_options"):
             check_object(body, name)
 
-    def cacheable(self, body: JsonMap) -> bool:
-        # A conversation changes with every request in it; a background job is asked for again by its id.
+    def is_cacheable(self, body: JsonMap) -> bool:
+        # A conversation changes with each request; a background job is retrieved by its id.
         return not (body.get("conversation") or body.get("background"))
 
     def question(self, body: JsonObject) -> Question | None:
-        given = body.get("input")
+        source = body.get("input")
         rest = {name: value for name, value in body.items() if name != "text"}
-        similar = fits_similar_questions(rest) and plain_text(body)
-        if isinstance(given, str):
-            return Question(given, {**body, "input": None}, similar) if given.strip() else None
-        items = objects(given)
-        if not isinstance(given, list) or not items or len(items) < len(given):
+        semantic = allows_semantic(rest) and is_plain_text(body)
+        if isinstance(source, str):
+            return Question(source, {**body, "input": None}, semantic) if source.strip() else None
+        items = objects(source)
+        if not isinstance(source, list) or not items or len(items) < len(source):
             return None
         texts = [_item_text(item) for item in items]
-        return ask(body, "input", items[-1], texts[-1], similar and None not in texts)
+        semantic = semantic and None not in texts
+        return last_turn(body, "input", items[-1], texts[-1], allows_semantic=semantic)
 
-    def shown(self, body: JsonMap) -> str:
-        given = body.get("input")
-        last = given[-1] if isinstance(given, list) and given else given
-        return shown(last.get("content", last) if isinstance(last, dict) else last)
+    def display_text(self, body: JsonMap) -> str:
+        return last_item_text(body, "input")
 
-    def keeps(self, whole: JsonObject, body: JsonMap) -> bool:
+    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
         output = whole.get("output")
         if whole.get("object") != "response" or whole.get("error") is not None:
             return False
@@ -98,37 +96,37 @@ class Responses:
         if whole.get("status") == "completed":
             return True
         reason = field(whole.get("incomplete_details"), "reason")
-        cut = whole.get("status") == "incomplete" and reason == "max_output_tokens"
-        return cut and body.get("max_output_tokens") is not None
+        reached_limit = whole.get("status") == "incomplete" and reason == "max_output_tokens"
+        return reached_limit and body.get("max_output_tokens") is not None
 
-    def said(self, whole: JsonMap) -> str | None:
+    def output_text(self, whole: JsonMap) -> str | None:
         output = whole.get("output")
         if not isinstance(output, list) or len(output) != 1:
             return None
         return text_of(field(output[0], "content"), "output_text")
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
-        return counts(whole, "input_tokens", "output_tokens")
+        return token_counts(whole, "input_tokens", "output_tokens")
 
     def assembler(self) -> ResponseAssembler:
         return ResponseAssembler()
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         last = "response.completed" if whole.get("status") == "completed" else "response.incomplete"
-        begun: JsonObject = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+        start: JsonObject = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
         first: list[JsonObject] = [
-            {"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")
+            {"type": f"response.{name}", "response": start} for name in ("created", "in_progress")
         ]
         end: list[JsonObject] = [{"type": last, "response": whole}]
         for number, part in enumerate(chain(first, _items(as_list(whole["output"])), end)):
             yield event({**part, "sequence_number": number}, as_text(part["type"]))
 
-    def error(self, error: KvproxyError) -> JsonObject:
+    def error_body(self, error: KvproxyError) -> JsonObject:
         return openai_error(error)
 
 
-def plain_text(body: JsonMap) -> bool:
-    """Whether a request asks for plain text, and for no structured output."""
+def is_plain_text(body: JsonMap) -> bool:
+    """Whether the output format is plain text."""
     text = body.get("text")
     if text is None:
         return True
@@ -143,24 +141,23 @@ def _item_text(item: JsonObject) -> str | None:
 
 
 def _items(output: list[Json]) -> Iterator[JsonObject]:
-    """The events that build up the items of an answer, without their numbers."""
-    for index, given in enumerate(output):
-        item = as_object(given)
-        begun: JsonObject = {**item, "status": "in_progress"} if "status" in item else item
-        yield {"type": "response.output_item.added", "output_index": index, "item": {**begun, **_emptied(item)}}
+    """Return the events of all items, without sequence numbers."""
+    for index, each in enumerate(output):
+        item = as_object(each)
+        start: JsonObject = {**item, "status": "in_progress"} if "status" in item else item
+        yield {"type": "response.output_item.added", "output_index": index, "item": {**start, **_empty_parts(item)}}
         at: JsonObject = {"item_id": item.get("id"), "output_index": index}
         if item.get("type") == "message":
             for place, part in enumerate(as_list(item["content"])):
                 yield from _content({**at, "content_index": place}, as_object(part))
         elif item.get("type") == "function_call":
-            written: JsonObject = {"arguments": item["arguments"]}
             yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
-            named: JsonObject = {"name": item["name"]} if "name" in item else {}
-            yield {"type": "response.function_call_arguments.done", **at, **named, **written}
+            name: JsonObject = {"name": item["name"]} if "name" in item else {}
+            yield {"type": "response.function_call_arguments.done", **at, **name, "arguments": item["arguments"]}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _emptied(item: JsonObject) -> JsonObject:
+def _empty_parts(item: JsonObject) -> JsonObject:
     match item.get("type"):
         case "message":
             return {"content": []}
@@ -170,16 +167,16 @@ def _emptied(item: JsonObject) -> JsonObject:
 
 
 def _content(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
-    """The events of one part of a message: its text, or its refusal."""
+    """Return the events of one part of a message: its text, or its refusal."""
     kind, name = ("output_text", "text") if part.get("type") == "output_text" else ("refusal", "refusal")
     text = part.get(name) or ""
-    scored: JsonObject = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
-    emptied: JsonObject = {**part, name: "", **({"annotations": []} if "annotations" in part else {})}
-    yield {"type": "response.content_part.added", **at, "part": emptied}
-    for piece in pieces(as_text(text)):
-        yield {"type": f"response.{kind}.delta", **at, "delta": piece, **({"logprobs": []} if scored else {})}
+    logprobs: JsonObject = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
+    start: JsonObject = {**part, name: "", **({"annotations": []} if "annotations" in part else {})}
+    yield {"type": "response.content_part.added", **at, "part": start}
+    for word in split_words(as_text(text)):
+        yield {"type": f"response.{kind}.delta", **at, "delta": word, **({"logprobs": []} if logprobs else {})}
     for number, annotation in enumerate(as_list(part.get("annotations") or [])):
         extra: JsonObject = {"annotation_index": number, "annotation": annotation}
         yield {"type": "response.output_text.annotation.added", **at, **extra}
-    yield {"type": f"response.{kind}.done", **at, name: text, **scored}
+    yield {"type": f"response.{kind}.done", **at, name: text, **logprobs}
     yield {"type": "response.content_part.done", **at, "part": part}

@@ -1,1 +1,1 @@
-"""What computes an answer. `protocol.py` is the seam; behind it are the embedded engine and the upstreams."""
+"""Backends that compute responses: `protocol.py` is the interface, `embedded.py` the embedded engine."""

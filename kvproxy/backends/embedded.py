@@ -1,4 +1,4 @@
-"""The embedded engine as a backend: requests in the engine's terms in, typed pieces out."""
+"""The embedded engine as a backend."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -16,26 +16,31 @@ from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
 
-_MOST = 1_000_000
+_UNLIMITED = 1_000_000
 
 
 class EmbeddedBackend:
-    """Answers from the embedded engine.
+    """Serves requests from the embedded engine.
 
     Args:
         worker: the engine.
-        shared: let tenants share blocks. Otherwise each has its own, and none can tell what another one sent.
-        door: how many requests it takes at once.
-        ranked: let clients choose their rank among all. Otherwise it counts among a tenant's own requests only.
+        shared_blocks: share cached blocks between tenants. Otherwise no tenant can detect another tenant's prompts.
+        global_priorities: apply priorities between tenants, not only within one.
+        admission: limit of requests in the engine and its queue.
     """
 
     def __init__(
-        self, worker: AsyncLLM, *, shared: bool = True, ranked: bool = True, door: Admission | None = None
+        self,
+        worker: AsyncLLM,
+        *,
+        shared_blocks: bool = True,
+        global_priorities: bool = True,
+        admission: Admission | None = None,
     ) -> None:
         self.worker = worker
-        self.door = door or Admission(_MOST, 0, 0.0)
-        self._shared = shared
-        self._ranked = ranked
+        self.admission = admission or Admission(_UNLIMITED, 0, 0.0)
+        self._shared_blocks = shared_blocks
+        self._global_priorities = global_priorities
         self.name = f"local:{worker.name}"
         self.forwarder: Forwarder | None = None
         self._numbers = itertools.count()
@@ -51,48 +56,48 @@ class EmbeddedBackend:
 
     async def models(self) -> JsonObject:
         model: JsonObject = {"object": "model", "created": 0, "owned_by": "kvproxy"}
-        size: JsonObject = {"max_model_len": self.worker.max_model_len}
-        adapted: list[Json] = [
-            {"id": name, **model, **size, "parent": self.worker.name} for name in self.worker.adapters
-        ]
-        return {"object": "list", "data": [{"id": self.worker.name, **model, **size}, *adapted]}
+        model["max_model_len"] = self.worker.max_model_len
+        adapters: list[Json] = [{"id": name, **model, "parent": self.worker.name} for name in self.worker.adapters]
+        return {"object": "list", "data": [{"id": self.worker.name, **model}, *adapters]}
 
     async def send(self, request: ApiRequest) -> Generated:
-        """Generate; returns with the first piece, when it is known how much of the prompt was cached.
+        """Generate a response; returns with its first piece.
 
         Raises:
-            NotFound: the engine does not speak this API.
-            ModelNotFound: the request names another model.
-            InvalidRequest: it asks for what the engine cannot do.
-            Overloaded: too many requests wait for it.
+            NotFound: the engine does not implement this API.
+            ModelNotFound: the engine does not serve this model.
+            InvalidRequest: the engine does not support a field of the request.
+            Overloaded: too many requests wait.
         """
-        await self.door.enter()
+        await self.admission.enter()
         try:
             return await self._generate(request)
         except BaseException:
-            self.door.leave()
+            self.admission.leave()
             raise
 
     async def _generate(self, request: ApiRequest) -> Generated:
-        wanted = self._codec(request).decode(request.body)
-        generation = await self.generation(request, wanted)
-        echo = await self._echo(wanted, generation.tokens) if wanted.echo else None
-        form = await self._tool_call_format(wanted)
+        decoded = self._codec(request).decode(request.body)
+        generation = await self.generation(request, decoded)
+        echo = await self._echo(decoded, generation.tokens) if decoded.echo else None
+        form = await self._tool_call_format(decoded)
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
 
         async def all_pieces() -> AsyncIterator[Delta]:
-            read = ToolCallParser(form).parse if form is not None else _as_it_is
+            calls = None if form is None else ToolCallParser(form)
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
-                yield read(first)
+                yield first if calls is None else calls.parse(first)
                 async for piece in rest:
-                    yield read(piece)
+                    yield piece if calls is None else calls.parse(piece)
 
-        inside = [self.door.leave]
+        closed = False
 
         async def close() -> None:
-            while inside:
-                inside.pop()()
+            nonlocal closed
+            if not closed:
+                closed = True
+                self.admission.leave()
             await pieces.aclose()  # type: ignore[attr-defined]
 
         return Generated(all_pieces(), first.usage, request.model, echo, close)
@@ -100,63 +105,66 @@ class EmbeddedBackend:
     def _codec(self, request: ApiRequest) -> Codec:
         codec = CODECS.get(request.api.name)
         if codec is None:
-            raise NotFound(f"the embedded engine makes no {request.api.name}: use --upstream")
+            raise NotFound(f"the embedded engine does not support {request.api.name}: use --upstream")
         if request.model != self.worker.name and request.model not in self.worker.adapters:
             names = " or ".join(repr(name) for name in (self.worker.name, *self.worker.adapters))
             raise ModelNotFound(
-                f"model {request.model!r} is not served here: use {names}, or start with --model",
-                param="model",
+                f"model {request.model!r} is not served here: use {names}, or start with --model", param="model"
             )
         return codec
 
-    async def generation(self, request: ApiRequest, wanted: DecodedRequest | None = None) -> GenerationRequest:
-        """A request as the engine takes it; raises InvalidRequest for what the engine cannot do."""
-        wanted = wanted or self._codec(request).decode(request.body)
-        tokens = await self._tokens(wanted.prompt)
+    async def generation(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
+        """Tokenize a request for the engine.
+
+        Args:
+            decoded: the decoded body, if it is known.
+
+        Raises:
+            InvalidRequest: the engine does not support a field of the request.
+        """
+        decoded = decoded or self._codec(request).decode(request.body)
+        tokens = await self._tokens(decoded.prompt)
         return GenerationRequest(
-            # A client may send the same request id twice; the engine's ids must be unique.
+            # Clients may repeat a request id; the engine requires unique ids.
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
-            sampling_params(wanted, self.worker.default_sampling_params),
-            salt=self._salt(request, wanted),
-            priority=request.control.priority if self._ranked else 0,
+            sampling_params(decoded, self.worker.default_sampling_params),
+            salt=self._salt(request, decoded),
+            priority=request.control.priority if self._global_priorities else 0,
             tenant=request.tenant,
-            queue_priority=wanted.queue_priority if self._ranked else 0,
-            own_priority=0 if self._ranked else wanted.queue_priority,
-            grammar=await self._grammar(wanted),
+            queue_priority=decoded.queue_priority if self._global_priorities else 0,
+            own_priority=0 if self._global_priorities else decoded.queue_priority,
+            grammar=await self._grammar(decoded),
             adapter=request.model if request.model in self.worker.adapters else None,
         )
 
-    async def _tool_call_format(self, wanted: DecodedRequest) -> ToolCallFormat | None:
-        """How the model writes calls, where the request lets it call tools."""
-        if wanted.tools is None:
+    async def _tool_call_format(self, decoded: DecodedRequest) -> ToolCallFormat | None:
+        if decoded.tools is None:
             return None
         form = await self.worker.async_tokenizer.tool_call_format()
         if form is None:
             raise InvalidRequest(
-                "this model's chat template cannot write calls of tools so that they can be read: leave tools out, or use"
-                " --upstream",
+                "kvproxy cannot parse the tool calls of this model's chat template: remove tools, or use --upstream",
                 param="tools",
             )
         return form
 
-    async def _grammar(self, wanted: DecodedRequest) -> Grammar | None:
-        form = await self._tool_call_format(wanted)
-        if form is None or wanted.tools is None:
-            return wanted.grammar
-        tools = wanted.tools
+    async def _grammar(self, decoded: DecodedRequest) -> Grammar | None:
+        form = await self._tool_call_format(decoded)
+        if form is None or decoded.tools is None:
+            return decoded.grammar
+        tools = decoded.tools
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
-    def cached(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
-        """A request as the block cache knows it, with `more` tokens behind the prompt."""
+    def cache_request(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
+        """Return the request for the block cache, with the tokens `more` after the prompt."""
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 
-    def _salt(self, request: ApiRequest, wanted: DecodedRequest) -> str | None:
-        """What keeps a tenant's blocks apart, together with the salt of the request's own."""
-        if self._shared or request.tenant == PUBLIC:
-            return wanted.salt
-        return f"{request.tenant}:{wanted.salt or ''}"
+    def _salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
+        if self._shared_blocks or request.tenant == PUBLIC:
+            return decoded.salt
+        return f"{request.tenant}:{decoded.salt or ''}"
 
     async def _tokens(self, prompt: PromptInput) -> list[int]:
         tokenizer = self.worker.async_tokenizer
@@ -167,28 +175,24 @@ class EmbeddedBackend:
                 return await tokenizer.encode(prompt)
         return list(prompt)
 
-    async def _echo(self, wanted: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
+    async def _echo(self, decoded: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
         tokenizer = self.worker.async_tokenizer
         (first,) = await tokenizer.token_texts(list(tokens[:1]))
-        text = wanted.prompt if isinstance(wanted.prompt, str) else await tokenizer.decode(list(tokens))
+        text = decoded.prompt if isinstance(decoded.prompt, str) else await tokenizer.decode(list(tokens))
         return Echo(text, first)
 
 
-def _as_it_is(piece: Delta) -> Delta:
-    return piece
-
-
-def sampling_params(wanted: DecodedRequest, recommended: SamplingParams) -> SamplingParams:
-    """How a request wants its tokens chosen; where it does not say, as the model recommends."""
+def sampling_params(decoded: DecodedRequest, defaults: SamplingParams) -> SamplingParams:
+    """Return a request's sampling parameters, with the model's recommended values as defaults."""
     return SamplingParams(
-        max_tokens=wanted.max_tokens,
-        temperature=recommended.temperature if wanted.temperature is None else wanted.temperature,
-        top_p=recommended.top_p if wanted.top_p is None else wanted.top_p,
-        top_k=recommended.top_k if wanted.top_k is None else wanted.top_k,
-        seed=wanted.seed,
-        stop=wanted.stop,
-        logprobs=wanted.logprobs,
-        n=wanted.n,
-        ignore_eos=wanted.ignore_eos,
-        prompt_logprobs=wanted.prompt_logprobs,
+        max_tokens=decoded.max_tokens,
+        temperature=defaults.temperature if decoded.temperature is None else decoded.temperature,
+        top_p=defaults.top_p if decoded.top_p is None else decoded.top_p,
+        top_k=defaults.top_k if decoded.top_k is None else decoded.top_k,
+        seed=decoded.seed,
+        stop=decoded.stop,
+        logprobs=decoded.logprobs,
+        n=decoded.n,
+        ignore_eos=decoded.ignore_eos,
+        prompt_logprobs=decoded.prompt_logprobs,
     )

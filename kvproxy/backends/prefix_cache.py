@@ -1,26 +1,26 @@
-"""The prefix cache as it is shown: the embedded engine's own, the mirrors of upstreams, or none at all."""
+"""The view of a prefix cache: of the embedded engine, of mirrored upstreams, or of llama.cpp slots."""
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.map import PoolMap
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, GroupMatch, PinRow, PoolFigures
+from kvproxy.blocks.pool_map import PoolMap
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
-from kvproxy.tiers.figures import TierFigures
+from kvproxy.tiers.store import TierStats
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePool:
-    """What an upstream says of its own pool. A field is None where it does not tell.
+    """Metrics that an upstream reports for its own pool; None if it does not report one.
 
     Attributes:
-        usage: share of the pool that requests hold.
-        running, waiting: its requests.
-        queries, hits: prompt tokens looked up in its prefix cache, and found.
-        age: seconds since it said so.
+        usage: fraction of the pool that requests use.
+        queries, hits: prompt tokens looked up in the prefix cache, and found.
+        age: seconds since the report.
     """
 
     engine: str
@@ -35,18 +35,17 @@ class EnginePool:
 
 @dataclass(frozen=True, slots=True)
 class PrefixFigures:
-    """Figures of a prefix cache.
+    """Statistics of a prefix cache.
 
     Attributes:
-        pool: the pool, or those of all upstreams together.
-        complete: whether the mirrors know everything; None for the embedded engine, and without mirrors.
-        streams: how the mirrors' event streams fare.
-        engines: URLs of the upstreams; none for the embedded engine.
-        told: what each upstream says of itself, where it does.
-        slots: whether the blocks are slots of llama.cpp, each of its own length.
+        pool: the pool, or the sum over all upstreams.
+        complete: whether the mirrors missed no event; None without mirrors.
+        engines: URLs of the upstreams.
+        told: metrics reported by the upstreams.
+        slots: whether the blocks are slots of llama.cpp, which differ in length.
     """
 
-    pool: PoolFigures
+    pool: PoolReport
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ class PrefixFigures:
 
 @dataclass(frozen=True, slots=True)
 class SpelledDivergence:
-    """Where a prompt leaves what is cached, as text; see `blocks.rows.Divergence`."""
+    """The first difference between a prompt and the cached tokens, as text; see `blocks.rows.Divergence`."""
 
     position: int
     cached: str
@@ -66,22 +65,20 @@ class SpelledDivergence:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
-    """What a request would reuse. None where that is not known.
+    """Prefix reuse of a request. Unknown values are None.
 
     Attributes:
-        prompt_tokens: length of the prompt.
-        matched_tokens: how many of them are held.
-        blocks: the blocks that hold them: numbers, or hashes of mirrored ones.
-        tiers: tokens that each tier beyond the pool would add.
-        divergence: where the prompt leaves the chain that it follows furthest.
-        reason: what stood in the way, or what to know.
-        engine, rank: which engine holds most, and which of its ranks.
-        engines: tokens that each engine holds.
-        complete: whether the mirror knows everything.
-        named_alike: whether the engine names its blocks by the recipe that we were told.
-        digests: the prompt's own block digests.
-        groups: what each attention group of the embedded engine could reuse alone, of a model with limited attention.
-        slots: whether the engine keeps prefixes in slots, and restores them from files.
+        matched_tokens: cached prefix in tokens.
+        blocks: blocks of this prefix: numbers, or hashes of mirrored blocks.
+        tiers: additional tokens by tier.
+        reason: cause of a missing report, or a note.
+        engine, rank: engine with the longest prefix, and its data-parallel rank.
+        engines: cached tokens by engine.
+        complete: whether the mirror missed no event.
+        named_alike: whether the engine's block hashes follow the configured algorithm and seed.
+        digests: block hashes of the prompt.
+        groups: reuse by attention group, for a model with limited attention in the embedded engine.
+        slots: whether the engine caches prefixes in slots and files.
     """
 
     prompt_tokens: int | None = None
@@ -101,13 +98,13 @@ class PrefixReport:
 
     @property
     def reusable(self) -> int:
-        """Tokens that would not be computed."""
+        """Cached tokens in the pool and the tiers."""
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReset:
-    """What came of asking one engine to forget its prefix cache; `message` is what it said where it refused."""
+    """Result of a reset of one engine's prefix cache, with the engine's error message."""
 
     engine: str
     reset: bool
@@ -116,13 +113,7 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """What came of a reset.
-
-    Attributes:
-        reset: whether everything is forgotten now.
-        pinned, used: blocks that stood in the way, where that is known.
-        engines: each upstream's answer.
-    """
+    """Result of a reset, with the numbers of pinned and used blocks that prevented it."""
 
     reset: bool
     pinned: int | None = None
@@ -130,103 +121,85 @@ class ResetReport:
     engines: tuple[EngineReset, ...] = ()
 
 
-class PrefixCache(Protocol):
-    """A prefix cache seen from outside. Every method but `explain` may raise NoPrefixCache."""
+class PrefixCache:
+    """Interface of a prefix cache. The default methods raise NoPrefixCache, for an upstream that reports nothing."""
 
     async def blocks(self) -> list[BlockRow]:
-        """Every block."""
+        raise no_events()
 
     async def queue(self) -> list[BlockRow]:
-        """Idle blocks, the next to be evicted first."""
+        """List idle blocks in eviction order."""
+        raise no_events()
 
     async def map(self) -> PoolMap:
-        """Every block, in columns."""
+        """Return all blocks in columns."""
+        raise no_events()
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """The ways on from a block, or the beginnings of all chains, with their text; and how many there are."""
+        """List the branches after a block, or the roots, with their text; and return their total count."""
+        raise no_events()
 
     async def chains(self) -> list[ChainRow]:
-        """Cached chains, with the text that each begins with."""
+        """List cached chains with their first text."""
+        raise no_events()
 
     async def show(self, name: str) -> BlockContent | None:
-        """One block with its tokens and text, by its number or the beginning of its hash."""
+        """Return one block with its tokens and text, by its number or a prefix of its hash."""
+        raise no_events()
 
     async def figures(self) -> PrefixFigures:
-        """Figures."""
+        raise no_events()
 
     async def reset(self) -> ResetReport:
-        """Forget everything."""
+        raise no_events()
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
-        """What a request would reuse; None where that cannot be known."""
-
-    async def pins(self) -> list[PinRow]:
-        """Chains that are held, so that nothing evicts them."""
-
-    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Hold what is cached of a request's prompt, or of the chain whose leaf's hash begins with `leaf`.
-
-        Returns:
-            How many tokens are held.
-        """
-
-    async def unpin(self, name: str) -> bool:
-        """Let a pin's blocks go; False where there is no such pin."""
-
-    async def tiers(self) -> list[TierFigures]:
-        """Figures of each tier beyond the pool, the fastest first."""
-
-    async def clear_tier(self, name: str, models: str) -> int | None:
-        """Drop a tier's chunks, of the models `own`, `others` or `all`; how many, None where there is no such tier."""
-
-
-class NoPrefix:
-    """An upstream that does not tell what it holds: everything is refused, and the way out named."""
-
-    def _refuse(self) -> NoPrefixCache:
-        return NoPrefixCache(
-            "the prefix cache belongs to the upstream: give --kv-events to see into a vLLM or SGLang server that publishes"
-            " its events"
-        )
-
-    async def blocks(self) -> list[BlockRow]:
-        raise self._refuse()
-
-    async def queue(self) -> list[BlockRow]:
-        raise self._refuse()
-
-    async def map(self) -> PoolMap:
-        raise self._refuse()
-
-    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        raise self._refuse()
-
-    async def chains(self) -> list[ChainRow]:
-        raise self._refuse()
-
-    async def show(self, name: str) -> BlockContent | None:
-        raise self._refuse()
-
-    async def figures(self) -> PrefixFigures:
-        raise self._refuse()
-
-    async def reset(self) -> ResetReport:
-        raise self._refuse()
-
-    async def explain(self, request: ApiRequest) -> PrefixReport | None:
+        """Return the prefix reuse of a request; None if it is unknown."""
         return None
 
     async def pins(self) -> list[PinRow]:
+        """List chains that are protected from eviction."""
         raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
+        """Pin the cached blocks of a request's prompt, or the chain whose last hash begins with `leaf`.
+
+        Returns:
+            Number of pinned tokens.
+        """
         raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
 
     async def unpin(self, name: str) -> bool:
         raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
 
-    async def tiers(self) -> list[TierFigures]:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks and no tiers")
+    async def tiers(self) -> list[TierStats]:
+        """List statistics of the tiers, the fastest first."""
+        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy holds no blocks and no tiers")
+        """Delete a tier's chunks of the models `own`, `others` or `all`; None if the tier does not exist."""
+        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
+
+
+def no_events() -> NoPrefixCache:
+    return NoPrefixCache(
+        "the prefix cache belongs to the upstream: set --kv-events to mirror a vLLM or SGLang server that publishes events"
+    )
+
+
+Decode = Callable[[Sequence[int] | None], Awaitable[str]]
+"""Returns the text of tokens; an empty text for None."""
+
+
+async def spell_divergence(divergence: Divergence | None, decode: Decode) -> SpelledDivergence | None:
+    if divergence is None:
+        return None
+    parts = (divergence.cached, divergence.prompt, divergence.before)
+    cached, prompt, context = await asyncio.gather(*map(decode, parts))
+    return SpelledDivergence(divergence.position, cached, prompt, context)
+
+
+async def add_branch_texts(cache: PrefixCache, branches: Sequence[Branch]) -> list[Branch]:
+    contents = await asyncio.gather(*(cache.show(branch.names[0]) for branch in branches))
+    texts = ["" if content is None else content.text for content in contents]
+    return [replace(branch, text=text) for branch, text in zip(branches, texts, strict=True)]

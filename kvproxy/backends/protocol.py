@@ -1,4 +1,4 @@
-"""The seam to whatever computes an answer: typed pieces from the embedded engine, or an upstream's bytes."""
+"""The interface of backends: they return typed pieces of the embedded engine, or the bytes of an upstream."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,13 @@ async def _nothing() -> None:
 
 @dataclass(slots=True)
 class Generated:
-    """An answer of the embedded engine that is on its way.
+    """A response of the embedded engine in flight.
 
     Attributes:
-        pieces: all pieces, the first one included; raises a KvproxyError where the engine fails.
-        usage: of the first piece: the prompt's tokens, and how many were cached.
-        model: its name for the client.
-        echo: what each completion begins with.
-        close: ends the work; safe to call at any time.
+        pieces: all pieces; raises a KvproxyError if the engine fails.
+        usage: usage of the first piece: prompt tokens and cached tokens.
+        echo: prefix of each completion.
+        close: stops the generation; safe to call more than once.
     """
 
     pieces: AsyncIterator[Delta]
@@ -41,7 +40,6 @@ class ServingUpstream:
     """The upstream that serves a request.
 
     Attributes:
-        url: its URL.
         predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
         report_reuse: callback for the reported reuse, called once with the model, the prompt tokens, and the reused tokens.
     """
@@ -53,15 +51,14 @@ class ServingUpstream:
 
 @dataclass(slots=True)
 class Relayed:
-    """An upstream's answer that is on its way.
+    """A response of an upstream in flight.
 
     Attributes:
-        status: HTTP status.
-        headers: headers for the client, lower case, repeated ones included.
-        chunks: the body's parts as they come; raises a KvproxyError where it breaks off.
-        close: ends the work; safe to call at any time.
-        when_begun: called once, when the body's first part comes.
-        when_over: called once, when the body was read to its end, broke off or was closed, whatever comes first.
+        headers: names in lower case, possibly repeated.
+        chunks: the body; raises a KvproxyError if the upstream breaks off.
+        close: closes the response; safe to call more than once.
+        on_first_chunk: callbacks for the first chunk.
+        on_end: callbacks for the end of the body, its failure, or `close`; each is called once.
         served_by: the upstream that serves the request; None if no fleet chose one.
     """
 
@@ -69,8 +66,8 @@ class Relayed:
     headers: Headers
     chunks: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
-    when_begun: list[Callable[[], None]] = field(default_factory=list)
-    when_over: list[Callable[[], None]] = field(default_factory=list)
+    on_first_chunk: list[Callable[[], None]] = field(default_factory=list)
+    on_end: list[Callable[[], None]] = field(default_factory=list)
     served_by: ServingUpstream | None = None
 
     @property
@@ -78,34 +75,31 @@ class Relayed:
         """Whether the body is server-sent events."""
         return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
 
-    async def begin(self) -> None:
-        """Wait for the body's first part. An engine sends a stream's head at once, long before there is anything to say.
+    async def wait_for_first_chunk(self) -> None:
+        """Read the first chunk: an engine sends the head of a stream long before its first token.
 
         Raises:
-            KvproxyError: it broke off before it; the answer is closed then.
+            KvproxyError: the upstream failed before. The response is closed.
         """
         chunks = self.chunks
         try:
-            first = [await anext(chunks)]
-        except StopAsyncIteration:
-            first = []
+            first = await anext(chunks, b"")
         except BaseException:
             await self.close()
             raise
-        self.chunks = _rest(first, chunks)
+        self.chunks = _prepend(first, chunks)
 
     async def body(self) -> bytes:
-        """The whole body; the answer is closed then."""
+        """Read the whole body and close the response."""
         try:
             return b"".join([chunk async for chunk in self.chunks])
         finally:
             await self.close()
 
 
-async def _rest(first: list[bytes], chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """An answer's parts, of which the first has been taken."""
-    for chunk in first:
-        yield chunk
+async def _prepend(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
     async for chunk in chunks:
         yield chunk
 
@@ -114,38 +108,27 @@ Reply: TypeAlias = Generated | Relayed
 
 
 class Forwarder(Protocol):
-    """Takes any request, not only those of the cached APIs."""
+    """Forwards any request, including those of APIs that are not cached."""
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
-        """Pass a request through untouched.
-
-        Args:
-            method: HTTP method.
-            path: as the client sent it, with the query.
-            headers: the client's, names in lower case.
-            body: whole, or as it comes.
-        """
+        """Forward a request unchanged. The path includes the query; names of headers are in lower case."""
 
 
 class Backend(Protocol):
-    """What computes answers."""
-
     name: str
-    """Tells backends apart in keys: an answer is never served for another backend."""
+    """Part of the cache key: a response of one backend is never served for another one."""
     forwarder: Forwarder | None
-    """Takes all other requests; None where there is nothing to pass them to."""
+    """Serves all other requests; None for the embedded engine."""
 
-    async def start(self) -> None:
-        """Get ready; called once."""
+    async def start(self) -> None: ...
 
     async def send(self, request: ApiRequest) -> Reply:
-        """Answer a request; returns when the first part of the answer is there, or raises a KvproxyError."""
+        """Send a request; returns with the head of the response, or raises a KvproxyError."""
 
     async def models(self) -> JsonObject:
-        """OpenAI's list of models."""
+        """Return OpenAI's list."""
 
     def failure(self) -> str | None:
-        """Why no request can be answered now; None where it can."""
+        """Return the reason why no request can be served now, or None."""
 
-    async def close(self) -> None:
-        """Release everything."""
+    async def close(self) -> None: ...

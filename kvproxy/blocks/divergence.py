@@ -1,50 +1,41 @@
-"""Where a prompt leaves what is cached: for the embedded engine's pool and for mirrored ones."""
+"""The first difference between a prompt and the cached chains, for the embedded pool and for mirrored pools."""
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from kvproxy.blocks.rows import Divergence
 
-_BEFORE = 12
-"""Shared tokens that are shown before the first one that differs."""
+_NUM_CONTEXT_TOKENS = 12
 
 
 def find_divergence(
     tokens: Sequence[int], start: int, block_size: int, children: Iterable[Sequence[int]]
 ) -> Divergence | None:
-    """Compare a prompt with the cached blocks that follow what it shares, and tell where it leaves the closest one.
+    """Compare a prompt with the cached blocks that follow its cached prefix.
 
     Args:
         tokens: the prompt.
-        start: how many of its tokens are cached.
+        start: length of the cached prefix in tokens.
         block_size: tokens in a block.
-        children: tokens of each cached block that follows the prompt's first `start` tokens.
+        children: tokens of each cached block that follows the first `start` tokens.
 
     Returns:
-        The first difference; None where no block follows, or the prompt ends inside one.
+        The difference from the child with the longest common prefix; None if there is no child, or if the prompt ends
+        before it differs.
     """
-    wanted = tokens[start : start + block_size]
+    block = tokens[start : start + block_size]
     closest: Sequence[int] = ()
-    shared = -1
+    longest = -1
     for child in children:
-        same = _num_shared(child, wanted)
-        if same > shared and len(child) > same:
-            closest, shared = child, same
-    if shared < 0 or shared == len(wanted):
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(child, block, strict=False)))
+        if common > longest and len(child) > common:
+            closest, longest = child, common
+    if longest < 0 or longest == len(block):
         return None
-    position = start + shared
+    position = start + longest
     return Divergence(
         position,
-        cached=tuple(closest[shared:]),
-        prompt=tuple(wanted[shared:]),
-        before=tuple(tokens[max(0, position - _BEFORE) : position]),
+        cached=tuple(closest[longest:]),
+        prompt=tuple(block[longest:]),
+        before=tuple(tokens[max(0, position - _NUM_CONTEXT_TOKENS) : position]),
     )
-
-
-def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences share from their beginning."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -1,27 +1,27 @@
-"""What happened to cached blocks, as vLLM publishes it: stored, removed, all cleared."""
+"""KV cache events, as vLLM publishes them: `BlockStored`, `BlockRemoved`, `AllBlocksCleared`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvproxy.blocks.digest import event_hash
+from kvproxy.blocks.block_hash import event_hash
 from kvproxy.blocks.request import CacheRequest
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A run of blocks of one chain became cached.
+    """Consecutive blocks of one chain were cached.
 
     Attributes:
-        hashes: digests, first block first.
-        parent: digest of the block before the run, None where the chain begins.
-        tokens: ids of all blocks of the run.
+        hashes: digests in chain order.
+        parent: digest of the previous block; None at the start of a chain.
+        tokens: ids of all blocks.
         block_size: tokens in a block.
         lora: name of the adapter.
-        extra_keys: for each block the untagged extra keys (adapter, salt, (item, offset)), None without any.
-        group: number of the attention group, None where there is one group.
-        kind, window: the group's kind of attention in vLLM's words, and its sliding window; None for one group with full
-            attention.
+        extra_keys: untagged extra keys of each block (adapter, salt, (item, offset)); None if there are none.
+        group: index of the KV cache group; None if there is one group.
+        kind: the group's attention type in vLLM's spelling; None for a single group with full attention.
+        window: the group's sliding window in tokens.
     """
 
     hashes: tuple[bytes, ...]
@@ -35,7 +35,7 @@ class BlockStored:
     window: int | None = None
 
     @classmethod
-    def of(
+    def from_request(
         cls,
         request: CacheRequest,
         hashes: Sequence[bytes],
@@ -44,11 +44,11 @@ class BlockStored:
         block_size: int,
         group: int | None,
     ) -> "BlockStored":
-        """The event for the blocks of a request from number `first` on that `hashes` names."""
+        """Create the event for the request's blocks `first` to `first + len(hashes)`."""
         extra, end = None, first + len(hashes)
-        if request.has_extras:
+        if request.has_extra_keys:
             extra = tuple(
-                _untagged(request, index * block_size, (index + 1) * block_size) for index in range(first, end)
+                _untagged_keys(request, index * block_size, (index + 1) * block_size) for index in range(first, end)
             )
         return cls(
             hashes=tuple(hashes),
@@ -61,7 +61,7 @@ class BlockStored:
         )
 
     def as_wire(self) -> dict[str, Any]:
-        """The map that vLLM encodes with msgpack, hashes in integer form; what has its default is left out."""
+        """Return the map that vLLM encodes with msgpack; hashes are integers, defaults are omitted."""
         wire: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [event_hash(digest) for digest in self.hashes],
@@ -84,20 +84,20 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """One physical copy of each named block of a group was given up."""
+    """One physical copy of each named block was evicted."""
 
     hashes: tuple[bytes, ...]
     group: int | None = None
 
     def as_wire(self) -> dict[str, Any]:
-        names = [event_hash(digest) for digest in self.hashes]
-        wire: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"}
+        hashes = [event_hash(digest) for digest in self.hashes]
+        wire: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}
         return wire if self.group is None else wire | {"group_idx": self.group}
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """The cache was reset."""
+    """The prefix cache was reset."""
 
     def as_wire(self) -> dict[str, Any]:
         return {"type": "AllBlocksCleared"}
@@ -106,11 +106,6 @@ class AllBlocksCleared:
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-def _untagged(request: CacheRequest, start: int, end: int) -> tuple[Any, ...] | None:
+def _untagged_keys(request: CacheRequest, start: int, end: int) -> tuple[Any, ...] | None:
     keys = request.extra_keys(start, end)
-    if keys is None:
-        return None
-    untagged: list[Any] = []
-    for tag, *values in keys:
-        untagged.append(values[0] if tag != "mm" else tuple(values))
-    return tuple(untagged)
+    return keys and tuple(values[0] if tag != "mm" else tuple(values) for tag, *values in keys)

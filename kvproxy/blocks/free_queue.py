@@ -1,52 +1,48 @@
-"""Idle blocks in the order in which they are given up.
-
-`FreeBlockQueue` is vLLM v1's: a doubly linked list through the blocks themselves, so that a hit takes a block out of
-the middle in constant time without an allocation. Other orders implement the same protocol (see `policies`).
-"""
+"""Free blocks in eviction order; `FreeKVCacheBlockQueue` is vLLM v1's."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from kvproxy.blocks.block import Block
+from kvproxy.blocks.block import KVCacheBlock
 
 
 class FreeQueue(Protocol):
-    """What the pool needs of an eviction order."""
+    """An eviction order over free blocks."""
 
-    num_free: int
+    num_free_blocks: int
 
-    def popleft_n(self, count: int) -> list[Block]:
-        """Give up the first `count` blocks; the caller has checked that there are as many."""
+    def popleft_n(self, count: int) -> list[KVCacheBlock]:
+        """Evict the first `count` blocks; raises RuntimeError if fewer are free."""
 
-    def remove_n(self, blocks: Sequence[Block]) -> None:
-        """Take out blocks that were hit."""
+    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Remove blocks that were hit."""
 
-    def append_n(self, blocks: Sequence[Block]) -> None:
-        """Add idle cached blocks, given up last and in this order."""
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Add cached blocks, evicted last and in this order."""
 
-    def prepend_n(self, blocks: Sequence[Block]) -> None:
-        """Add blocks that cache nothing, given up first and in this order."""
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Add uncached blocks, evicted first and in this order."""
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[KVCacheBlock]:
         """Blocks in eviction order."""
 
 
-class FreeBlockQueue:
-    """Least recently freed first, in a list linked through `Block.prev` and `Block.next`."""
+class FreeKVCacheBlockQueue:
+    """LRU order: a doubly linked list through `KVCacheBlock.prev` and `.next`, so a hit is removed in O(1)."""
 
-    __slots__ = ("_head", "_tail", "num_free")
+    __slots__ = ("_head", "_tail", "num_free_blocks")
 
-    def __init__(self, blocks: Iterable[Block] = ()) -> None:
-        # Sentinels at both ends spare every operation a test for an empty list.
-        self._head = Block(-1)
-        self._tail = Block(-1)
+    def __init__(self, blocks: Iterable[KVCacheBlock] = ()) -> None:
+        # Sentinels at both ends avoid a test for an empty list in every operation.
+        self._head = KVCacheBlock(-1)
+        self._tail = KVCacheBlock(-1)
         self._head.next = self._tail
         self._tail.prev = self._head
-        self.num_free = 0
+        self.num_free_blocks = 0
         self.append_n(list(blocks))
 
-    def popleft_n(self, count: int) -> list[Block]:
-        popped: list[Block] = []
+    def popleft_n(self, count: int) -> list[KVCacheBlock]:
+        popped: list[KVCacheBlock] = []
         block = self._head.next
         for _ in range(count):
             assert block is not None
@@ -55,13 +51,13 @@ class FreeBlockQueue:
             block.prev = block.next = None
             block = following
         if block is None:
-            raise RuntimeError(f"{count} blocks asked of {self.num_free} free ones")
+            raise RuntimeError(f"cannot take {count} blocks: {self.num_free_blocks} are free")
         self._head.next = block
         block.prev = self._head
-        self.num_free -= count
+        self.num_free_blocks -= count
         return popped
 
-    def remove_n(self, blocks: Sequence[Block]) -> None:
+    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
             before, after = block.prev, block.next
             if before is None or after is None:
@@ -69,28 +65,28 @@ class FreeBlockQueue:
             before.next = after
             after.prev = before
             block.prev = block.next = None
-        self.num_free -= len(blocks)
+        self.num_free_blocks -= len(blocks)
 
-    def append_n(self, blocks: Sequence[Block]) -> None:
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         last = self._tail.prev
         assert last is not None
         self._link(last, blocks, self._tail)
 
-    def prepend_n(self, blocks: Sequence[Block]) -> None:
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         first = self._head.next
         assert first is not None
         self._link(self._head, blocks, first)
 
-    def _link(self, before: Block, blocks: Sequence[Block], after: Block) -> None:
+    def _link(self, before: KVCacheBlock, blocks: Sequence[KVCacheBlock], after: KVCacheBlock) -> None:
         for block in blocks:
             block.prev = before
             before.next = block
             before = block
         before.next = after
         after.prev = before
-        self.num_free += len(blocks)
+        self.num_free_blocks += len(blocks)
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[KVCacheBlock]:
         block = self._head.next
         while block is not None and block is not self._tail:
             yield block

@@ -1,45 +1,45 @@
-"""Every invariant of the block cache, stated as a check."""
+"""The invariants of the block cache."""
 
 from collections import Counter
 from collections.abc import Sequence
 
-from kvproxy.blocks.groups import BlockGroup
-from kvproxy.blocks.pool import BlockPool
+from kvproxy.blocks.block_pool import BlockPool
+from kvproxy.blocks.single_type_manager import SingleTypeKVCacheManager
 
 
-def check_integrity(pool: BlockPool, groups: Sequence[BlockGroup], held: Counter[int] | None = None) -> None:
-    """Raise AssertionError, naming the broken rule, unless pool and tables agree.
+def check_integrity(
+    pool: BlockPool, groups: Sequence[SingleTypeKVCacheManager], pinned: Counter[int] | None = None
+) -> None:
+    """Raise AssertionError if the pool, the block tables, and the free queue disagree.
 
     Args:
         pool: the pool.
-        groups: all groups whose tables hold its blocks.
-        held: holders that are in no table (pins), by block id.
+        groups: the managers of all groups that share the pool.
+        pinned: number of pins that hold a block, by block id.
     """
     null = pool.null_block
-    holders = Counter(held or ())
+    holders = Counter(pinned or ())
     for group in groups:
         for request_id, table in group.tables.items():
             holders.update(block.id for block in table if block is not null)
             assert group.num_cached[request_id] <= len(table), f"{request_id} has more cached blocks than blocks"
     free = list(pool.free_queue)
-    assert len(free) == pool.num_free, f"the free queue holds {len(free)} blocks but counts {pool.num_free}"
+    assert len(free) == pool.num_free_blocks, f"the free queue has {len(free)} blocks, not {pool.num_free_blocks}"
     free_ids = {block.id for block in free}
     assert len(free_ids) == len(free), "a block is in the free queue twice"
     assert null.id not in free_ids, "the null block is in the free queue"
-    assert null.hash is None, "the null block is hashed"
+    assert null.hash is None, "the null block has a hash"
     for block in pool.blocks[1:]:
         assert block.ref_count == holders[block.id], f"{block!r} has {holders[block.id]} holders"
-        assert (block.ref_count == 0) == (block.id in free_ids), f"{block!r} must be either held or free"
+        assert (block.ref_count == 0) == (block.id in free_ids), f"{block!r} must be either in use or free"
         if block.hash is not None:
-            found = pool.cached.get(pool.key_of(block))
-            assert found is block or (isinstance(found, list) and block in found), f"{block!r} is not in the map"
-    mapped = 0
-    for key, value in pool.cached.items():
+            found = pool.cached_blocks.get(pool.key_of(block))
+            assert found is block or (isinstance(found, list) and block in found), f"{block!r} is not in the cache map"
+    num_mapped = 0
+    for key, value in pool.cached_blocks.items():
         copies = value if isinstance(value, list) else [value]
-        assert copies, f"the map keeps an empty list for {key!r}"
-        mapped += len(copies)
-        assert all(block.hash is not None and pool.key_of(block) == key for block in copies), (
-            f"{key!r} misnames a block"
-        )
-    hashed = sum(1 for block in pool.blocks if block.hash is not None)
-    assert mapped == hashed, f"the map names {mapped} blocks, {hashed} are hashed"
+        assert copies, f"the cache map has an empty list for {key!r}"
+        num_mapped += len(copies)
+        assert all(block.hash is not None and pool.key_of(block) == key for block in copies), f"wrong block at {key!r}"
+    num_hashed = sum(1 for block in pool.blocks if block.hash is not None)
+    assert num_mapped == num_hashed, f"the cache map has {num_mapped} blocks, {num_hashed} have a hash"

@@ -1,94 +1,55 @@
-"""The longest prefix that all attention groups of a model can reuse together."""
+"""The longest prefix that all KV cache groups of a model can reuse; the lookup of vLLM's `KVCacheCoordinator`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from math import gcd, lcm
+from math import lcm
 from typing import Protocol, TypeVar
 
-from kvproxy.blocks.block import Block
-from kvproxy.blocks.groups import BlockGroup, GroupSpec
-from kvproxy.blocks.pool import BlockPool
-from kvproxy.blocks.windows import make_group
-
-GroupBlocks = tuple[Sequence[Block], ...]
-Name = TypeVar("Name")
-Found = TypeVar("Found")
+Hash = TypeVar("Hash")
+Block = TypeVar("Block")
 
 
-class Searchable(Protocol[Name, Found]):
-    """A group in which a prompt's blocks can be looked up: the block cache's own, or one that is mirrored."""
+class SearchableGroup(Protocol[Hash, Block]):
+    """A KV cache group of the embedded engine or of a mirrored engine."""
 
     @property
     def block_size(self) -> int:
         """Tokens in a block."""
 
-    @property
-    def eagle(self) -> bool:
-        """Whether every hit loses its last block."""
+    def group_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
+        """Select this group's block hashes from those of the smallest block size."""
 
-    def names(self, hashes: Sequence[Name]) -> Sequence[Name]:
-        """Names of this group's blocks, from those of the smallest block of all groups."""
-
-    def longest_hit(self, hashes: Sequence[Name], max_blocks: int) -> list[Found]:
-        """Blocks of the longest prefix that this group can reuse."""
+    def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]:
+        """Return the blocks of the longest prefix that this group can reuse."""
 
 
-def make_groups(
-    specs: Sequence[GroupSpec] | None,
-    block_size: int,
-    context_parallel: int,
-    pool: BlockPool,
-    *,
-    merge: bool,
-    eagle: bool,
-) -> tuple[tuple[BlockGroup, ...], int]:
-    """Groups over a pool, in the order of their specs, and the block size at which tokens are hashed."""
-    specs = tuple(specs) if specs else (GroupSpec("full", block_size),)
-    specs = tuple(replace(spec, block_size=spec.block_size * context_parallel) for spec in specs)
-    if eagle and any(spec.kind == "chunked_local" for spec in specs):
-        raise ValueError(
-            "EAGLE and chunked local attention do not go together: a chunk's first token has no past to draft from"
-        )
-    if (eagle or merge) and any(spec.kept != "all" for spec in specs):
-        raise ValueError("windows of which only the last is kept go neither with EAGLE nor with merging")
-    alone = len(specs) == 1
-    groups = tuple(
-        make_group(spec, pool, number=None if alone else number, merge=merge, eagle=eagle)
-        for number, spec in enumerate(specs)
-    )
-    sizes = [spec.block_size for spec in specs]
-    hash_block_size = gcd(*sizes)
-    for group in groups:
-        group.hash_factor = group.block_size // hash_block_size
-        group.step = lcm(*sizes)
-    return groups, hash_block_size
+def find_longest_cache_hit(
+    groups: Sequence[SearchableGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
+) -> tuple[tuple[Sequence[Block], ...], int]:
+    """Find the longest prefix that every group can reuse.
 
+    Args:
+        groups: groups of one model.
+        hashes: hashes of the prompt's blocks of the smallest block size.
+        max_tokens: maximum length of the prefix.
+        alignment_tokens: the length is a multiple of this and of all block sizes.
 
-def reusable(
-    groups: Sequence[Searchable[Name, Found]], hashes: Sequence[Name], max_tokens: int, multiple: int = 1
-) -> tuple[tuple[Sequence[Found], ...], int]:
-    """Blocks of each group, and the tokens that they cover in every group: whole blocks, and a multiple of `multiple`.
-
-    Each group may only shorten what the others found, so they are asked in turn until none does. For EAGLE every group must
-    know one block more than is reused, whose content is computed again.
+    Returns:
+        Each group's blocks, and the length of the prefix in tokens.
     """
-    step = lcm(multiple, *(group.block_size for group in groups))
-    if len(groups) == 1 and step == groups[0].block_size:
-        group = groups[0]
-        found = group.longest_hit(hashes, max_tokens // group.block_size)
-        if group.eagle and found:
-            found = found[:-1]
-        return (found,), len(found) * group.block_size
-    chains = [group.names(hashes) for group in groups]
-    length = max_tokens // step * step
+    alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
+    if len(groups) == 1 and alignment == groups[0].block_size:
+        found = groups[0].find_longest_cache_hit(hashes, max_tokens // alignment)
+        return (found,), len(found) * alignment
+    chains = [group.group_hashes(hashes) for group in groups]
+    length = max_tokens // alignment * alignment
+    blocks: list[list[Block]] = []
+    # A group can only shorten the prefix that the other groups found: repeat until the length is stable.
     while True:
         before = length
-        blocks: list[list[Found]] = []
+        blocks = []
         for group, chain in zip(groups, chains, strict=True):
-            found = group.longest_hit(chain, length // group.block_size + group.eagle)
-            if group.eagle:
-                found = found[:-1]
-            length = min(length, len(found) * group.block_size // step * step)
+            found = group.find_longest_cache_hit(chain, length // group.block_size)
+            length = min(length, len(found) * group.block_size // alignment * alignment)
             blocks.append(found)
         if length == before or length == 0:
             break

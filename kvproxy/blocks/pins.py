@@ -1,35 +1,35 @@
-"""Chains that must not be evicted: a pin holds the cached blocks of a prompt, for a time or until it is taken back."""
+"""Pins: cached chains that are protected from eviction, optionally for a limited time."""
 
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvproxy.blocks.block import Block
+from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import PinRow
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
-    """Held blocks, and when the pin ends by itself (seconds of the clock), if ever."""
+class PinnedChain:
+    """Pinned blocks, and the time at which the pin expires; None for a pin without expiry."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[KVCacheBlock, ...]
     expires: float | None
 
 
-class PinsFull(Exception):
-    """A pin would leave too few blocks for requests; the message tells how many there may be."""
+class PinLimitExceeded(Exception):
+    """A pin would leave too few blocks for requests."""
 
 
 class Pins:
-    """Pins by name over a manager. A pinned block counts as used, and a reset is refused while there is one.
+    """Pins by name. A pinned block counts as used, and a reset is refused while a pin exists.
 
     Args:
-        manager: the block cache; the caller calls `expire` when blocks run short, and before it reads figures.
-        max_blocks: most blocks that all pins may hold, None for no limit.
-        clock: seconds, ever growing.
+        manager: the block cache. The caller calls `expire` before it allocates blocks or reads statistics.
+        clock: monotonic seconds.
+        max_blocks: maximum number of blocks in all pins; None for no limit.
     """
 
     def __init__(
@@ -42,24 +42,24 @@ class Pins:
         self._manager = manager
         self._clock = clock
         self._max_blocks = max_blocks
-        self._pins: dict[str, Pin] = {}
+        self._pins: dict[str, PinnedChain] = {}
 
     def __len__(self) -> int:
         return len(self._pins)
 
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
-        """Hold what is cached of a prompt now, in place of an older pin of the name.
+        """Pin the cached prefix of a prompt; replaces an older pin with the same name.
 
         Args:
-            name: to take the pin back by.
-            request: the prompt; it stays outside the manager.
-            ttl: seconds to hold it for; None until `unpin`.
+            name: name of the pin.
+            request: the prompt; the manager does not admit it.
+            ttl: lifetime of the pin in seconds; None for no limit.
 
         Returns:
-            Tokens held; 0, and no pin, where nothing is cached.
+            Number of pinned tokens; 0 if nothing is cached, and then there is no pin.
 
         Raises:
-            PinsFull: all pins together would hold more than `max_blocks`; the older pin of the name stays.
+            PinLimitExceeded: all pins would hold more than `max_blocks`; the older pin remains.
         """
         found = self._manager.get_computed_blocks(request)
         null = self._manager.pool.null_block
@@ -67,42 +67,42 @@ class Pins:
         if not blocks:
             self.unpin(name)
             return 0
-        self._check_room(name, blocks)
-        # Held before the old pin ends, so that blocks which both hold are never idle in between.
+        self._check_limit(name, blocks)
+        # Touch the blocks before the old pin is removed, so that blocks of both pins never become idle.
         self._manager.pool.touch(blocks)
         self.unpin(name)
-        self._pins[name] = Pin(blocks, None if ttl is None else self._clock() + ttl)
+        self._pins[name] = PinnedChain(blocks, None if ttl is None else self._clock() + ttl)
         return found.num_tokens
 
-    def _check_room(self, name: str, blocks: tuple[Block, ...]) -> None:
+    def _check_limit(self, name: str, blocks: tuple[KVCacheBlock, ...]) -> None:
         others = {block.id for other, pin in self._pins.items() if other != name for block in pin.blocks}
         total = len(others | {block.id for block in blocks})
         if self._max_blocks is not None and total > self._max_blocks:
-            raise PinsFull(f"pins would hold {total} blocks where they may hold {self._max_blocks}")
+            raise PinLimitExceeded(f"pins would hold {total} blocks; the limit is {self._max_blocks}")
 
     def unpin(self, name: str) -> bool:
-        """Let a pin's blocks go, last first; whether there was such a pin."""
+        """Remove a pin; return False if there is no such pin."""
         pin = self._pins.pop(name, None)
         if pin is None:
             return False
-        self._manager.pool.release(pin.blocks[::-1])
+        self._manager.pool.free_blocks(pin.blocks[::-1])
         return True
 
     def clear(self) -> None:
-        """End all pins."""
+        """Remove all pins."""
         for name in list(self._pins):
             self.unpin(name)
 
     def expire(self) -> int:
-        """End the pins whose time is over; how many there were."""
+        """Remove expired pins; return their number."""
         now = self._clock()
-        over = [name for name, pin in self._pins.items() if pin.expires is not None and pin.expires <= now]
-        for name in over:
+        expired = [name for name, pin in self._pins.items() if pin.expires is not None and pin.expires <= now]
+        for name in expired:
             self.unpin(name)
-        return len(over)
+        return len(expired)
 
     def list(self) -> list[PinRow]:
-        """All pins, the oldest first."""
+        """Return all pins, the oldest first."""
         now = self._clock()
         return [
             PinRow(
@@ -113,6 +113,6 @@ class Pins:
             for name, pin in self._pins.items()
         ]
 
-    def held(self) -> Counter[int]:
-        """Holders of each block id, for `check_integrity`."""
+    def holders(self) -> Counter[int]:
+        """Return the number of pins of each block id, for `check_integrity`."""
         return Counter(block.id for pin in self._pins.values() for block in pin.blocks)

@@ -1,4 +1,4 @@
-"""How long cached blocks stay and how they are used meanwhile. Blocks that cache nothing do not count."""
+"""Residency statistics of cached blocks: lifetime, idle time, and reuse."""
 
 import statistics
 import time
@@ -6,19 +6,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.block import Block
+from kvproxy.blocks.block import KVCacheBlock
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
-    """Figures over the most recent evictions and hits.
+    """Statistics of recent evictions and hits; None before the first one.
 
     Attributes:
-        evicted: cached blocks given up since the start.
-        lifetime: median seconds from being cached to being given up; None before the first eviction.
-        idle: median seconds from the last use to being given up; None before the first eviction.
-        never_hit: share of evicted blocks that nobody reused, 0 to 1; None before the first eviction.
-        reuse_gap: median seconds between two uses of a block; None before the first hit.
+        evicted: number of cached blocks evicted since the start.
+        lifetime: median seconds from caching to eviction.
+        idle: median seconds from the last use to eviction.
+        never_hit: share of evicted blocks without a hit, 0 to 1.
+        reuse_gap: median seconds between two uses of a block.
     """
 
     evicted: int
@@ -28,66 +28,62 @@ class ResidencyStats:
     reuse_gap: float | None
 
 
-class Residency:
-    """Times of cached blocks by block id.
+class ResidencyTracker:
+    """Records when cached blocks are stored, hit, and evicted. Uncached blocks do not count.
 
     Args:
-        clock: seconds, ever growing.
-        window: evictions, and hits, that the figures look back on.
+        clock: monotonic seconds.
+        window: number of recent evictions, and of hits, in the statistics.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, window: int = 4096) -> None:
         self._clock = clock
-        self._cached: dict[int, float] = {}
-        self._used: dict[int, float] = {}
+        self._cached_at: dict[int, float] = {}
+        self._used_at: dict[int, float] = {}
         self._hit: set[int] = set()
         self._evictions: deque[tuple[float, float, bool]] = deque(maxlen=window)
         self._gaps: deque[float] = deque(maxlen=window)
-        self._evicted = 0
+        self._num_evicted = 0
 
-    def stored(self, blocks: Iterable[Block]) -> None:
-        """Blocks were cached; those that had been before keep their times."""
+    def on_stored(self, blocks: Iterable[KVCacheBlock]) -> None:
         now = self._clock()
         for block in blocks:
-            if block.hash is not None and block.id not in self._cached:
-                self._cached[block.id] = self._used[block.id] = now
+            if block.hash is not None and block.id not in self._cached_at:
+                self._cached_at[block.id] = self._used_at[block.id] = now
 
-    def touched(self, blocks: Iterable[Block]) -> None:
-        """Blocks were hit."""
+    def on_hit(self, blocks: Iterable[KVCacheBlock]) -> None:
         now = self._clock()
         for block in blocks:
-            if block.id in self._cached:
-                self._gaps.append(now - self._used[block.id])
-                self._used[block.id] = now
+            if block.id in self._cached_at:
+                self._gaps.append(now - self._used_at[block.id])
+                self._used_at[block.id] = now
                 self._hit.add(block.id)
 
-    def released(self, blocks: Iterable[Block]) -> None:
-        """Blocks became idle: the time that they were held is no idleness."""
+    def on_freed(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Restart the idle time of blocks that a request no longer uses."""
         now = self._clock()
         for block in blocks:
-            if block.id in self._used:
-                self._used[block.id] = now
+            if block.id in self._used_at:
+                self._used_at[block.id] = now
 
-    def evicted(self, blocks: Sequence[Block]) -> None:
-        """Cached blocks were given up."""
+    def on_evicted(self, blocks: Sequence[KVCacheBlock]) -> None:
         now = self._clock()
         for block in blocks:
-            used = self._used.pop(block.id)
-            self._evictions.append((now - self._cached.pop(block.id), now - used, block.id in self._hit))
+            used_at = self._used_at.pop(block.id)
+            self._evictions.append((now - self._cached_at.pop(block.id), now - used_at, block.id in self._hit))
             self._hit.discard(block.id)
-        self._evicted += len(blocks)
+        self._num_evicted += len(blocks)
 
-    def cleared(self) -> None:
-        """The cache was reset: what it held was not evicted."""
-        self._cached.clear()
-        self._used.clear()
+    def on_reset(self) -> None:
+        """Forget all blocks; a reset is not an eviction."""
+        self._cached_at.clear()
+        self._used_at.clear()
         self._hit.clear()
 
     def stats(self) -> ResidencyStats:
-        """The figures of this moment."""
         lifetimes, idles, hits = zip(*self._evictions, strict=True) if self._evictions else ((), (), ())
         return ResidencyStats(
-            evicted=self._evicted,
+            evicted=self._num_evicted,
             lifetime=statistics.median(lifetimes) if lifetimes else None,
             idle=statistics.median(idles) if idles else None,
             never_hit=1 - sum(hits) / len(hits) if hits else None,

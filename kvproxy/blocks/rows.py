@@ -1,7 +1,7 @@
-"""What is shown of a prefix cache: the embedded engine's own, or one that is mirrored from an engine's events.
+"""Rows and statistics of a prefix cache for admin routes and commands.
 
-Both fill the same classes. A field is None where that cache cannot tell: an engine publishes neither the ids of its
-blocks, nor who holds them, nor its order of eviction.
+The embedded engine and mirrored engines use the same classes. A field is None if the cache does not provide it: KV events
+contain neither block ids, nor reference counts, nor the eviction order.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ BlockState = Literal["null", "used", "pinned", "cached", "free"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a block of an external engine lies.
+class BlockLocation:
+    """Location of an external engine's block.
 
     Attributes:
         engine: the engine's URL.
-        rank: its data-parallel rank; None where it does not tell.
+        rank: its data-parallel rank.
         medium: GPU, CPU, ...
-        groups: numbers of the attention groups that hold it; empty where the engine has one.
+        groups: indexes of the KV cache groups that hold the block; empty if there is one group.
     """
 
     engine: str
@@ -31,17 +31,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """One block.
+    """A block.
 
     Attributes:
-        hash, parent: digests in hexadecimal; None where the block caches nothing, or begins a chain.
-        computed: whether its keys and values are there.
-        num_tokens: tokens that it holds.
-        last_accessed: ordinal of the block's last use.
-        requests: ids of the requests that hold it.
-        group: number of the attention group whose layers the block holds, once that is known; None where there is one.
-        copies: physical blocks with this content, in all groups.
-        place: where it lies, for a mirrored block.
+        hash, parent: digests in hexadecimal.
+        computed: whether the block is full and computed.
+        num_tokens: tokens in the block.
+        last_accessed: ordinal of the last use.
+        requests: ids of the requests that hold the block.
+        group: index of the KV cache group; None if there is one group.
+        copies: number of physical blocks with this content, in all groups.
+        place: location of a mirrored block.
     """
 
     id: int | None
@@ -56,12 +56,12 @@ class BlockRow:
     requests: tuple[str, ...] | None
     group: int | None = None
     copies: int | None = None
-    place: Place | None = None
+    place: BlockLocation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """One block with what it holds: token ids, None where they are unknown, and their text."""
+    """A block with its token ids, if known, and their text."""
 
     block: BlockRow
     tokens: tuple[int, ...] | None
@@ -73,12 +73,12 @@ class PinRow:
     """A pin.
 
     Attributes:
-        blocks: ids of the blocks that it holds, in the embedded engine's pool.
-        seconds_left: None for a pin without end.
-        tokens: tokens that are to be held, in front of an upstream.
-        held: how many of them it holds now.
-        computed: prompt tokens that were computed again for it, since it was made.
-        error: what stands in the way.
+        blocks: ids of its blocks in the embedded engine's pool.
+        seconds_left: remaining lifetime; None for a pin without expiry.
+        tokens: tokens to pin (upstreams only).
+        held: tokens that are cached now.
+        computed: prompt tokens computed again to keep the pin cached.
+        error: the last failure.
     """
 
     name: str
@@ -95,14 +95,14 @@ class ChainRow:
     """A cached chain from its first block to a leaf.
 
     Attributes:
-        leaf: the leaf's digest in hexadecimal.
-        blocks: ids of its blocks, the first block first.
-        complete: whether its first block begins a prompt.
-        in_use: how many of its blocks are held.
+        leaf: the leaf's hash in hexadecimal.
+        blocks: ids of its blocks in chain order.
+        complete: whether its first block is the start of a prompt.
+        in_use: number of blocks in use.
         last_accessed: ordinal of the leaf's last use.
         first_tokens: token ids of its first block.
-        begins: their text.
-        place: where it lies, for a mirrored chain.
+        begins: text of its first block.
+        place: location of a mirrored chain.
     """
 
     leaf: str | None
@@ -114,16 +114,18 @@ class ChainRow:
     last_accessed: int | None
     first_tokens: tuple[int, ...] | None
     begins: str = ""
-    place: Place | None = None
+    place: BlockLocation | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFigures:
-    """An attention group's share of the pool.
+class GroupStats:
+    """A KV cache group's share of the pool.
 
     Attributes:
-        kind, reach: how far its attention reaches; `reach` is the tokens of the window or chunk, 0 for full attention.
-        used, cached: blocks that requests hold, and idle ones that cache something.
+        kind: the attention type.
+        reach: tokens of the window or chunk; 0 for full attention.
+        used: blocks held by requests.
+        cached: idle cached blocks.
     """
 
     number: int
@@ -135,7 +137,7 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class GroupMatch:
-    """What one attention group alone could reuse of a prompt; what all of them can is the least that suits each."""
+    """Prompt tokens that one KV cache group could reuse alone."""
 
     number: int
     kind: str
@@ -144,14 +146,14 @@ class GroupMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolFigures:
-    """Figures of a pool; see `PoolStats` for what each counts. None is what nobody tells.
+class PoolReport:
+    """Statistics of a pool; see `PoolStats` for the common fields.
 
     Attributes:
-        distinct: cached blocks, copies counted once.
-        pinned: blocks that pins hold.
-        block_bytes, used_bytes: memory of one block, and of those that are used.
-        groups: the attention groups of a model that has several, or one of limited reach.
+        pinned: blocks held by pins.
+        distinct: cached blocks without copies.
+        block_bytes, used_bytes: memory of a block, and of the used blocks.
+        groups: KV cache groups, if the model has several or limited attention.
     """
 
     num_blocks: int | None
@@ -169,18 +171,18 @@ class PoolFigures:
     residency: ResidencyStats | None = None
     block_bytes: int | None = None
     used_bytes: int | None = None
-    groups: tuple[GroupFigures, ...] = ()
+    groups: tuple[GroupStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a prompt leaves the cached chain that it follows furthest.
+    """The first difference between a prompt and the closest cached chain.
 
     Attributes:
-        position: index of the first token that differs.
-        cached: the chain's tokens from there to its block's end.
-        prompt: the prompt's tokens over the same positions.
-        before: the last tokens that they share.
+        position: index of the first different token.
+        cached: the chain's tokens from there to the end of its block.
+        prompt: the prompt's tokens at the same positions.
+        before: the last common tokens.
     """
 
     position: int
@@ -191,14 +193,14 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """What a prompt would reuse of the embedded engine's pool.
+    """The cached prefix of a prompt in the embedded engine's pool.
 
     Attributes:
         prompt_tokens: length of the prompt.
-        matched_tokens: how many of them are cached.
-        blocks: ids of the blocks that hold them.
-        divergence: where the prompt leaves the chain that it follows furthest; None where it leaves none.
-        groups: what each attention group could reuse alone, of a model that has several, or one of limited reach.
+        matched_tokens: length of the cached prefix.
+        blocks: ids of the cached blocks.
+        divergence: the first difference from the closest cached chain.
+        groups: matches of each KV cache group, if the model has several or limited attention.
     """
 
     prompt_tokens: int

@@ -1,24 +1,22 @@
-"""Figures of a pool: what it holds now, and how lookups fared."""
+"""Statistics of a block pool and of its lookups."""
 
 from dataclasses import dataclass
-
-from kvproxy.blocks.pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """A pool at one moment.
+    """Statistics of a pool.
 
     Attributes:
-        num_blocks: physical blocks, the null block included.
+        num_blocks: physical blocks, including the null block.
         block_size: tokens in a block.
-        free: blocks that can be allocated, cached idle ones included.
-        cached: idle blocks that still cache something.
-        used: blocks that live requests hold.
+        free: blocks that can be allocated, including cached idle ones.
+        cached: idle blocks in the cache.
+        used: blocks in use by live requests.
         usage: share of the pool in use, 0 to 1.
         queries, hits: prompt tokens looked up and found since the start.
-        hit_rate: hits over queries, 0 before the first query.
-        evictions: cached blocks overwritten since the start.
+        hit_rate: hits over queries; 0 before the first query.
+        evictions: cached blocks evicted since the start.
     """
 
     num_blocks: int
@@ -33,37 +31,17 @@ class PoolStats:
     evictions: int
 
 
-class LookupStats:
-    """Tokens looked up and found."""
+class PrefixCacheStats:
+    """Prompt tokens looked up and found."""
 
     def __init__(self) -> None:
         self.queries = 0
         self.hits = 0
-        self.requests = 0
 
     def record(self, queries: int, hits: int) -> None:
-        """Count one request of `queries` prompt tokens of which `hits` were found."""
         self.queries += queries
         self.hits += hits
-        self.requests += 1
 
     @property
     def hit_rate(self) -> float:
-        """Share of all tokens looked up that were found."""
         return self.hits / self.queries if self.queries else 0.0
-
-
-def pool_stats(pool: BlockPool, block_size: int, lookups: LookupStats) -> PoolStats:
-    """The figures of this moment. Counts idle cached blocks, so it costs a walk over the pool."""
-    return PoolStats(
-        num_blocks=pool.num_blocks,
-        block_size=block_size,
-        free=pool.num_free,
-        cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
-        used=pool.num_blocks - 1 - pool.num_free,
-        usage=pool.usage,
-        queries=lookups.queries,
-        hits=lookups.hits,
-        hit_rate=lookups.hit_rate,
-        evictions=pool.evictions,
-    )

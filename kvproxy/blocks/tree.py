@@ -1,4 +1,4 @@
-"""Cached chains as a tree: chains that share a beginning part where the first block differs."""
+"""Cached chains as a tree: chains with a common prefix fork at the first different block."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,31 +6,33 @@ from dataclasses import dataclass
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.rows import BlockRow
 
-_MOST_NAMES = 64
+_MAX_NAMES = 64
+BlockFields = tuple[int, bytes, bytes | None, int]
+"""Id, hash, parent's hash, and reference count of a cached block."""
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One cached block as a part of chains: how `show` finds it, its digest, that of the block before it, whether it is held."""
+class TreeNode:
+    """A cached block: its name for `show`, its hash, its parent's hash, and whether it is in use."""
 
     name: str
     hash: str
     parent: str | None
-    held: bool = False
+    in_use: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Blocks that follow each other without a fork.
+    """Consecutive blocks without a fork.
 
     Attributes:
-        end: digest of the last of them: what it is the parent of comes next.
-        blocks: how many they are.
-        names: of the first of them.
-        below: blocks that follow, on all ways.
-        leaves: how many chains there are from here.
-        held: blocks of all these that requests or pins hold.
-        text: what the first block says.
+        end: hash of the last block, the parent of the branches below.
+        blocks: number of blocks.
+        names: names of the first blocks.
+        below: number of blocks in all branches below.
+        leaves: number of chains through this branch.
+        held: number of blocks in use, in this branch and below.
+        text: text of the first block.
     """
 
     end: str
@@ -42,63 +44,58 @@ class Branch:
     text: str = ""
 
 
-def named_blocks(manager: KVCacheManager) -> list[tuple[int, bytes, bytes | None, int]]:
-    """Number, digest, the parent's digest and references of each cached block; of a hybrid model, those of its main group.
-
-    The engine waits for this, so what `links_of_blocks` makes of it is made elsewhere.
-    """
-    number = manager.main.number
+def list_cached_blocks(manager: KVCacheManager) -> list[BlockFields]:
+    """Return the cached blocks of the main group. Cheap, because it blocks the engine thread."""
+    group = manager.main.group_id
     return [
         (block.id, block.hash, block.parent, block.ref_count)
         for block in manager.pool.blocks
-        if block.hash is not None and block.group == number
+        if block.hash is not None and block.group == group
     ]
 
 
-def links_of_blocks(blocks: Iterable[tuple[int, bytes, bytes | None, int]]) -> list[Link]:
-    """The blocks of the embedded engine."""
+def nodes_of_blocks(blocks: Iterable[BlockFields]) -> list[TreeNode]:
+    """Return the nodes of the embedded engine's blocks."""
     return [
-        Link(str(id), digest.hex(), None if parent is None else parent.hex(), held > 0)
-        for id, digest, parent, held in blocks
+        TreeNode(str(id), digest.hex(), None if parent is None else parent.hex(), ref_count > 0)
+        for id, digest, parent, ref_count in blocks
     ]
 
 
-def links_of_rows(rows: Iterable[BlockRow]) -> list[Link]:
-    """Mirrored blocks; those of one digest are one link."""
-    named = {row.hash: row for row in rows if row.hash is not None}
-    return [Link(hash, hash, row.parent) for hash, row in named.items()]
+def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
+    """Return the nodes of mirrored blocks; copies share a node."""
+    by_hash = {row.hash: row for row in rows if row.hash is not None}
+    return [TreeNode(hash, hash, row.parent) for hash, row in by_hash.items()]
 
 
-def branches(links: Iterable[Link], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-    """The ways on from a block, the largest first, and how many there are.
+def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+    """Return a page of the branches below a block, the largest first, and their total number.
 
     Args:
-        parent: digest of the block; None for the beginnings of all chains.
-        start, limit: which of the ways.
+        nodes: all cached blocks.
+        parent: hash of the block; None for the roots.
+        start, limit: the page.
     """
-    children: dict[str | None, list[Link]] = {}
-    known = {link.hash: link for link in links}
-    for link in known.values():
-        # A chain whose beginning was given up begins where it is still known.
-        children.setdefault(link.parent if link.parent in known else None, []).append(link)
-    found = sorted((_branch(children, link) for link in children.get(parent, [])), key=_size, reverse=True)
+    children: dict[str | None, list[TreeNode]] = {}
+    by_hash = {node.hash: node for node in nodes}
+    for node in by_hash.values():
+        # A chain whose first blocks were evicted starts at its first cached block.
+        children.setdefault(node.parent if node.parent in by_hash else None, []).append(node)
+    found = [_branch(children, node) for node in children.get(parent, [])]
+    found.sort(key=lambda branch: branch.blocks + branch.below, reverse=True)
     return found[start : start + limit], len(found)
 
 
-def _size(branch: Branch) -> int:
-    return branch.blocks + branch.below
-
-
-def _branch(children: dict[str | None, list[Link]], link: Link) -> Branch:
-    run = [link]
+def _branch(children: dict[str | None, list[TreeNode]], node: TreeNode) -> Branch:
+    run = [node]
     while len(following := children.get(run[-1].hash, [])) == 1:
         run.append(following[0])
-    below = leaves = held = 0
-    left = list(children.get(run[-1].hash, []))
-    while left:
-        each = left.pop()
-        further = children.get(each.hash, [])
-        below, leaves, held = below + 1, leaves + (not further), held + each.held
-        left.extend(further)
-    held += sum(each.held for each in run)
-    return Branch(run[-1].hash, len(run), tuple(each.name for each in run[:_MOST_NAMES]), below, leaves or 1, held)
+    below = leaves = 0
+    in_use = sum(each.in_use for each in run)
+    stack = list(children.get(run[-1].hash, []))
+    while stack:
+        each = stack.pop()
+        following = children.get(each.hash, [])
+        below, leaves, in_use = below + 1, leaves + (not following), in_use + each.in_use
+        stack.extend(following)
+    return Branch(run[-1].hash, len(run), tuple(each.name for each in run[:_MAX_NAMES]), below, leaves or 1, in_use)

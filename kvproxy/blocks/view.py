@@ -1,12 +1,11 @@
-"""The block cache as rows, for the admin routes and the command line."""
+"""Views of the embedded engine's block cache for admin routes and commands."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 
-from kvproxy.blocks.block import Block
+from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.divergence import find_divergence
-from kvproxy.blocks.groups import PUBLISHED, BlockGroup
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import (
@@ -15,46 +14,47 @@ from kvproxy.blocks.rows import (
     BlockState,
     ChainRow,
     Divergence,
-    GroupFigures,
     GroupMatch,
-    PoolFigures,
+    GroupStats,
+    PoolReport,
     PrefixMatch,
 )
+from kvproxy.blocks.single_type_manager import PUBLISHED_KINDS, SingleTypeKVCacheManager
 
-_FIELDS = attrgetter("id", "ref_count", "hash", "parent", "group", "last_accessed", "priority")
-Fields = tuple[int, int, bytes | None, bytes | None, int | None, int, int]
+_get_fields = attrgetter("id", "ref_count", "hash", "parent", "group", "last_accessed", "priority")
+_Fields = tuple[int, int, bytes | None, bytes | None, int | None, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Blocks at one moment, with who holds them: what `rows` needs, and little to take. The engine waits while it is taken.
+class BlocksSnapshot:
+    """Blocks at one moment, copied on the engine thread; `make_rows` does the slow work in another thread.
 
     Attributes:
-        blocks: what `_FIELDS` names of each.
+        blocks: fields of each block.
         requests: ids of the requests that hold a block, by block id.
-        groups: number of the attention group whose tables hold a block, by block id; None where there is one.
+        groups: index of the KV cache group whose tables hold a block, by block id.
         null: id of the null block.
-        block_size: tokens of a block.
+        block_size: tokens in a block.
     """
 
-    blocks: list[Fields]
+    blocks: list[_Fields]
     requests: dict[int, list[str]]
     groups: dict[int, int | None]
     null: int
     block_size: int
 
 
-def all_blocks(manager: KVCacheManager) -> Snapshot:
-    """Every block in id order."""
+def snapshot_all_blocks(manager: KVCacheManager) -> BlocksSnapshot:
+    """Return every block by id."""
     return _snapshot(manager, manager.pool.blocks)
 
 
-def idle_blocks(manager: KVCacheManager) -> Snapshot:
-    """Those that nothing holds, the next to be given up first."""
+def snapshot_free_blocks(manager: KVCacheManager) -> BlocksSnapshot:
+    """Return the free blocks in eviction order."""
     return _snapshot(manager, manager.pool.free_queue)
 
 
-def _snapshot(manager: KVCacheManager, blocks: Iterable[Block]) -> Snapshot:
+def _snapshot(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> BlocksSnapshot:
     null = manager.pool.null_block
     requests: dict[int, list[str]] = {}
     groups: dict[int, int | None] = {}
@@ -63,70 +63,68 @@ def _snapshot(manager: KVCacheManager, blocks: Iterable[Block]) -> Snapshot:
             for block in table:
                 if block is not null:
                     requests.setdefault(block.id, []).append(request_id)
-                    groups[block.id] = group.number
-    return Snapshot(list(map(_FIELDS, blocks)), requests, groups, null.id, manager.block_size)
+                    groups[block.id] = group.group_id
+    return BlocksSnapshot(list(map(_get_fields, blocks)), requests, groups, null.id, manager.block_size)
 
 
-def rows(snapshot: Snapshot) -> list[BlockRow]:
-    """A row for each block. There may be tens of thousands, so this is for a thread that nobody waits for."""
-    found = []
-    requests, groups = snapshot.requests, snapshot.groups
-    for id, refs, digest, parent, group, used, priority in snapshot.blocks:
-        holders = requests.get(id)
+def make_rows(snapshot: BlocksSnapshot) -> list[BlockRow]:
+    """Return a row for each block."""
+    rows = []
+    for id, ref_count, digest, parent, group, last_accessed, priority in snapshot.blocks:
+        requests = snapshot.requests.get(id)
         state: BlockState
         if id == snapshot.null:
-            state, holders = "null", None
-        elif refs:
-            # What is held by no request is held by a pin.
-            state = "pinned" if holders is None else "used"
+            state, requests = "null", None
+        elif ref_count:
+            # A block in use without a request is pinned.
+            state = "pinned" if requests is None else "used"
         else:
             state = "free" if digest is None else "cached"
-        found.append(
+        rows.append(
             BlockRow(
                 id,
                 state,
-                refs,
-                None if digest is None else digest.hex(),
-                None if parent is None else parent.hex(),
-                # Only what is full, computed and can no longer change has a name.
+                ref_count,
+                _hex(digest),
+                _hex(parent),
                 digest is not None,
                 0 if digest is None else snapshot.block_size,
-                used,
+                last_accessed,
                 priority,
-                () if holders is None else tuple(holders),
-                groups.get(id) if group is None else group,
+                () if requests is None else tuple(requests),
+                snapshot.groups.get(id) if group is None else group,
             )
         )
-    return found
+    return rows
 
 
 def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
-    """One block with its tokens, or None where there is no such block. The caller adds the text."""
+    """Return a block with its tokens; None if there is no such block. The caller adds the text."""
     if not 0 <= id < manager.pool.num_blocks:
         return None
     block = manager.pool.blocks[id]
-    (row,) = rows(_snapshot(manager, [block]))
-    return BlockContent(row, _tokens(manager, block))
+    (row,) = make_rows(_snapshot(manager, [block]))
+    return BlockContent(row, block.tokens(manager.block_size))
 
 
-def chains(manager: KVCacheManager) -> list[ChainRow]:
-    """Cached chains, each from its first block to a leaf, most recently used first. The caller adds the text.
+def list_chains(manager: KVCacheManager) -> list[ChainRow]:
+    """Return the cached chains of the main group, most recently used first. The caller adds the text.
 
-    Chains that share a beginning each list it. A hybrid model's are those of its first group with full attention.
+    Each chain includes the prefix that it shares with other chains.
     """
-    number = manager.main.number
-    named = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == number}
-    parents = {block.parent for block in named.values()}
-    found = [_chain(manager, named, leaf) for digest, leaf in named.items() if digest not in parents]
-    return sorted(found, key=lambda chain: -(chain.last_accessed or 0))
+    group = manager.main.group_id
+    cached = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
+    parents = {block.parent for block in cached.values()}
+    chains = [_chain_row(manager, cached, leaf) for digest, leaf in cached.items() if digest not in parents]
+    return sorted(chains, key=lambda chain: -(chain.last_accessed or 0))
 
 
-def _chain(manager: KVCacheManager, named: dict[bytes, Block], leaf: Block) -> ChainRow:
-    blocks: list[Block] = []
-    block: Block | None = leaf
+def _chain_row(manager: KVCacheManager, cached: dict[bytes, KVCacheBlock], leaf: KVCacheBlock) -> ChainRow:
+    blocks: list[KVCacheBlock] = []
+    block: KVCacheBlock | None = leaf
     while block is not None:
         blocks.append(block)
-        block = None if block.parent is None else named.get(block.parent)
+        block = None if block.parent is None else cached.get(block.parent)
     blocks.reverse()
     return ChainRow(
         leaf=_hex(leaf.hash),
@@ -136,95 +134,85 @@ def _chain(manager: KVCacheManager, named: dict[bytes, Block], leaf: Block) -> C
         complete=blocks[0].parent is None,
         in_use=sum(1 for block in blocks if block.ref_count),
         last_accessed=leaf.last_accessed,
-        first_tokens=_tokens(manager, blocks[0]),
+        first_tokens=blocks[0].tokens(manager.block_size),
     )
 
 
-def stats(manager: KVCacheManager) -> PoolFigures:
-    """Figures of the pool, and of how long cached blocks stay where that is noted."""
-    pool, figures = manager.pool, manager.stats()
-    null = pool.null_block
-    held = {block.id for group in manager.groups for table in group.tables.values() for block in table}
-    return PoolFigures(
-        num_blocks=figures.num_blocks,
-        block_size=figures.block_size,
-        free=figures.free,
-        cached=figures.cached,
-        used=figures.used,
-        usage=figures.usage,
-        queries=figures.queries,
-        hits=figures.hits,
-        hit_rate=figures.hit_rate,
-        evictions=figures.evictions,
-        pinned=sum(1 for block in pool.blocks if block.ref_count and block is not null and block.id not in held),
+def report_pool(manager: KVCacheManager) -> PoolReport:
+    """Return the statistics of the pool, its pins, its groups, and residency."""
+    pool, null = manager.pool, manager.pool.null_block
+    in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
+    return PoolReport(
+        **asdict(manager.stats()),
+        pinned=sum(1 for block in pool.blocks if block.ref_count and block is not null and block.id not in in_tables),
         residency=pool.residency.stats() if pool.residency is not None else None,
-        groups=tuple(_share(manager, group) for group in _limited(manager)),
+        groups=tuple(_group_stats(manager, group) for group in _reported_groups(manager)),
     )
 
 
-def chain_to(manager: KVCacheManager, digest: str) -> CacheRequest | None:
-    """A request that would reuse the chain which ends in the block whose hash begins with `digest`, if there is one."""
+def chain_to(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
+    """Return a request that reuses the chain to the block whose hash starts with `prefix`; None if there is none."""
     for block in manager.pool.blocks:
-        if block.hash is not None and block.source is not None and block.hash.hex().startswith(digest):
+        if block.hash is not None and block.source is not None and block.hash.hex().startswith(prefix):
             request, start = block.source
-            # One token more than the chain, since a lookup leaves one token to compute.
+            # A lookup leaves one token to compute, so add one.
             tokens = [*request.tokens[: start + manager.block_size], 0]
             return CacheRequest("chain", tokens, salt=request.salt, lora=request.lora, mm=request.mm)
     return None
 
 
-def match(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
-    """What a prompt would reuse now, and where it leaves the closest cached chain; changes nothing."""
+def match_prefix(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
+    """Return the cached prefix of a prompt, and its first difference from the closest cached chain."""
     computed = manager.get_computed_blocks(request)
     null = manager.pool.null_block
     ids = tuple(block.id for hit in computed.groups for block in hit if block is not null)
-    alone = tuple(_alone(manager, group, request) for group in _limited(manager))
-    return PrefixMatch(request.num_tokens, computed.num_tokens, ids, _divergence(manager, request), alone)
+    groups = tuple(_group_match(manager, group, request) for group in _reported_groups(manager))
+    return PrefixMatch(request.num_tokens, computed.num_tokens, ids, _divergence(manager, request), groups)
 
 
-def _limited(manager: KVCacheManager) -> Sequence[BlockGroup]:
-    """The groups that are worth telling: none where all layers share one with full attention."""
+def _reported_groups(manager: KVCacheManager) -> Sequence[SingleTypeKVCacheManager]:
+    """A single group with full attention needs no report."""
     groups = manager.groups
     return () if len(groups) == 1 and groups[0].spec.kind == "full" else groups
 
 
-def _alone(manager: KVCacheManager, group: BlockGroup, request: CacheRequest) -> GroupMatch:
-    hashes = group.names(request.update_hashes(manager.hasher, manager.hash_block_size))
-    found = group.longest_hit(hashes, (request.num_tokens - 1) // group.block_size)
-    return GroupMatch(group.number or 0, PUBLISHED[group.spec.kind], group.spec.reach, len(found) * group.block_size)
+def _group_hashes(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> Sequence[bytes]:
+    return group.group_hashes(request.update_hashes(manager.hasher, manager.hash_block_size))
 
 
-def _share(manager: KVCacheManager, group: BlockGroup) -> GroupFigures:
+def _group_match(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> GroupMatch:
+    max_blocks = (request.num_tokens - 1) // group.block_size
+    found = group.find_longest_cache_hit(_group_hashes(manager, group, request), max_blocks)
+    kind = PUBLISHED_KINDS[group.spec.kind]
+    return GroupMatch(group.group_id or 0, kind, group.spec.reach, len(found) * group.block_size)
+
+
+def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> GroupStats:
     null = manager.pool.null_block
-    held = {block.id for table in group.tables.values() for block in table if block is not null}
+    used = {block.id for table in group.tables.values() for block in table if block is not null}
     cached = sum(
         1
         for block in manager.pool.blocks
-        if block.hash is not None and not block.ref_count and block.group == group.number
+        if block.hash is not None and not block.ref_count and block.group == group.group_id
     )
-    return GroupFigures(group.number or 0, PUBLISHED[group.spec.kind], group.spec.reach, len(held), cached)
+    return GroupStats(group.group_id or 0, PUBLISHED_KINDS[group.spec.kind], group.spec.reach, len(used), cached)
 
 
 def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | None:
     group = manager.main
-    hashes = group.names(request.update_hashes(manager.hasher, manager.hash_block_size))
-    followed = 0
-    while followed < len(hashes) and group.find(hashes[followed]) is not None:
-        followed += 1
-    parent = hashes[followed - 1] if followed else None
+    hashes = _group_hashes(manager, group, request)
+    num_cached = 0
+    while num_cached < len(hashes) and group.get_cached_block(hashes[num_cached]) is not None:
+        num_cached += 1
+    parent = hashes[num_cached - 1] if num_cached else None
     size = group.block_size
 
-    def children() -> Iterator[list[int]]:
+    def children() -> Iterator[Sequence[int]]:
         for block in manager.pool.blocks:
-            if block.hash is not None and block.group == group.number and block.parent == parent:
-                yield block.tokens(size) or []
+            if block.hash is not None and block.group == group.group_id and block.parent == parent:
+                yield block.tokens(size) or ()
 
-    return find_divergence(request.tokens, followed * size, size, children())
-
-
-def _tokens(manager: KVCacheManager, block: Block) -> tuple[int, ...] | None:
-    tokens = block.tokens(manager.block_size)
-    return None if tokens is None else tuple(tokens)
+    return find_divergence(request.tokens, num_cached * size, size, children())
 
 
 def _hex(digest: bytes | None) -> str | None:

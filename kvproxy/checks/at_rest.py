@@ -5,7 +5,7 @@ from pathlib import Path
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.encryption import is_sealed, load_cipher
 from kvproxy.errors import KvproxyError
-from kvproxy.index.private_files import open_to_others
+from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings
 
 _BEGINNING = 64  # Bytes of a chunk that tell whether it is encrypted.
@@ -21,7 +21,7 @@ def check_encryption(settings: Settings) -> str:
     if cipher is None:
         return "off: texts are stored in clear, in files that only their owner can read"
     file = settings.encryption.key_file
-    if file is not None and open_to_others(file):
+    if file is not None and is_accessible_to_others(file):
         raise KvproxyError(f"others can read the keys in {file}: chmod 600 {file}")
     chunks = _clear_chunks(settings.tiers.disk)
     if chunks:
@@ -31,7 +31,7 @@ def check_encryption(settings: Settings) -> str:
     sealed: dict[str, int] = {}
     if store_exists(settings):
         with opened_store(settings) as store:
-            sealed = store.sealed_with()
+            sealed = store.count_by_key_name()
     if sealed.get(""):
         raise KvproxyError(f"{sealed['']:,} responses are stored in clear, from before: kvproxy cache encrypt")
     older = sum(count for name, count in sealed.items() if name != cipher.name)

@@ -9,7 +9,7 @@ from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
-from kvproxy.index.private_files import open_to_others
+from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings
 
 Check = Callable[[], str]
@@ -68,7 +68,7 @@ def _data(settings: Settings) -> str:
     except OSError as error:
         raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
     for path in (settings.data, *settings.data.glob("*")):
-        if open_to_others(path) and (path == settings.data or open_to_others(settings.data)):
+        if is_accessible_to_others(path) and (path == settings.data or is_accessible_to_others(settings.data)):
             raise KvproxyError(f"others can look into {path}, and it holds people's texts: chmod go= {path}")
     return f"{settings.data}, closed to others"
 
@@ -76,7 +76,7 @@ def _data(settings: Settings) -> str:
 def _store(settings: Settings) -> str:
     if not store_exists(settings):
         return f"{settings.store_path} (not there yet)"
-    if open_to_others(settings.store_path):
+    if is_accessible_to_others(settings.store_path):
         raise KvproxyError(f"others can read {settings.store_path}: chmod go= {settings.store_path}")
     with opened_store(settings) as store:
         return f"{store.name}, {store.check():,} responses"
@@ -101,12 +101,12 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
     if not tiers.enabled:
         return []
     own = functools.cache(lambda: _own_chunks(settings))
-    host, disk, outlives = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
+    host, disk, is_persistent = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
     found: list[tuple[str, Check]] = [
         (
             "chunks",
             lambda: checks.check_chunks(
-                tiers.chunk_tokens, engine.block_size, engine.hash_algorithm, outlives=outlives
+                tiers.chunk_tokens, engine.block_size, engine.hash_algorithm, is_persistent=is_persistent
             ),
         )
     ]
@@ -121,7 +121,7 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
 
 def _own_chunks(settings: Settings) -> str | None:
     """How the keys of the model's chunks begin; None where the model cannot be loaded, which is told elsewhere."""
-    from kvproxy.blocks.digest import BlockHasher
+    from kvproxy.blocks.block_hash import BlockHasher
     from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
     from kvproxy.engine.models.loader import load_model
     from kvproxy.tiers.codec import key_prefix

@@ -21,8 +21,7 @@ from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
 from kvproxy.errors import KvproxyError, ModelUnsupported, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.figures import TierFigures
-from kvproxy.tiers.store import TierError
+from kvproxy.tiers.store import TierError, TierStats
 
 T = TypeVar("T")
 
@@ -175,15 +174,15 @@ class AsyncLLM:
         chunks = await self.inspect(lambda manager: tiers.missing_chunks(request, num_pool_tokens))
         added: dict[str, int] = {}
         for key, num_tokens in chunks:
-            name = await asyncio.to_thread(tiers.chain.where, key)
+            name = await asyncio.to_thread(tiers.chain.find_tier, key)
             if name is None:
                 break
             added[name] = added.get(name, 0) + num_tokens
         return added
 
-    def tier_figures(self) -> list[TierFigures]:
+    def tier_figures(self) -> list[TierStats]:
         """Return the statistics of each tier, the fastest first."""
-        return self._engine.tiers.chain.figures() if self._engine.tiers else []
+        return self._engine.tiers.chain.stats() if self._engine.tiers else []
 
     async def clear_tier(self, name: str, models: ModelScope) -> int | None:
         """Drop chunks of a tier, see `TierConnector.clear`.

@@ -4,11 +4,11 @@ import logging
 from dataclasses import replace
 from itertools import chain
 
-from kvproxy.blocks.digest import BlockHasher
-from kvproxy.blocks.groups import Kept
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.blocks.residency import Residency
+from kvproxy.blocks.residency import ResidencyTracker
+from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.engine.health import StepFailed, client_error, is_device_error
@@ -69,26 +69,26 @@ class EngineCore:
         chunked_prefill = ChunkedPrefill(block_size, settings.max_batch_tokens, strict=settings.strict)
         max_step_tokens = chunked_prefill.max_step_tokens
         # Strict hits end at chunk boundaries, which need not be the end of a prompt.
-        kept: Kept = "all" if settings.strict else settings.cached_windows
+        cached_windows: CachedWindows = "all" if settings.strict else settings.cached_windows
         self.manager = KVCacheManager(
             num_blocks,
-            groups=[group.spec(block_size, kept) for group in loaded.groups],
+            groups=[group.spec(block_size, cached_windows) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.policy,
             keep_tokens=True,
             priorities=True,
-            residency=Residency(),
+            residency=ResidencyTracker(),
             record_events=settings.kv_events is not None,
-            multiple=chunked_prefill.alignment,
+            alignment_tokens=chunked_prefill.alignment,
         )
         self.limits = EngineLimits(
             loaded.model.get_input_embeddings().num_embeddings,
             min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len),
-            self.manager.longest(max_step_tokens),
+            self.manager.max_request_tokens(max_step_tokens),
         )
         self.grammars = GrammarCompiler(loaded.tokenizer, self.limits.vocab_size)
         # Pins leave enough blocks for the longest request, so that no request waits forever.
-        max_request_blocks = self.manager.most_held(self.limits.capacity, max_step_tokens)
+        max_request_blocks = self.manager.max_blocks_in_use(self.limits.capacity, max_step_tokens)
         self.pins = Pins(self.manager, max_blocks=num_blocks - 1 - max_request_blocks)
         pool = KVPool(shape, num_blocks, block_size, loaded.dtype, loaded.device)
         self.block_bytes = shape.block_bytes(block_size, loaded.dtype)
@@ -207,7 +207,7 @@ class EngineCore:
         failed |= {
             sequence.request.id
             for sequence in self._scheduler.sequences
-            if not unwritten.isdisjoint(chain.from_iterable(self.manager.tables(sequence.cache_request.id)))
+            if not unwritten.isdisjoint(chain.from_iterable(self.manager.get_block_ids(sequence.cache_request.id)))
         }
         self._abort_failed(failed, unwritten, client_error(error))
 
@@ -223,7 +223,7 @@ class EngineCore:
 
     def _abort_failed(self, request_ids: set[str], unwritten: set[int], error: KvproxyError) -> None:
         pool = self.manager.pool
-        pool.forget([pool.blocks[block] for block in sorted(unwritten) if pool.blocks[block].hash is not None])
+        pool.evict_blocks([pool.blocks[block] for block in sorted(unwritten) if pool.blocks[block].hash is not None])
         for sequence in self._scheduler.sequences:
             if sequence.request.id in request_ids:
                 self._scheduler.remove(sequence)

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import torch
 
-from kvproxy.blocks.snapshot import take_snapshot
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.event_publisher import create_publisher
 from kvproxy.engine.health import EngineHealth, StepFailed, client_error, first_line, is_device_error
@@ -192,7 +191,7 @@ class EngineThread:
     def _publish_snapshot(self) -> None:
         self._publish()
         if self.publisher is not None:
-            self.publisher.publish_snapshot(take_snapshot(self._engine.manager).events)
+            self.publisher.publish_snapshot(self._engine.manager.snapshot())
 
 
 def _wake() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kvproxy.apis.request import ApiRequest, asks_for_sample
+from kvproxy.apis.request import ApiRequest, requests_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
@@ -116,7 +116,7 @@ class Answerer:
         if sampled:
             request = replace(request, control=replace(request.control, no_cache=True))
             exchange.request = request
-        exchange.cacheable = self.settings.enabled and request.api.cacheable(request.body)
+        exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
         exchange.key = await self.key(request)
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
@@ -129,10 +129,10 @@ class Answerer:
     def _wants_sample(self, request: ApiRequest) -> bool:
         """Whether a request asks for a random sample and does not accept a stored response."""
         control = request.control
-        if (control.ruled.sampled or self.settings.sampled) == "replay":
+        if (control.rule.sampled or self.settings.sampled) == "replay":
             return False
         accepts_stored = control.only_if_cached or control.max_age is not None
-        return not accepts_stored and asks_for_sample(request.body)
+        return not accepts_stored and requests_sample(request.body)
 
     async def _after_exact(self, exchange: Exchange) -> Answer:
         if exchange.bypass_reason is None:
@@ -216,6 +216,6 @@ class Answerer:
         """Cancel requests in flight, and wait for pending writes."""
         await self._revalidator.close()
         await self.shared_requests.close()
-        await self.cache.coming.settled()
+        await self.cache.pending_writes.wait()
         if self.semantic is not None:
-            await self.semantic.behind.stop()
+            await self.semantic.deferred.stop()

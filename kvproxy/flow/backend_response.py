@@ -15,6 +15,7 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import Event, EventReader
 from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, ServingUpstream
 from kvproxy.exchange import PrefixUse
+from kvproxy.generation import Delta
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
@@ -40,6 +41,10 @@ class ResponseReader(Protocol):
     def prefix(self) -> PrefixUse | None:
         """Reuse that a stream has reported so far."""
 
+    @property
+    def prefill_seconds(self) -> float | None:
+        """Duration of the prefill as far as the backend has reported it."""
+
     async def result(self) -> JsonObject | None:
         """The response as one object; None if it is broken, incomplete, or too large."""
 
@@ -57,6 +62,7 @@ class BackendResponse:
         prefix: reuse of the prompt. An upstream reports it during the response.
         served_by: the upstream that took the request; None for the embedded engine.
         usage: tokens of the prompt and of the response, known at the end of a response that is read.
+        prefill_seconds: duration of the prefill, if the backend reports it or the response is a stream.
         started: value of `time.perf_counter`.
     """
 
@@ -72,6 +78,7 @@ class BackendResponse:
     prefix: PrefixUse | None = None
     served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
+    prefill_seconds: float | None = None
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -113,7 +120,7 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
             varying |= each
     if directives & {"no-store", "private"} or "*" in varying:
         return True
-    keyed = request.control.ruled.key_headers
+    keyed = request.control.rule.key_headers
     return any(name in request.headers for name in varying - _IRRELEVANT_VARY.union(keyed))
 
 
@@ -142,6 +149,7 @@ class _GeneratedReader:
     """Encodes the engine's typed output. Nothing is parsed."""
 
     prefix = None
+    prefill_seconds: float | None = None
 
     def __init__(self, encoder: ResponseEncoder, limit: int) -> None:
         self._encoder = encoder
@@ -151,17 +159,21 @@ class _GeneratedReader:
 
     async def events(self, reply: Generated) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            if written := b"".join(self._encoder.write(piece)):
+            if written := self._write(piece):
                 yield written
         self._ended = True
         yield b"".join(self._encoder.end())
 
     async def body(self, reply: Generated) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            for _ in self._encoder.write(piece):
-                pass
+            self._write(piece)
         self._ended = True
         yield await asyncio.to_thread(lambda: dumps(self._encoder.whole()))
+
+    def _write(self, piece: Delta) -> bytes:
+        if piece.timing is not None and self.prefill_seconds is None:
+            self.prefill_seconds = piece.timing.first_token - piece.timing.queue
+        return b"".join(self._encoder.write(piece))
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
@@ -196,14 +208,18 @@ class UpstreamReader:
         self._read_events(chunk)
 
     @property
+    def prefill_seconds(self) -> float | None:
+        return self._reuse.prefill_seconds
+
+    @property
     def prefix(self) -> PrefixUse | None:
-        return None if self._reuse.told is None else PrefixUse(*self._reuse.told)
+        return None if self._reuse.reuse is None else PrefixUse(*self._reuse.reuse)
 
     def _read_events(self, chunk: bytes) -> list[Event]:
         # A stream without event boundaries must not accumulate in memory.
         events = self._events.push(chunk) if len(self._events) <= self._limit else []
         for event in events:
-            self._reuse.take(event)
+            self._reuse.push(event)
         return events
 
     def push(self, chunk: bytes) -> bool:

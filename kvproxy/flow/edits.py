@@ -1,4 +1,4 @@
-"""Changes that make the beginnings of prompts alike, made before a request is named, looked up and sent on."""
+"""Edits that give prompts a common prefix, before the lookups and the backend."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _SYSTEM = ("system", "developer")
 
 
 def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """A request after all edits that apply to it; the same one where none does.
+    """Apply all matching edits to a request; without one, return it unchanged.
 
     A request is named as it is sent on: two that differ in nothing but a stripped span get the same answer.
     """
@@ -28,13 +28,13 @@ def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
             names.append(edit.name)
     if not names:
         return request
-    # Listings, the journal and savings know tags: so all of them tell what was changed, and by what.
+    # Tags show the edits in listings, the journal, and savings.
     tags = (*request.control.tags, *(f"edit:{name}" for name in names))
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
 
 
 def _applied(body: JsonObject, edit: EditSettings) -> JsonObject | None:
-    """A body after an edit; None where it finds nothing to change."""
+    """The edited body; None if the edit changes nothing."""
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
         ordered: list[Json] = [*sorted(tools, key=_tool_name)]
@@ -47,7 +47,7 @@ def _applied(body: JsonObject, edit: EditSettings) -> JsonObject | None:
 
 
 class _Scissors:
-    """Cuts a span out of every text of a role.
+    """Removes a span from every text of a role.
 
     Attributes:
         taken: the spans that were cut out.
@@ -98,7 +98,7 @@ class _Scissors:
 
 
 def _with_span(body: JsonObject, span: str) -> JsonObject | None:
-    """A body with a span at the end of its last message; None where that is not the user's."""
+    """Append a span to the last message; None if that is not the user's."""
     for name in _TURNS:
         turns = body.get(name)
         if isinstance(turns, list) and turns:

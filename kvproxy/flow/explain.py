@@ -1,4 +1,4 @@
-"""What would happen to a request, without doing it."""
+"""Predicts the path of a request through the caches, without sending it."""
 
 import asyncio
 import zlib
@@ -15,9 +15,9 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import hides_text
-from kvproxy.index.policies.policy import Status, Verdict
+from kvproxy.index.policies.policy import LearningStatus, Verdict
 from kvproxy.index.search.lookup import FRESH, Candidate, Lookup
-from kvproxy.index.store import Filter, Store
+from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.causes import Texts
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.regions import parts_of
@@ -25,7 +25,7 @@ from kvproxy.settings.cache import LEAST_SIMILARITY
 
 
 def texts(reader: Reader, store: Store | None) -> Texts:
-    """Finds what the regions of a prompt held: in the journal, or in the request of the response that is stored for it."""
+    """Return a function that finds the contents of a prompt's regions, in the journal or in the stored request."""
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:
         kept = reader.whole(prompt)
@@ -46,14 +46,14 @@ def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
     return dict(parts_of(cache_key(request, entry.backend).parts))
 
 
-_NEAREST = 5  # Neighbours that are shown; a policy that learns looks at more.
-_MOST_LIKE = 1000
-"""Entries with the same prompt that are looked through for another tenant's."""
+_NEAREST = 5  # Neighbours in the report. The policy `learned` reads more.
+_MAX_SAME_PROMPT = 1000
+"""Entries with the same prompt to search for another tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactReport:
-    """Whether an equal request is stored, under which id, and whether it may be served."""
+    """The stored response to an equal request, and whether it may be served."""
 
     hit: bool
     id: str | None
@@ -62,7 +62,7 @@ class ExactReport:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourReport:
-    """A similar question that is stored, and what the policy decides of it; see `index.search.lookup.Candidate`."""
+    """A stored similar question and the policy's decision; see `index.search.lookup.Candidate`."""
 
     id: str
     prompt: str
@@ -76,18 +76,18 @@ class NeighbourReport:
 
 @dataclass(frozen=True, slots=True)
 class SemanticReport:
-    """What the search for similar questions finds.
+    """The result of the semantic lookup.
 
     Attributes:
-        learned: what the namespace has learned, under a policy that learns.
-        reason: why it does not search at all.
+        learned: state of the namespace under the policy `learned`.
+        reason: cause to skip the lookup.
     """
 
     policy: str | None = None
     threshold: float | None = None
     level: float | None = None
     max_error: float | None = None
-    learned: Status | None = None
+    learned: LearningStatus | None = None
     shadow: bool = False
     neighbours: tuple[NeighbourReport, ...] = ()
     reason: str | None = None
@@ -95,15 +95,13 @@ class SemanticReport:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Which layer would answer a request, and why not the ones before it.
+    """The layer that would answer a request, and the reports of the layers before it.
 
     Attributes:
-        layer: exact, semantic, prefix (the engine computes, and reuses a part of the prompt) or none.
-        key, namespace: the request's names.
-        tenant: who asks, as the headers say.
-        rule: name of the operator's rule that holds for it.
+        layer: `prefix` if the engine reuses a part of the prompt.
+        rule: name of the matching rule.
         other_tenants: whether another tenant has an equal request stored.
-        prefix: what the engine would reuse; None where that cannot be known.
+        prefix: reuse by the engine; None if it is unknown.
     """
 
     layer: Literal["exact", "semantic", "prefix", "none"]
@@ -119,9 +117,9 @@ class Explanation:
 
 
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> Explanation:
-    """What would happen to a request; raises what reading it raises."""
+    """Explain a request. Raises KvproxyError and CacheStoreError."""
     key = await answerer.key(request)
-    # What is past its time answers while it is computed anew, or where that fails.
+    # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
     found = ExactReport(False, None)
     if kept is not None:
@@ -140,29 +138,29 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         layer,
         request.api.name,
         request.tenant,
-        kept is None and await _others_have_it(answerer, request, key),
+        kept is None and await _is_stored_for_other_tenant(answerer, request, key),
         key.exact,
         key.namespace,
         found,
         semantic,
         prefix,
-        request.control.ruled.name,
+        request.control.rule.name,
     )
 
 
 def _refused(request: ApiRequest) -> SemanticReport | None:
-    """Why no similar question counts for a request, where it or its rule says so."""
+    """The report if the request or its rule forbids a semantic hit."""
     control = request.control
-    who = "the request" if control.ruled.name is None else f"the rule {control.ruled.name}"
+    who = "the request" if control.rule.name is None else f"the rule {control.rule.name}"
     if control.no_cache:
         return SemanticReport(reason=f"{who} takes no stored answer")
-    return None if control.ruled.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
+    return None if control.rule.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
 
 
-async def _others_have_it(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
-    """Whether an entry with this prompt has the key that the request would have if its tenant asked."""
-    where = Filter(prompt=await answerer.cache.shown(key.prompt))
-    alike = await asyncio.to_thread(answerer.store.ls, where, limit=_MOST_LIKE)
+async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
+    """Whether another tenant stored a response to an equal request."""
+    where = EntryFilter(prompt=await answerer.cache.redact_text(key.prompt))
+    alike = await asyncio.to_thread(answerer.store.ls, where, limit=_MAX_SAME_PROMPT)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:
             theirs = await answerer.key(replace(request, tenant=entry.tenant))
@@ -175,9 +173,9 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
     cache, settings = answerer.semantic, answerer.settings
     if cache is None:
         return SemanticReport(reason="semantic matching is off")
-    ruled, limits = request.control.ruled.policy, request.control.limits
-    policy = ruled or cache.policy.name
-    least = settings.least_similarity if ruled in (None, settings.policy) else LEAST_SIMILARITY[ruled]
+    rule_policy, limits = request.control.rule.policy, request.control.limits
+    policy = rule_policy or cache.policy.name
+    least = settings.least_similarity if rule_policy in (None, settings.policy) else LEAST_SIMILARITY[rule_policy]
     report = SemanticReport(
         policy=policy,
         threshold=max(least, limits.similarity or 0.0),
@@ -189,7 +187,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
     if key.text is None:
         why = "this request is answered from an equal one only (tools, images, structured or long input)"
         return replace(report, reason=why)
-    if not await answerer.cache.compares(key.text):
+    if not await answerer.cache.is_comparable(key.text):
         return replace(report, reason="a part of it is redacted, so only an equal request is answered alike")
     if hides_text(key.text):
         return replace(report, reason="it holds characters that a reader does not see, or words of two alphabets")
@@ -197,7 +195,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
         return replace(report, reason="it is in a language that the models in use do not know, see cache.languages")
     if not cache.reads(key.text):
         return replace(report, reason="the embedder does not read all of this text (letters, length)")
-    lookup = await cache.lookup(key.namespace, key.text, explore=False, limits=limits, policy=ruled)
+    lookup = await cache.lookup(key.namespace, key.text, explore=False, limits=limits, policy=rule_policy)
     neighbours = tuple(
         NeighbourReport(
             candidate.id,
@@ -215,7 +213,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
 
 
 def _shown(lookup: Lookup) -> list[Candidate]:
-    """The nearest few, and those that were judged."""
+    """The nearest neighbours, and all that were judged."""
     return [
         candidate
         for place, candidate in enumerate(lookup.candidates)

@@ -1,4 +1,4 @@
-"""The names under which an answer is kept: an exact key, and the namespace inside which similar questions are sought."""
+"""Cache keys: the exact key of a request, and the namespace of its similar questions."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,26 +9,26 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.exchange import CacheKey
-from kvproxy.ruled import UNRULED, Ruled
+from kvproxy.request_rule import NO_RULE, RequestRule
 from kvproxy.settings.access import TENANT_HEADERS
 
-# The embedder reads some 256 tokens; of two longer texts it could miss the difference.
+# The embedder reads 256 tokens, and could miss a difference between longer texts.
 _MAX_SEMANTIC_BYTES = 800
-# Which version of an API answers; the same body means another thing in another version.
+# API versions: the same body may mean something else in another version.
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
-# Lists whose items, and the items' own content, may carry a marker of where a prefix is to be cached.
+# Lists whose items, and their content, may have markers for prefix caching.
 _MARKED = ("messages", "system", "tools", "input")
 _MARKER = "cache_control"
 _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """The tenant of a request: its client, and a digest of the headers that name users; `public` without either.
+    """The tenant: the client and a digest of the headers that name users; `public` without both.
 
     Args:
         headers: names in lower case.
         names: headers that name users.
-        client: the tenant of the client whose key the request has.
+        client: tenant of the client with this key.
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
@@ -39,11 +39,11 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     """Keys of a request to a backend.
 
     Args:
-        backend: its name; an answer is never served for another backend.
-        shared: give every tenant the same keys, so that each is answered from all responses.
+        backend: its name. A response is never served for another backend.
+        shared: give every tenant the same keys.
 
     Raises:
-        Unkeyable: the body cannot be written again.
+        Unkeyable: the body cannot be serialised.
     """
     api, body = request.api, _relevant(request)
     whole: JsonObject = {
@@ -55,27 +55,27 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     if request.query:
         whole["query"] = request.query
     versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
-    if request.control.ruled is not UNRULED:
+    if request.control.rule is not NO_RULE:
         _add_named(whole, versions, request)
     if versions:
         whole["headers"] = versions
     exact = _digest(whole)
     question = api.question(body)
     if question is None:
-        return CacheKey(exact, exact, None, api.shown(body), whole)
-    similar = question.similar and len(question.text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES
+        return CacheKey(exact, exact, None, api.display_text(body), whole)
+    similar = question.allows_semantic and len(question.text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES
     space = _digest({**whole, "body": question.rest})
     return CacheKey(exact, space, question.text if similar else None, question.text, whole)
 
 
 def _relevant(request: ApiRequest) -> JsonObject:
-    """The body without what cannot change the answer: such fields, nulls, markers of the prefix cache, 1.0 for 1."""
+    """The body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
     body: JsonObject = {}
-    ignored = request.control.ruled.ignored
-    # Escapes could hide a marker from this look, which is there to save time: so any escape counts as one.
+    ignored = request.control.rule.ignored
+    # An escape sequence could hide a marker from this fast check.
     marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without(request.body, ignored) if ignored else request.body).items():
-        if value is None or name in request.api.irrelevant:
+        if value is None or name in request.api.ignored_fields:
             continue
         if name in _MARKED and marked:
             value = _unmarked(value, 2)
@@ -86,13 +86,13 @@ def _relevant(request: ApiRequest) -> JsonObject:
 
 
 def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
-    """Add what the request's rule makes parts of its key: headers, by digests, since they may be secret; and fields."""
-    ruled: Ruled = request.control.ruled
-    for name in ruled.key_headers:
+    """Add the headers (as digests, since they may be secret) and fields of the rule."""
+    rule: RequestRule = request.control.rule
+    for name in rule.key_headers:
         if name in request.headers:
             headers[name] = _digest({name: request.headers[name]})[:16]
     fields: JsonObject = {}
-    for path in ruled.key_fields:
+    for path in rule.key_fields:
         value: Json = request.body
         for name in path.split("."):
             value = field(value, name)
@@ -103,7 +103,7 @@ def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> N
 
 
 def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
-    """An object without some of its fields: `user`, or `metadata.run` of an object in it."""
+    """Remove fields by paths such as `user` or `metadata.run`."""
     left = dict(body)
     for path in paths:
         name, _, rest = path.partition(".")
@@ -116,7 +116,7 @@ def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
 
 
 def _unmarked(value: Json, depth: int) -> Json:
-    """A list of objects without their markers, and without those of the lists in their `content`."""
+    """Remove the cache markers of a list's items, and of their `content`."""
     if not isinstance(value, list):
         return value
     return [_unmarked_item(item, depth) if isinstance(item, dict) else item for item in value]

@@ -1,13 +1,12 @@
-"""Where a request was forwarded although a similar one is stored: compare the two answers, and let the policy learn from it.
+"""Compares fresh responses with cached ones of similar questions, so that the policy learns.
 
-All of it happens off the request path, one comparison after the other; when too many wait, further ones are dropped and counted.
+Comparisons run in the background, one after the other. Their queue is bounded: further comparisons are dropped and counted.
 """
 
 import asyncio
 import contextlib
 import logging
 import re
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ _INSTRUCTION = (
     "You compare two answers to the same question. Reply with one word: SAME if a reader learns the same from both,"
     " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
 )
-# Who asks, and which version of an API answers.
+# Credentials, and the version of the API.
 _PASSED = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "anthropic-version")
 _MOST_TOKENS = 200
 _LARGEST = 2**20
@@ -38,32 +37,32 @@ _LARGEST = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A stored answer: the id of its entry, and what it says."""
+    """The text of a stored response, and the id of its entry."""
 
     entry: str
     text: str
 
 
 class Judge(Protocol):
-    """Compares answers, off the request path."""
+    """Decides whether two responses are equivalent."""
 
     async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
-        """Whether the cached answer would have served the request; None where that cannot be told."""
+        """Whether the cached response would have served the request; None if this is undecided."""
 
 
 class EqualityJudge:
-    """Equal but for case, spaces and punctuation."""
+    """Compares texts without case, spaces, and punctuation."""
 
     async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
         return normalise(cached.text) == normalise(fresh)
 
 
 class SimilarityJudge:
-    """Equal, or close as embeddings.
+    """Compares texts, then their embeddings.
 
     Args:
-        similarity: cosine of a stored answer and a fresh one.
-        least: from which on they count as the same.
+        similarity: cosine of a stored and a fresh response.
+        least: minimum cosine of equal responses.
     """
 
     def __init__(self, similarity: Callable[[Cached, str], Awaitable[float]], least: float) -> None:
@@ -75,7 +74,7 @@ class SimilarityJudge:
 
 
 class ModelJudge:
-    """Equal, or the same in the eyes of the model that answered; each comparison is one more request to the backend."""
+    """Compares texts, then asks the model. Each comparison is one more request to the backend."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -92,12 +91,12 @@ class ModelJudge:
             return None
         said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
         words = re.findall(r"\b(SAME|DIFFERENT)\b", said.upper())
-        # A model that thinks aloud decides last.
+        # A reasoning model states its decision last.
         return words[-1] == "SAME" if words else None
 
 
 def _judging(request: ApiRequest, asked: str) -> ApiRequest:
-    """The request that asks for a verdict, through the API that the request itself came by, so that its key is the right one."""
+    """The request for a verdict, through the API of the original request, whose credentials it has."""
     body: JsonObject = {"model": request.model, "temperature": 0}
     turn: list[Json] = [{"role": "user", "content": asked}]
     match request.api.name:
@@ -114,24 +113,22 @@ def _judging(request: ApiRequest, asked: str) -> ApiRequest:
 
 
 def normalise(text: str) -> str:
-    """A text without case, punctuation and extra space."""
+    """Remove case, punctuation, and extra space."""
     return _NOISE.sub(" ", text.casefold()).strip()
 
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
-    """What a stored answer of an API says; None where that is no text, or more than one."""
+    """The text of a stored response; None if it has no text, or several."""
     api = by_name(endpoint)
     try:
         whole = loads(response)
     except ValueError:
         return None
-    text = api.said(whole) if api is not None and isinstance(whole, dict) else None
+    text = api.output_text(whole) if api is not None and isinstance(whole, dict) else None
     return text if text and text.strip() else None
 
 
 _WAITING = 64
-# Seconds of rest for each second of work: while requests wait to be looked up, and while they are not looked up at all.
-_REST, _LONG_REST = 3.0, 20.0
 _log = logging.getLogger("kvproxy")
 
 
@@ -144,11 +141,11 @@ class _Comparison:
 
 
 class Observer:
-    """Compares answers in the background.
+    """Compares responses in the background.
 
     Args:
         semantic: knows the cached answers, and learns.
-        judge: says whether two answers are the same.
+        judge: compares two responses.
         shadow: whether every request is forwarded, whatever was found.
     """
 
@@ -163,7 +160,7 @@ class Observer:
         """Comparisons by result: right, wrong, undecided, dropped."""
 
     def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup, *, late: bool = False) -> None:
-        """Have a fresh answer compared with those of its question's neighbours, later.
+        """Queue the comparison of a fresh response with its question's neighbours.
 
         Args:
             late: the question was looked up only after its request had been forwarded.
@@ -177,21 +174,21 @@ class Observer:
             self.counts["dropped"] += 1
 
     async def idle(self) -> None:
-        """Wait until everything that was handed in is done."""
+        """Wait until the queue is empty."""
         await self._queue.join()
 
     def results(self) -> dict[str, int]:
-        """Comparisons by result, with those that were dropped before they came here."""
-        dropped = self.counts["dropped"] + self._semantic.behind.dropped
+        """Comparisons by result, including those that were dropped before they were queued."""
+        dropped = self.counts["dropped"] + self._semantic.deferred.dropped
         return dict(self.counts) | ({"dropped": dropped} if dropped else {})
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was handed in is done."""
+        """Whether the queue is empty."""
         return self._unfinished == 0
 
     async def close(self) -> None:
-        """Stop; what still waits is dropped."""
+        """Stop, and drop the queue."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -200,23 +197,18 @@ class Observer:
     async def _work(self) -> None:
         while True:
             comparison = await self._queue.get()
-            began = time.monotonic()
             try:
                 result = await self._observe(comparison)
-                if comparison.lookup.judged is not None:
+                if comparison.lookup.observation is not None:
                     self.counts[result] += 1
             except CacheStoreError as error:
                 _log.error("an observation was not stored: %s", error)
             except Exception as error:
-                # One answer that cannot be compared must not end all comparing.
+                # One failed comparison must not end the task.
                 _log.error("an answer could not be compared", exc_info=error)
             finally:
                 self._queue.task_done()
                 self._unfinished -= 1
-            if self._semantic.lookups.busy:
-                # Requests wait for the same cores: learning takes a part of their time, and no more.
-                rest = _LONG_REST if self._semantic.lookups.overloaded else _REST
-                await asyncio.sleep(rest * (time.monotonic() - began))
 
     async def _observe(self, comparison: _Comparison) -> str:
         fresh, learning = comparison.fresh, self._semantic.learning
@@ -231,21 +223,23 @@ class Observer:
                 return None
             return await self._judge.same(comparison.request, fresh.prompt, Cached(id, cached), said)
 
-        # A request that was not looked up in time was forwarded whatever would have been decided.
-        learned = await learning.learned(comparison.lookup, fresh, said, same, served=self._shadow or comparison.late)
+        # A skipped lookup forwarded its request without a decision.
+        learned = await learning.record_response(
+            comparison.lookup, fresh, said, same, served=self._shadow or comparison.late
+        )
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"
 
 
 def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Observer | None:
-    """The observer that the settings ask for, if any."""
+    """The observer that the settings define, if any."""
     judge = make_judge(semantic, backend, settings)
     return None if judge is None else Observer(semantic, judge, shadow=settings.shadow)
 
 
 def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
-    """What compares answers, if the settings ask for it."""
+    """The judge that the settings define, if any."""
     judges: dict[str, Callable[[], Judge]] = {
         "equality": EqualityJudge,
         "similarity": lambda: SimilarityJudge(_alike(semantic), settings.judge_similarity),
@@ -257,8 +251,7 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
 
 def _alike(semantic: SemanticCache) -> Callable[[Cached, str], Awaitable[float]]:
     async def alike(cached: Cached, fresh: str) -> float:
-        if semantic.learning is None:
-            return await semantic.similarity(cached.text, fresh)
-        return await semantic.learning.alike(cached.entry, cached.text, fresh)
+        assert semantic.learning is not None
+        return await semantic.learning.answer_similarity(cached.entry, cached.text, fresh)
 
     return alike

@@ -123,10 +123,10 @@ class CacheLookup:
             failed: the backend has no response, so a stale one is accepted.
         """
         request, key = exchange.api_request, exchange.cache_key
-        if exchange.lookup_failed or not request.control.ruled.semantic:
+        if exchange.lookup_failed or not request.control.rule.semantic:
             return None
         try:
-            if self._semantic is None or key.text is None or not await self._cache.compares(key.text):
+            if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):
                 return None
             # Without a backend to call, the lookup has no time limit.
             seconds = None if failed or request.control.only_if_cached else self._settings.budget
@@ -137,7 +137,7 @@ class CacheLookup:
                 seconds=seconds,
                 explore=not failed,
                 served=KEPT if failed else FRESH,
-                policy=request.control.ruled.policy,
+                policy=request.control.rule.policy,
             )
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
             self.outcomes[lookup.outcome] += 1
@@ -148,7 +148,7 @@ class CacheLookup:
             if stale is None and not (entry.expires > self._clock() and self._is_young(entry, exchange)):
                 return None
             if self._semantic.learning is not None:
-                self._semantic.learning.served(lookup)
+                self._semantic.learning.record_served(lookup)
             return await self._hit(exchange, entry, _match(lookup), stale)
         except CacheStoreError:
             # The store logs its failure once for all requests.
@@ -176,7 +176,7 @@ class CacheLookup:
                 body = await asyncio.to_thread(_events, request, entry)
             else:
                 body = _events(request, entry)
-        self._store.touch(entry.id)
+        self._store.record_hit(entry.id)
         now = self._clock()
         if stale is not None:
             self.stale[stale] += 1

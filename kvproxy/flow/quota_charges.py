@@ -70,7 +70,7 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
 
 
 class UnreadCharge:
-    """The cost of a request that is forwarded unread: its bytes and those of its response, at four bytes a token.
+    """Charges for a request that is forwarded unread: the bytes of it and its response, at four bytes per token.
 
     If the response is a JSON object with `usage`, its tokens count instead.
 
@@ -93,7 +93,7 @@ class UnreadCharge:
         self._size = 0
 
     def upload(self, body: Body) -> Body:
-        """The body, charged as it passes."""
+        """Charge for the body while it is sent."""
         return body if isinstance(body, bytes) else self._charged(body)
 
     async def _charged(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -110,13 +110,13 @@ class UnreadCharge:
             yield part
 
     def failed(self, error: BaseException) -> None:
-        """The request got no response. Raises the quota's refusal if that ended the upload."""
+        """Settle a request without a response. Raises the quota's error if it ended the upload."""
         self._account.settle(0)
         if self._refused is not None:
             raise self._refused from error
 
     def answer(self, reply: Relayed) -> Relayed:
-        """The response, counted as it passes."""
+        """Charge for the response while it is sent."""
         chunks, close = reply.chunks, reply.close
         readable = any(name == "content-type" and "json" in value for name, value in reply.headers)
 

@@ -90,7 +90,7 @@ class Revalidator:
                 self._finish(exchange)
 
     async def _own_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
-        """The request to send: that of the entry, with the credentials of the client that received the stale response."""
+        """The request to send: the request of the entry, with the credentials of the client that received the stale response."""
         served = exchange.api_request
         tags = tuple(sorted({*served.control.tags, *entry.tags}))
         control = replace(served.control, tags=tags, confirm=False)

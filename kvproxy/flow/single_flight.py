@@ -16,7 +16,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
-from kvproxy.index.pending_writes import Coming
+from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
 
 WINDOW = 256 * 1024
@@ -37,7 +37,7 @@ class Recorder(Protocol):
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
         """Read a chunk before the clients receive it. True if the response is complete with it."""
 
-    async def finish(self, response: BackendResponse) -> Coming | None:
+    async def finish(self, response: BackendResponse) -> PendingWrite | None:
         """Begin to store the response. Called once, when it is complete or has ended."""
 
 
@@ -62,8 +62,11 @@ class SharedRequest:
         self.error: BaseException | None = None
         self.response: BackendResponse | None = None
         self.ended = False
-        self._pending_write: Coming | None = None
+        self._pending_write: PendingWrite | None = None
         self.clients = 0
+        self.started = time.perf_counter()
+        self.seconds: float | None = None
+        """Duration of the response, from the request to its last chunk."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -95,6 +98,7 @@ class SharedRequest:
             self.error = error
         finally:
             self.ended = True
+            self.seconds = time.perf_counter() - self.started
             self._notify()
             if response is not None:
                 await response.close()
@@ -349,6 +353,10 @@ def record_end(exchange: Exchange, shared: SharedRequest) -> None:
     exchange.prefix = response.prefix
     if response.prefix is not None:
         exchange.prompt_tokens = response.prefix.prompt_tokens
+    exchange.backend_seconds, exchange.prefill_seconds = shared.seconds, response.prefill_seconds
+    if exchange.prefill_seconds is None and response.streams and not exchange.collapsed:
+        # The first chunk of a stream follows the prefill.
+        exchange.prefill_seconds = response.started - shared.started
     if response.usage is not None:
         exchange.completion_tokens = response.usage[1]
         exchange.prompt_tokens = exchange.prompt_tokens or response.usage[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.backend_response import BackendResponse
@@ -15,7 +15,7 @@ from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.ids import Ids
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.pending_writes import Coming
+from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
@@ -54,14 +54,14 @@ class ResponseWriter:
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
         """Seconds until a response expires: from its request, its rule, its upstream, or the settings, in this order."""
-        requested, ruled = request.control.ttl, request.control.ruled.ttl
-        if requested is None and ruled is not None:
-            return ruled
-        default = first((ruled, directives.max_age), self.settings.ttl)
+        requested, rule_ttl = request.control.ttl, request.control.rule.ttl
+        if requested is None and rule_ttl is not None:
+            return rule_ttl
+        default = first((rule_ttl, directives.max_age), self.settings.ttl)
         longest = default if self.settings.max_ttl is None else self.settings.max_ttl
         return min(default if requested is None else requested, longest)
 
-    async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Coming | None:
+    async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> PendingWrite | None:
         """Begin to store a response, and have it compared with the response to a similar question after that.
 
         The caller waits only if redaction takes time, or if too many writes are pending.
@@ -75,16 +75,16 @@ class ResponseWriter:
         entry = self._entry(exchange, whole, directives)
         if entry is None:
             return None
-        lookup, observer, is_full = exchange.lookup, self._observer, self._cache.coming.full
-        skipped = lookup is not None and lookup.skipped
+        lookup, observer, is_full = exchange.lookup, self._observer, self._cache.pending_writes.full
+        skipped = lookup is not None and lookup.skipped is not None
         compare = None
         if skipped and observer is not None:
             compare = partial(observer.compare, exchange.api_request, entry, late=True)
-        pending = self._cache.begin(entry, late=skipped, told=compare)
+        pending = self._cache.begin(entry, deferred=skipped, on_lookup=compare)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
         await pending.entry(self.settings.budget)
         if is_full:
-            await self._cache.coming.room()
+            await self._cache.pending_writes.wait_for_space()
         return pending
 
     def _written(self, exchange: Exchange, entry: Entry, task: "asyncio.Task[bool]") -> None:
@@ -96,15 +96,15 @@ class ResponseWriter:
             return
         self._journal.kept(entry)
         lookup = exchange.lookup
-        if self._observer is not None and lookup is not None and not lookup.skipped:
+        if self._observer is not None and lookup is not None and lookup.skipped is None:
             self._observer.compare(exchange.api_request, entry, lookup)
 
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
         """The entry for a response; None if it is not stored."""
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
-        if not request.api.keeps(whole, request.body):
+        if not request.api.is_storable(whole, request.body):
             return None
-        rule, settings, lifetime = request.control.ruled, self.settings, self.lifetime(request, directives)
+        rule, settings, lifetime = request.control.rule, self.settings, self.lifetime(request, directives)
         stale_while_revalidate = first(
             (rule.stale_while_revalidate, directives.stale_while_revalidate), settings.stale_while_revalidate
         )
@@ -121,7 +121,7 @@ class ResponseWriter:
             model=request.model,
             endpoint=request.api.name,
             prompt=key.text or key.prompt,
-            semantic=key.text is not None and self._cache.searches and rule.semantic,
+            semantic=key.text is not None and self._cache.semantic is not None and rule.semantic,
             request=request.raw,
             response=dumps(whole),
             created=now,
@@ -134,7 +134,7 @@ class ResponseWriter:
             stale_while_revalidate=stale_while_revalidate,
             stale_if_error=stale_if_error,
         )
-        return entry if self._cache.store.takes(entry) else None
+        return entry if self._cache.store.fits(entry) else None
 
 
 class ResponseRecorder:
@@ -169,7 +169,7 @@ class ResponseRecorder:
     def _is_stored(self, response: BackendResponse) -> bool:
         return self._stores and response.status == 200 and not response.is_private
 
-    async def finish(self, response: BackendResponse) -> Coming | None:
+    async def finish(self, response: BackendResponse) -> PendingWrite | None:
         try:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:
@@ -184,6 +184,9 @@ class ResponseRecorder:
             return None
 
     def _report_reuse(self, response: BackendResponse, whole: JsonObject | None) -> None:
+        response.prefill_seconds = response.reader.prefill_seconds or (
+            None if whole is None else reported_prefill(whole)
+        )
         if response.prefix is None and whole is not None and (reported := reported_reuse(whole)) is not None:
             response.prefix = PrefixUse(*reported)
         prefix, model = response.prefix, self._exchange.api_request.model

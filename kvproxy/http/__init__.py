@@ -1,1 +1,1 @@
-"""Sockets and routes: `app.py` mounts everything, `routes.py` has the public ones, `admin/` those of the operator."""
+"""HTTP: `app.py` builds the app, `routes.py` has the public routes, `admin/` the routes of the operator."""

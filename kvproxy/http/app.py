@@ -1,4 +1,4 @@
-"""The ASGI app: all routes, and an answer for every error."""
+"""The ASGI app: routes, middleware, and error handlers."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
 from kvproxy.http.access.clients import ClientGuard
 from kvproxy.http.access.guard import AdminGuard, PageGuard
-from kvproxy.http.admin.caught_up import CaughtUp
+from kvproxy.http.admin.pending_writes import WaitForPendingWrites
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.failures import failed
@@ -28,7 +28,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def create_app(services: Services) -> Starlette:
-    """The app over parts that are built; its lifespan starts and closes them."""
+    """Create the app. Its lifespan starts and closes the services."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -38,10 +38,8 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    caught_up = Middleware(CaughtUp, coming=services.answerer.cache.coming)
-    guarded = Mount(
-        "/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access), caught_up]
-    )
+    pending = Middleware(WaitForPendingWrites, writes=services.answerer.cache.pending_writes)
+    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access), pending])
     app = Starlette(
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.OTHER],
         lifespan=lifespan,
@@ -91,7 +89,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    # Nobody reads this; 499 is the customary status in logs.
+    # The customary status in logs. No client reads this response.
     return Response(status_code=499)
 
 

@@ -1,4 +1,4 @@
-"""Request bodies: read up to a limit, and turned into requests off the event loop where they are large."""
+"""Request bodies: read with a limit, and parsed in a thread if they are large."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from starlette.requests import Request
 from kvproxy.apis.api import Api
 from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonMap, JsonObject
-from kvproxy.apis.request import ApiRequest, read_body
+from kvproxy.apis.request import ApiRequest, parse_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
 from kvproxy.http.body_budget import Reservation
@@ -16,7 +16,7 @@ from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
 
 _SLOW_BYTES = 64 * 1024
-"""From here on parsing takes long enough to leave the event loop."""
+"""Larger bodies are parsed in a thread."""
 
 
 async def whole_body(
@@ -64,19 +64,19 @@ def _too_large(limit: int) -> TooLarge:
 
 
 async def parsed(raw: bytes) -> JsonObject:
-    """A body as an object; raises InvalidRequest where it is none."""
-    return await asyncio.to_thread(read_body, raw) if len(raw) > _SLOW_BYTES else read_body(raw)
+    """Parse a body. Raises InvalidRequest."""
+    return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
 
 
 async def api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
-    """A request to one of the cached APIs.
+    """Parse a request to a cached API.
 
     Args:
-        settings: name the headers that tell clients apart.
-        check: whether to refuse what no server could answer; else that is left to the upstream.
+        settings: name the headers that identify users.
+        check: reject invalid requests; otherwise the upstream does.
 
     Raises:
-        InvalidRequest: the body is no JSON object, does not pass the check, or a header's value is not of its form.
+        InvalidRequest: the body is not a JSON object, fails the check, or a header has an invalid value.
     """
     if len(raw) > _SLOW_BYTES:
         body = await asyncio.to_thread(_checked, raw, api, check)
@@ -91,14 +91,14 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
 
 
 def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
-    body = read_body(raw)
+    body = parse_body(raw)
     if check:
         api.check(body)
     return body
 
 
 def joined_headers(request: Request) -> dict[str, str]:
-    """The request's headers, names in lower case, repeated ones joined by commas."""
+    """Headers by lower-case name; repeated ones are joined by commas."""
     headers: dict[str, str] = {}
     for name, value in request.headers.items():
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
@@ -106,13 +106,13 @@ def joined_headers(request: Request) -> dict[str, str]:
 
 
 def query_of(request: Request) -> str:
-    """The query as it was sent, without its question mark."""
+    """The query without its question mark."""
     query: bytes = request.scope["query_string"]
     return query.decode("latin-1")
 
 
 def check_choices(body: JsonMap, most: int) -> None:
-    """Refuse a request for more answers than one may ask for; raises InvalidRequest."""
+    """Reject a request for too many choices. Raises InvalidRequest."""
     for name in ("n", "best_of"):
         asked = body.get(name)
         if isinstance(asked, int | float) and asked > most:
@@ -122,13 +122,13 @@ def check_choices(body: JsonMap, most: int) -> None:
 
 
 async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
-    """The body's parts as they come; `uploaded` is set at their end.
+    """The chunks of a body; `uploaded` is set at the end.
 
     Args:
-        seconds: within which each part must come.
+        seconds: timeout of each chunk.
 
     Raises:
-        TooSlow: one did not come in time.
+        TooSlow: a chunk did not arrive in time.
     """
     parts = request.stream()
     try:
@@ -138,7 +138,7 @@ async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> A
                     chunk = await anext(parts, None)
             except TimeoutError:
                 raise TooSlow(
-                    f"no part of the body came for {seconds:g} s: see the setting limits.body_seconds"
+                    f"no part of the body arrived for {seconds:g} s: see the setting limits.body_seconds"
                 ) from None
             if chunk is None:
                 return

@@ -1,4 +1,4 @@
-"""A budget for the bodies of all requests in flight, so that large ones neither block the others nor fill the memory."""
+"""A budget for the bodies of all requests in flight, so that large bodies neither block other requests nor exhaust the memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Errors of our own as responses."""
+"""Errors as HTTP responses."""
 
 import math
 
@@ -10,7 +10,7 @@ from kvproxy.errors import KvproxyError
 
 
 def failed(error: KvproxyError, body: JsonObject | None = None) -> Response:
-    """The response that tells of an error.
+    """The response to an error.
 
     Args:
         body: the error in an API's form; OpenAI's by default.

@@ -1,4 +1,4 @@
-"""Figures in Prometheus' text format, in a registry of the app's own."""
+"""Prometheus metrics, in a registry per app."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,21 +10,21 @@ from kvproxy.blocks.stats import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
-from kvproxy.index.policies.policy import Overall
+from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.savings import Saving
-from kvproxy.tiers.figures import TierFigures
+from kvproxy.tiers.store import TierStats
 from kvproxy.upstreams.engine import EngineStatus
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 _MOST_CLIENTS = 200
 _OTHERS = "(others)"
-"""Stands for all clients beyond so many; no client has this name."""
+"""Label of all clients beyond the first 200. No client can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A metric as its readers find it: its name, what kind it is, what it counts, and by what."""
+    """Description of a metric, for the docs."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -33,10 +33,10 @@ class Described:
 
 
 class Metrics:
-    """What a proxy counts.
+    """The metrics of a proxy.
 
     Attributes:
-        described: every metric, in the order in which they are shown.
+        described: all metrics, in their order.
     """
 
     def __init__(self) -> None:
@@ -133,27 +133,27 @@ class Metrics:
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
     def client_tokens(self, name: str, tokens: int) -> None:
-        """Count what was computed for a client."""
+        """Count the computed tokens of a client."""
         self._client_tokens.labels(self._client(name)).inc(tokens)
 
     def _client(self, name: str) -> str:
-        """The label of a client: its name, for as many as a database of figures bears."""
+        """The label of a client. The number of labels is bounded."""
         if name not in self._clients and len(self._clients) >= _MOST_CLIENTS:
             return _OTHERS
         self._clients.add(name)
         return name
 
     def limited(self, limit: str) -> None:
-        """Count what met a limit."""
+        """Count a limit that was reached."""
         self._limited.labels(limit).inc()
 
     def refused(self, error: KvproxyError) -> None:
-        """Count an error that a limit is the cause of; others are none of this."""
+        """Count an error that a limit caused."""
         if error.limit is not None:
             self.limited(error.limit)
 
     def generated(self, last: Delta) -> None:
-        """Count one answer of the embedded engine by its last piece."""
+        """Count a response of the embedded engine."""
         usage, timing = last.usage, last.timing
         self._tokens.labels("generated").inc(usage.completion_tokens)
         if timing is not None and usage.completion_tokens > 1:
@@ -168,14 +168,14 @@ class Metrics:
             self._first_token.observe(timing.first_token)
 
     def pool(self, stats: PoolStats) -> None:
-        """Take over the pool's figures."""
+        """Set the statistics of the pool."""
         for state, count in (("free", stats.free), ("cached", stats.cached), ("used", stats.used)):
             self._blocks.labels(state).set(count)
         for name, total in (("queries", stats.queries), ("hits", stats.hits), ("evictions", stats.evictions)):
             self._totals.labels(name).set(total)
 
-    def tiers(self, rows: Sequence[TierFigures]) -> None:
-        """Take over each tier's figures."""
+    def tiers(self, rows: Sequence[TierStats]) -> None:
+        """Set the statistics of the tiers."""
         for row in rows:
             figures = {
                 "chunks": row.chunks,
@@ -192,7 +192,7 @@ class Metrics:
                 self._tiers.labels(row.name, name).set(value)
 
     def upstream(self, status: EngineStatus) -> None:
-        """Take over one upstream's figures."""
+        """Set the statistics of an upstream."""
         figures = {
             "up": status.state == "up",
             "requests": status.requests,
@@ -214,7 +214,7 @@ class Metrics:
                 self._reuse.labels(status.url, model, name).set(value)
 
     def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
-        """Take over the counts of semantic decisions, and of answers past their time."""
+        """Set the counts of semantic lookups, comparisons, and stale responses."""
         for name, count in stale.items():
             self._stale.labels(name).set(count)
         for outcome, count in lookups.items():
@@ -222,17 +222,17 @@ class Metrics:
         for result, count in compared.items():
             self._compared.labels(result).set(count)
 
-    def learned(self, overall: Overall) -> None:
-        """Take over what was learned."""
+    def learned(self, overall: LearningSummary) -> None:
+        """Set the state of the policy `learned`."""
         for name, value in asdict(overall).items():
             self._learned.labels(name).set(value)
 
     def entries(self, count: int) -> None:
-        """Take over the number of stored responses."""
+        """Set the number of stored responses."""
         self._entries.set(count)
 
     def saved(self, savings: Sequence[Saving]) -> None:
-        """Take over what the journal says was saved."""
+        """Set the savings of the journal."""
         for saving in savings:
             for name in ("answered", "prompt_tokens", "completion_tokens", "reused_tokens", "seconds", "money"):
                 value = getattr(saving, name)
@@ -240,5 +240,5 @@ class Metrics:
                     self._saved.labels(saving.name, name).set(value)
 
     def render(self) -> bytes:
-        """The exposition text."""
+        """The metrics in text format."""
         return generate_latest(self._registry)

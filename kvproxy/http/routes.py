@@ -23,7 +23,7 @@ from kvproxy.http.bodies import api_request, check_choices, query_of, upload, wh
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.pace import paced
-from kvproxy.http.connections.relay import RelayResponse, unless_gone, whole_response
+from kvproxy.http.connections.relay import RelayResponse, cancel_on_disconnect, whole_response
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
 from kvproxy.http.openapi.document import openapi
@@ -55,7 +55,7 @@ class CachedApi:
         except KvproxyError as error:
             record_failure(exchange, error)
             services(request).metrics.refused(error)
-            return failed(error, self._api.error(error))
+            return failed(error, self._api.error_body(error))
         except ClientDisconnect:
             record_failure(exchange, asyncio.CancelledError())
             raise
@@ -72,10 +72,10 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     try:
         parsed = await api_request(request, api, raw, app.settings, check=forwarder is None)
         exchange.tenant = parsed.tenant
-        exchange.request = app.traced(exchange, app.ruled(parsed))
+        exchange.request = app.traced(exchange, app.apply_rules(parsed))
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
-        answer = await app.answerer.answer(exchange, lambda work: unless_gone(request, work, lifetime))
+        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))
     except Unkeyable:
         if forwarder is None:
             raise
@@ -96,19 +96,19 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         body = paced(body, exchange.hit.completion_tokens if exchange.hit else 0, pace)
 
     def last_event(error: KvproxyError) -> bytes:
-        return event(api.error(error), "error")
+        return event(api.error_body(error), "error")
 
     return RelayResponse(body, answer.status, headers, answer.close, lifetime, last_event)
 
 
 def _pace(request: ApiRequest, settings: Settings) -> float:
     """Tokens per second of a replayed stream: of the request, its rule, or the settings; 0 for no limit."""
-    given = (request.control.pace, request.control.ruled.pace)
+    given = (request.control.pace, request.control.rule.pace)
     return next((pace for pace in given if pace is not None), settings.cache.pace)
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: the upstream's own answer where there is one."""
+    """GET /v1/models: of the upstream, or of the embedded engine."""
     backend = services(request).answerer.backend
     if backend.forwarder is not None:
         return await other(request)
@@ -116,27 +116,27 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: the process answers, and its engine is not broken; `degraded` while nothing can be stored or found.
+    """GET /health: the process runs; `degraded` if the store is unavailable, `failed` if the engine is.
 
-    What is private is told to the operator only.
+    Details are for the operator only.
     """
     app = services(request)
     broken = app.built.worker.failure if app.built.worker is not None else None
     store = app.answerer.store
     lost = await asyncio.to_thread(store.failure) if store.remote else store.failure()
     working = "ok" if lost is None else "degraded"
-    told = {"status": working if broken is None else "failed", "version": __version__}
+    found = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.admin(request) is None:
-        told |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
-        told |= {"error": broken} if broken is not None else {}
-        told |= {"store": lost} if lost is not None else {}
+        found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
+        found |= {"error": broken} if broken is not None else {}
+        found |= {"store": lost} if lost is not None else {}
         outage = app.answerer.backend.failure() if broken is None else None
-        told |= {"outage": outage} if outage is not None else {}
-    return JSONResponse(told, 200 if broken is None else 503)
+        found |= {"outage": outage} if outage is not None else {}
+    return JSONResponse(found, 200 if broken is None else 503)
 
 
 async def ready(request: Request) -> Response:
-    """GET /ready: a request would be answered now; 503 with the cause where it would not."""
+    """GET /ready: the backend is available; otherwise 503 with the cause."""
     app = services(request)
     failure = app.answerer.backend.failure()
     if failure is None:
@@ -146,13 +146,13 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: Prometheus' text format, for the operator only: it names upstreams, and says who uses what."""
+    """GET /metrics: Prometheus' text format, for the operator only, since it names upstreams and clients."""
     app = services(request)
     refused = app.access.admin(request)
     if refused is not None:
         raise refused
     if app.built.worker is not None:
-        # An engine whose thread has ended has no figures any more; the others still tell.
+        # A failed engine has no statistics. The other metrics remain.
         with contextlib.suppress(Overloaded):
             app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
         app.metrics.tiers(app.built.worker.tier_figures())
@@ -162,7 +162,7 @@ async def metrics(request: Request) -> Response:
     observer = app.answerer.observer
     app.metrics.semantic(app.answerer.outcomes, observer.results() if observer is not None else {}, app.answerer.stale)
     semantic = app.answerer.semantic
-    overall = None if semantic is None or semantic.learning is None else semantic.learning.overall()
+    overall = None if semantic is None or semantic.learning is None else semantic.learning.summary()
     if overall is not None:
         app.metrics.learned(overall)
     with contextlib.suppress(KvproxyError):
@@ -175,17 +175,17 @@ async def metrics(request: Request) -> Response:
 
 
 async def other(request: Request) -> Response:
-    """Anything else under the upstream passes through untouched; without one it does not exist."""
+    """Forward every other request to the upstream, unread."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     return await _pass_on(request, None if has_body else b"")
 
 
 async def _pass_on(request: Request, body: bytes | None) -> Response:
-    """Pass a request on; one whose body has not been read yet is passed on as it comes."""
+    """Forward a request. A body of None is read while it is forwarded."""
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
     if forwarder is None:
-        raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
+        raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md")
     app = services(request)
     lifetime = app.lifetimes.begin()
     query = query_of(request)
@@ -195,14 +195,14 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
     uploaded = asyncio.Event()
     if body is not None:
         uploaded.set()
-    # Only the upload reads from the client until it is done; it notices by itself when the client goes.
+    # Until its end, only the upload reads from the client. It notices a disconnection itself.
     sent = upload(request, uploaded, app.settings.limits.body_seconds) if body is None else body
     exchange_of(request.scope).layer = "bypass"
     if spending is not None:
         sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
-        reply = await unless_gone(request, forwarding, lifetime, uploaded)
+        reply = await cancel_on_disconnect(request, forwarding, lifetime, uploaded)
     except BaseException as error:
         if spending is not None:
             spending.failed(error)
@@ -213,16 +213,16 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
 
 
 def _check_path(request: Request) -> None:
-    """Refuse a path of our own, whatever the method, and another spelling of a route: it would get past the caches."""
+    """Reject paths of the proxy itself, and other spellings of cached routes, which would bypass the caches."""
     path = request.url.path
     normal = posixpath.normpath("/" + path.lstrip("/"))
     if is_own(path) or (normal != path and (is_own(normal) or normal in _CACHED)):
-        hint = f"send it to {normal}" if normal != path else "see docs/http.md for those that there are"
+        hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
 def _spending(request: Request, body: bytes | None) -> UnreadCharge | None:
-    """The charge for a request that is forwarded unread; None if nobody counts, or if it carries nothing. Raises TooMany."""
+    """The charge for an unread request; None without quotas, or for a request without a body. Raises TooMany."""
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None

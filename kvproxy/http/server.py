@@ -1,4 +1,4 @@
-"""The server around the app: its socket, and its life."""
+"""Starts the server: data folder, socket, app."""
 
 import gc
 import logging
@@ -18,12 +18,11 @@ from kvproxy.http.data_folder import locked_folder
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hub import prefer_cached_models
 from kvproxy.http.services import Services, build
-from kvproxy.index.private_files import private_folder
+from kvproxy.index.private_files import make_private_folder
 from kvproxy.settings import Settings
 
 _GARBAGE = 200_000
-"""Objects made and not gone after which Python looks for circles among them. By default it is 700, fewer than some requests under
-way have. A look stops every request, for up to a tenth of a second, and finds next to nothing: not one object a request."""
+"""Threshold of the garbage collector. With Python's default of 700, collections would stop all requests for up to 0.1 s."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -31,26 +30,26 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     """Run the proxy until it is interrupted.
 
     Args:
-        settings: everything.
-        on_ready: called with the parts and the URL once the port is open.
+        settings: of the proxy.
+        on_ready: called with the services and the URL as soon as the port is open.
 
     Raises:
         SettingsError: the port is taken, or the store cannot be used.
         ModelUnsupported: the model cannot be served.
     """
-    # What is stored are other people's prompts: no file and no folder that is made from now on is for others to read.
+    # Prompts are private: new files and folders are readable by this user only.
     os.umask(0o077)
-    _keep_private(settings)
+    _make_data_private(settings)
     _log_to_stderr()
     allow_descriptors(settings)
-    _not_open_to_everybody(settings)
+    _require_clients(settings)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
     with listener, locked_folder(settings.data, url):
         prefer_cached_models(settings)
         services = build(settings)
-        # What is loaded by now stays: looking through it for garbage would stop all requests for a tenth of a second.
+        # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -59,7 +58,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 
 
 def make_server(services: Services) -> ProxyServer:
-    """The server of an app over its parts."""
+    """The server of the app."""
     limits, limited = services.settings.limits, services.metrics.limited
     # A request that is refused there has a record, too.
     labelled = ExchangeMiddleware(full, services.finish, services.settings.access.tenant_headers)
@@ -70,25 +69,25 @@ def _reload(services: Services) -> None:
     try:
         restart = services.rules.reload()
     except SettingsError as error:
-        _log.error("the rules stay as they were: %s", error.message)
+        _log.error("the rules were not reloaded: %s", error.message)
     else:
-        _log.info("%s rules hold from now on", len(services.rules))
+        _log.info("%s rules are active", len(services.rules))
         if restart:
             _log.warning("restart the proxy for the changed settings: %s", ", ".join(restart))
 
 
-def _keep_private(settings: Settings) -> None:
-    """Close the data folder to others; an earlier version may have made it for everybody."""
+def _make_data_private(settings: Settings) -> None:
+    """Make the data folder private."""
     try:
-        private_folder(settings.data)
+        make_private_folder(settings.data)
     except OSError as error:
         raise SettingsError(
             f"cannot use the data folder {settings.data} ({error.strerror}): choose another with --data", param="data"
         ) from None
 
 
-def _not_open_to_everybody(settings: Settings) -> None:
-    """Refuse to serve others than this machine without knowing who they are; they would use the operator's models and keys."""
+def _require_clients(settings: Settings) -> None:
+    """Refuse to listen beyond loopback without clients, unless the settings allow it."""
     if is_loopback(settings.host) or settings.access.open or all_clients(settings):
         return
     raise SettingsError(
@@ -98,7 +97,7 @@ def _not_open_to_everybody(settings: Settings) -> None:
 
 
 def _log_to_stderr() -> None:
-    """Tell of what the operator does and of what goes wrong, with the time, a line each."""
+    """Log to stderr with timestamps."""
     log = logging.getLogger("kvproxy")
     if not log.handlers:
         handler = logging.StreamHandler()
@@ -108,7 +107,7 @@ def _log_to_stderr() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The listening socket, opened before anything slow is loaded, so that a taken port is told at once."""
+    """Open the socket before slow imports, so that a port in use is reported immediately."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What an app is made of, built once from the settings and handed to every route."""
+"""The services of the app, built once from the settings."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ _log = logging.getLogger("kvproxy")
 
 @dataclass(frozen=True)
 class Services:
-    """Parts of an app."""
+    """Services that every route can use."""
 
     settings: Settings
     answerer: Answerer
@@ -62,11 +62,11 @@ class Services:
     def rules(self) -> Rules:
         return Rules(self.settings)
 
-    def ruled(self, request: ApiRequest) -> ApiRequest:
-        """A request with what its rule sets, and with the edits that hold for it."""
-        asked = self.rules.apply(request)
-        edits = self.rules.edits(asked)
-        return edited(asked, edits) if edits else asked
+    def apply_rules(self, request: ApiRequest) -> ApiRequest:
+        """A request with its rule and edits applied."""
+        ruled = self.rules.apply(request)
+        edits = self.rules.edits(ruled)
+        return edited(ruled, edits) if edits else ruled
 
     @cached_property
     def access(self) -> Access:
@@ -93,11 +93,11 @@ class Services:
         while True:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
-                # Answers on their way to the store may have hits that are counted already.
-                await self.answerer.cache.coming.settled()
+                # Pending writes may have hits that are counted already.
+                await self.answerer.cache.pending_writes.wait()
                 await asyncio.to_thread(self.answerer.cache.maintain)
             except CacheStoreError:
-                # A server that is down, a full disk: the store has said so, and it may not end all later rounds.
+                # The store logs its failure. Housekeeping continues in the next round.
                 continue
             except Exception as error:
                 _log.error("housekeeping failed, and is tried again: %s", error)
@@ -117,14 +117,14 @@ class Services:
 
 
 def build(settings: Settings) -> Services:
-    """Open the store, load embedder and model.
+    """Open the store, and load the embedder and the model.
 
     Raises:
         SettingsError: the store, the embedder, the journal or a tier cannot be used.
         ModelUnsupported: the model cannot.
     """
     metrics, clients = Metrics(), Clients(settings)
-    # The engine first: on a GPU its graphs are captured while it loads, and nothing else may allocate there meanwhile.
+    # The engine first: it captures GPU graphs while it loads, and no other code may allocate GPU memory meanwhile.
     built = build_backend(settings)
     if built.worker is not None:
         built.worker.on_finished = metrics.generated
@@ -138,7 +138,7 @@ def build(settings: Settings) -> Services:
         of_tenant=clients.stored_bytes,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    # The journal's file is not encrypted.
+    # The journal's file is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     telemetry = open_telemetry(settings.telemetry)
@@ -148,6 +148,6 @@ def build(settings: Settings) -> Services:
 
 
 def services(request: Request) -> Services:
-    """The parts of the app that a request came to."""
+    """The services of a request's app."""
     found: Services = request.app.state.services
     return found

@@ -1,4 +1,4 @@
-"""Why a request was not answered from the cache: from its record, and from the earlier request most like it."""
+"""Explains a miss: from its record, and from the most similar earlier request."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from kvproxy.journal.record import Record
 from kvproxy.journal.regions import QUESTIONS, Regions
 
 _LOOKED_THROUGH = 3_000
-"""Earlier records among which the one most like a request is sought."""
+"""Earlier records that are searched for the most similar one."""
 _READ_THROUGH = 200
-"""Earlier prompts whose texts are read."""
+"""Earlier prompts whose texts are compared."""
 _MOST_SHOWN = 60
 _PROMPT = ("tools", "system", "instructions", *QUESTIONS)
-"""What a prompt is put together from, in this order."""
+"""Parts of a prompt, in the order of a chat template."""
 Texts = Callable[[int], Mapping[str, Json] | None]
-"""What the regions of a prompt held, by their names, as far as that was kept."""
+"""Returns the contents of a prompt's regions by name, if they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,24 @@ class Difference:
 
     Attributes:
         region: its name; see `regions.Regions`.
-        place: where that begins, in characters; None where the text was not kept, or where only one request has the region.
-        before, after: the words that stood there in the earlier request, and those that stand there now.
+        offset: characters before the difference; None without texts, or if only one request has the region.
+        before, after: the differing words of the earlier and the later request.
     """
 
     region: str
-    place: int | None = None
+    offset: int | None = None
     before: str | None = None
     after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Where a prompt leaves the earlier prompt that it follows furthest.
+class PromptDivergence:
+    """The end of the longest common prefix with an earlier prompt.
 
     Attributes:
-        earlier: the request id of that one.
-        shared: how many regions of the prompt both begin with.
-        region: the first one that differs; None where all of them are shared.
+        earlier: id of the earlier request.
+        shared: number of common regions.
+        region: the first region that differs; None if all regions are common.
     """
 
     earlier: str
@@ -52,33 +52,33 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """Why a request was not answered from the cache.
+class MissExplanation:
+    """The cause of a miss.
 
     Attributes:
         record: of the request.
-        cause: one word: the reason without `miss-`; of what changed, the first region that did.
-        earlier: the earlier request that was most like it.
-        differences: what differs from that one.
-        left: where its prompt leaves the one that it follows furthest.
+        cause: the reason without `miss-`, or the first region that changed.
+        earlier: the most similar earlier request.
+        differences: regions that differ from it.
+        divergence: end of the longest common prefix with an earlier prompt.
     """
 
     record: Record
     cause: str
     earlier: Record | None
     differences: tuple[Difference, ...]
-    left: Left | None
+    divergence: PromptDivergence | None
 
 
-def explain_record(reader: Reader, record: Record, texts: Texts) -> Explained:
-    """Why a request was not answered from the cache.
+def explain_record(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
+    """Explain why a request was a miss.
 
     Args:
-        texts: finds what was kept of a prompt's text.
+        texts: returns the stored contents of a prompt.
     """
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
-        return Explained(record, _cause(record, ()), None, (), None)
+        return MissExplanation(record, _cause(record, ()), None, (), None)
     earlier = _before(reader, record)
     against = record.against if record.against is not None else _closest(own, earlier)
     if against is None:
@@ -89,7 +89,9 @@ def explain_record(reader: Reader, record: Record, texts: Texts) -> Explained:
         names = own.differing(known)
         differences = _differences(names, texts(against), texts(record.prompt))
     closest = None if against is None else reader.last_before(record.number, against)
-    return Explained(record, _cause(record, differences), closest, differences, _left(reader, record, own, earlier))
+    return MissExplanation(
+        record, _cause(record, differences), closest, differences, _divergence(reader, record, own, earlier)
+    )
 
 
 def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
@@ -101,7 +103,7 @@ def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
 
 
 def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
-    """The prompts that were asked before a request, the last one first."""
+    """Prompts of the records before a request, newest first."""
     found = []
     for _, prompt in reader.before(record.number, _LOOKED_THROUGH):
         regions = reader.regions(prompt) if prompt != record.prompt else None
@@ -111,7 +113,7 @@ def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
 
 
 def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
-    """The one with the fewest differences, the last of these; None where none has anything of the prompt in common."""
+    """The newest prompt with the fewest differences; None if all prompts differ completely."""
     best: tuple[int, int] | None = None
     prompt = {digest for name, digest in zip(own.names, own.digests, strict=True) if _in_prompt(name)}
     for number, regions in earlier:
@@ -122,7 +124,7 @@ def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
 
 
 def _same_question(prompt: int, own: Regions, earlier: list[tuple[int, Regions]], texts: Texts) -> int | None:
-    """The last prompt with the same question but for case and punctuation, as far as texts were kept."""
+    """The newest prompt with the same question, apart from case and punctuation."""
     question = _question(own, texts(prompt))
     if not question:
         return None
@@ -143,7 +145,9 @@ def _in_prompt(name: str) -> bool:
     return name.partition("[")[0] in _PROMPT
 
 
-def _left(reader: Reader, record: Record, own: Regions, earlier: list[tuple[int, Regions]]) -> Left | None:
+def _divergence(
+    reader: Reader, record: Record, own: Regions, earlier: list[tuple[int, Regions]]
+) -> PromptDivergence | None:
     chain = [each for each in zip(own.names, own.digests, strict=True) if _in_prompt(each[0])]
     best: tuple[int, int] | None = None
     for number, regions in earlier:
@@ -158,7 +162,7 @@ def _left(reader: Reader, record: Record, own: Regions, earlier: list[tuple[int,
     found = reader.last_before(record.number, best[1])
     if found is None:
         return None
-    return Left(found.request_id, best[0], chain[best[0]][0] if best[0] < len(chain) else None)
+    return PromptDivergence(found.request_id, best[0], chain[best[0]][0] if best[0] < len(chain) else None)
 
 
 def _differences(
@@ -180,7 +184,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
     while end < min(len(old), len(new)) - place and old[-1 - end] == new[-1 - end]:
         end += 1
     start = place
-    # Whole words say more than the characters that differ.
+    # Show whole words.
     while start and not new[start - 1].isspace() and place - start < _MOST_SHOWN // 2:
         start -= 1
     while end and not new[len(new) - end].isspace():
@@ -189,7 +193,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 
 def _text(before: Json, after: Json) -> tuple[str, str]:
-    """Two values as texts: of messages, what they say where nothing else differs."""
+    """Two values as texts: the contents of messages if nothing else differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

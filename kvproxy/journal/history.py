@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.index.store import Why
+from kvproxy.index.store import RemovalReason
 from kvproxy.journal.prompt_rows import NewPrompt, PromptRows
 from kvproxy.journal.regions import SIZE, Regions
 from kvproxy.journal.rows import short_key
@@ -34,7 +34,7 @@ class Gone:
     """An entry was removed."""
 
     key: str
-    why: Why | None
+    why: RemovalReason | None
     time: float
 
 

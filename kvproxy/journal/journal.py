@@ -13,8 +13,9 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
+from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.redaction import Redactor
-from kvproxy.index.store.sqlite.database_files import PlacedFiles
+from kvproxy.index.store.sqlite.database_files import DatabaseFiles
 from kvproxy.journal.history import Gone, Kept
 from kvproxy.journal.queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
@@ -111,7 +112,12 @@ class FileJournal:
         try:
             self._connection = open_or_replace(path, clock)
             self._writer = Writer(self._connection, settings, clock, redact)
-            self._files = PlacedFiles(path, self._connection)
+            self._files = DatabaseFiles(path, self._connection)
+        except SchemaVersionError as error:
+            raise SettingsError(
+                f"another version of kvproxy created the journal {path} (schema version {error.found}): move it away, or set"
+                " journal.enabled = false"
+            ) from None
         except (sqlite3.Error, OSError) as error:
             raise SettingsError(
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
@@ -196,8 +202,8 @@ class FileJournal:
 
     def _check_file(self) -> None:
         """Raise if the file was deleted or replaced: everything that is written to it would be lost."""
-        if self._files.gone:
-            self._files.leave()
+        if self._files.were_replaced:
+            self._files.checkpoint()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
 
     def _count_lost(self, events: Sequence[Event]) -> int:
@@ -279,9 +285,9 @@ def open_journal(
         return NoJournal()
     journal = FileJournal(data / FILE, settings, clock, redact)
 
-    def removed(entries: Sequence[stored.Gone]) -> None:
+    def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()
         journal.gone(Gone(each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
 
-    store.when_gone.append(removed)
+    store.removal_listeners.append(removed)
     return journal

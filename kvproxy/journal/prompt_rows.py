@@ -1,4 +1,4 @@
-"""Cached rows of the table `prompts`. Few statements read and write them, since each one releases the GIL.
+"""Cached rows of the table `prompts`.
 
 Most prompts are required again soon, because a response is stored shortly after its request ends. The cache is valid until
 another connection writes to the file.
@@ -8,18 +8,11 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.index.store.sqlite.many import insert_many, run_many, select_each
-
-_SELECT = "select key, number, entry, expires, seconds, last from prompts where key in (?)"
-_SAME_QUESTION = (
-    "select question, number, key, regions, shape from prompts where question = ? order by number desc limit {}"
-)
+_SELECT = "select key, number, entry, expires, seconds, last from prompts where key = ?"
+_SAME_QUESTION = "select number, key, regions, shape from prompts where question = ? order by number desc limit {}"
 _INSERT = "insert into prompts (key, number, entry, expires, seconds, last, question, regions, shape, text, whole)"
-_CHANGE = "insert into prompts (key, number, entry, expires, seconds, last)"
-_CHANGED = (
-    " on conflict (number) do update set entry = excluded.entry, expires = excluded.expires, seconds = excluded.seconds,"
-    " last = excluded.last"
-)
+_INSERT += " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_CHANGE = "update prompts set entry = ?, expires = ?, seconds = ?, last = ? where number = ?"
 _MAX_CACHED = 4_096
 _SET_LAST = "update prompts set last = max(coalesce(last, 0), ?) where number = ?"
 
@@ -111,12 +104,14 @@ class PromptRows:
     def _read(self, keys: list[bytes]) -> None:
         unknown = [key for key in keys if key not in self._cache]
         self._rows.update({key: self._cache.get(key) for key in keys})
-        self._rows.update({row[0]: PromptRow(*row) for row in run_many(self._connection, _SELECT, unknown)})
-        found = [row for key in keys if (row := self._rows[key]) is not None]
-        self._by_number.update({row.number: row for row in found})
-        for row in found:
-            if row.number in self._last_records:
-                self.set_last_record(self._last_records.pop(row.number), row.number)
+        for key in unknown:
+            if (row := self._connection.execute(_SELECT, [key]).fetchone()) is not None:
+                self._rows[key] = PromptRow(*row)
+        found = [prompt for key in keys if (prompt := self._rows[key]) is not None]
+        self._by_number.update({prompt.number: prompt for prompt in found})
+        for prompt in found:
+            if prompt.number in self._last_records:
+                self.set_last_record(self._last_records.pop(prompt.number), prompt.number)
 
     def get(self, key: bytes) -> PromptRow | None:
         """The row of a key."""
@@ -139,8 +134,9 @@ class PromptRows:
         wanted = [question for question in dict.fromkeys(questions) if question not in self._same_question]
         new = [row for row in self._by_number.values() if row.new is not None and row.new.question in set(wanted)]
         self._same_question.update({question: [] for question in wanted})
-        for question, *columns in select_each(self._connection, self._same_question_sql, wanted):
-            self._same_question[question].append(SimilarPrompt(*columns))
+        for question in wanted:
+            rows = self._connection.execute(self._same_question_sql, [question])
+            self._same_question[question] += (SimilarPrompt(*row) for row in rows)
         # New rows are not in the file yet.
         for row in new:
             self._add_similar(row)
@@ -176,13 +172,14 @@ class PromptRows:
         """Write new and changed rows."""
         new, changed = list[tuple[object, ...]](), list[tuple[object, ...]]()
         for row in self._by_number.values():
-            columns = (row.key, row.number, row.entry, row.expires, row.seconds, row.last)
+            columns = (row.entry, row.expires, row.seconds, row.last)
             if (data := row.new) is not None:
-                new.append((*columns, data.question, data.regions, data.shape, data.text, data.whole))
+                texts = (data.question, data.regions, data.shape, data.text, data.whole)
+                new.append((row.key, row.number, *columns, *texts))
             elif row.changed:
-                changed.append(columns)
-        insert_many(self._connection, _INSERT, new)
-        insert_many(self._connection, _CHANGE, changed, _CHANGED)
+                changed.append((*columns, row.number))
+        self._connection.executemany(_INSERT, new)
+        self._connection.executemany(_CHANGE, changed)
         self._connection.executemany(_SET_LAST, [(record, number) for number, record in self._last_records.items()])
         self._update_cache()
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.journal.prefill import PrefillCost, combined, prefill_cost
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import SIZE, Regions
 from kvproxy.journal.schema import COLUMNS, open_to_read
@@ -16,23 +17,23 @@ from kvproxy.journal.string_ids import StringIds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 _MOST_TIMES = 5_000
-"""Records whose times are looked at for a median."""
+"""Records that a median is computed from."""
 BACKEND = ("prefix", "forward", "bypass", "renewed")
-"""Layers of which the backend computed the answer."""
+"""Layers with a response of the backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which records; what is None does not matter.
+    """Filters of records; None disables a filter.
 
     Attributes:
         since: seconds since the epoch.
-        layer, tenant, model: exact; a tenant may be given by its client's name.
-        reason: the token, or what it begins with.
-        where: a condition in SQL over the columns of the view `requests`.
-        after, before: only records with a greater number, with a smaller one.
-        judged: only requests for which a similar question was judged.
-        limit: the last so many; None for all.
+        tenant: the tenant, or the name of its client.
+        reason: prefix of the token.
+        where: SQL condition over the columns of the view `requests`.
+        after, before: exclusive bounds of the record number.
+        judged: only requests whose semantic lookup had a decisive neighbour.
+        limit: maximum number of records, newest first.
     """
 
     since: float | None = None
@@ -49,14 +50,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Requests that have something in common.
+    """Requests with a common value.
 
     Attributes:
-        name: what; of a prompt, the beginning of its text, or its number.
-        entry: id of a stored response to it.
-        requests, cached: how many, and how many of them a cache answered.
-        computed: tokens of prompts and answers that the backend computed.
-        seconds: that the backend took.
+        name: the value; for a prompt, the beginning of its text, or its number.
+        entry: id of a stored response.
+        requests, cached: number of requests, and of those that a cache answered.
+        computed: tokens that the backend computed.
+        seconds: duration at the backend.
     """
 
     name: str
@@ -69,12 +70,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """How many requests there were in each of some spans of time, by what they have in common.
+    """Numbers of requests in consecutive time spans, by layer or reason.
 
     Attributes:
-        start, step: when the first span begins, in seconds since the epoch, and how long each is.
-        counts: for each name, a number for each span.
-        first_ms: for each name, the median time until answers began, of the last few thousand requests.
+        start, step: begin of the first span in seconds since the epoch; seconds of each span.
+        counts: requests in each span, by name.
+        first_ms: median time to first byte of the last few thousand requests, by name.
     """
 
     start: float
@@ -85,7 +86,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """A sum over requests of one kind, one layer and one model; see `totals.Total`."""
+    """Totals of a group, layer, and model; see `totals.Total`."""
 
     name: str
     layer: str
@@ -99,10 +100,10 @@ class TotalRow:
 
 
 class Reader:
-    """A journal that is only read.
+    """Reads a journal.
 
     Raises:
-        NotFound: there is no journal.
+        NotFound: the file does not exist.
         KvproxyError: it cannot be read.
     """
 
@@ -122,10 +123,10 @@ class Reader:
         return [Record(*row) for row in self._rows(sql, values)]
 
     def find(self, name: str) -> Record:
-        """The last record of a request id, or of one that begins so; or the record with a number.
+        """The last record whose request id equals or starts with a name, or the record with this number.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no record matches.
         """
         columns = ", ".join(COLUMNS)
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
@@ -139,7 +140,7 @@ class Reader:
         raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
-        """What requests have in common, the most of them first, or those first that cost the backend most."""
+        """Groups of requests, by their number or by the time at the backend."""
         condition, values = _where(query)
         backend = f"layer in ({', '.join(repr(layer) for layer in BACKEND)})"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
@@ -158,7 +159,7 @@ class Reader:
         return [Share(str(row[0]), *row[1:]) for row in self._rows(sql, values)]
 
     def milliseconds(self, query: Query) -> dict[str, list[float]]:
-        """Time until each answer began, by layer."""
+        """Times to first byte in milliseconds, by layer."""
         condition, values = _where(query)
         found: dict[str, list[float]] = {}
         sql = f"select layer, first_ms from requests{condition or ' where true'} and first_ms is not null"
@@ -167,7 +168,7 @@ class Reader:
         return found
 
     def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
-        """How many requests of clients came in each span of time, by layer or reason."""
+        """Count the requests of clients in each time span."""
         first = self._first_since(start)
         sql = (
             f"select {by}, cast((time - ?) / ? as integer), count(*) from requests"
@@ -186,7 +187,7 @@ class Reader:
         return Series(start, step, counts, {name: round(median(values), 3) for name, values in times.items()})
 
     def _first_since(self, time: float) -> int:
-        """Number of the first record that was over at a time or later: a search by halves, for no index has the times."""
+        """Number of the first record that ended at a time or later, by binary search, since times have no index."""
         least, most = self._rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
         low, high = least or 0, most or 0
@@ -196,11 +197,11 @@ class Reader:
         return int(low)
 
     def newest(self) -> int:
-        """Number of the last record; 0 where there is none."""
+        """Number of the last record; 0 if the journal is empty."""
         return int(self._rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: str, since: str | None) -> list[TotalRow]:
-        """The sums of all that was ever asked, by layer, tenant, model, tag or day.
+        """Sums over all requests, by layer, tenant, model, tag, or day.
 
         Args:
             since: the first day that counts.
@@ -211,16 +212,25 @@ class Reader:
         sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
         return [TotalRow(*row) for row in self._rows(sql, [since or ""])]
 
-    def prefill_seconds(self) -> dict[str, float]:
-        """Seconds that the backend took for a token of a prompt, by model: until its answers began, over what it computed."""
+    def prefill_costs(self) -> dict[str, PrefillCost]:
+        """Prefill time per token by model, for models with enough measured requests."""
         sql = (
-            "select model, sum(first_seconds), sum(prompt_tokens - reused_tokens) from totals"
-            " where tag = '' and layer in ('prefix', 'forward') group by model"
+            "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
+            " where prefill_ms is not null and reused_tokens is not null and status = 200 and layer in ('prefix', 'forward')"
+            " order by number desc limit ?"
         )
-        return {model: seconds / tokens for model, seconds, tokens in self._rows(sql, []) if tokens}
+        groups: dict[tuple[str, str | None], list[tuple[int, float, int]]] = {}
+        for model, upstream, *measured in self._rows(sql, [_MOST_TIMES]):
+            groups.setdefault((model, upstream), []).append((measured[0], measured[1], measured[2]))
+        costs: dict[str, list[tuple[PrefillCost, int]]] = {}
+        for (model, _), rows in groups.items():
+            cost = prefill_cost([row[0] for row in rows], [row[1] for row in rows])
+            if cost is not None:
+                costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
+        return {model: combined(found) for model, found in costs.items()}
 
     def regions(self, prompt: int) -> Regions | None:
-        """The regions of a prompt; None where none were kept."""
+        """The regions of a prompt; None without stored regions."""
         rows = self._rows("select regions, shape from prompts where number = ?", [prompt])
         if not rows or rows[0][0] is None:
             return None
@@ -229,7 +239,7 @@ class Reader:
         return Regions(names, tuple(blob[start : start + SIZE] for start in range(0, len(blob), SIZE)), question)
 
     def before(self, number: int, limit: int) -> list[tuple[int, int]]:
-        """The prompts of the records before one, the newest first: numbers of records and of prompts."""
+        """Numbers of earlier records and their prompts, newest first."""
         sql = (
             "select max(number), prompt from (select number, prompt from requests where number < ? and prompt is not null"
             " order by number desc limit ?) group by prompt order by 1 desc"
@@ -237,28 +247,28 @@ class Reader:
         return [(int(row[0]), int(row[1])) for row in self._rows(sql, [number, limit])]
 
     def last_before(self, number: int, prompt: int) -> Record | None:
-        """The last record before one that asked a prompt."""
+        """The last earlier record with a prompt."""
         sql = f"select {', '.join(COLUMNS)} from requests where number < ? and prompt = ? order by number desc limit 1"
         rows = self._rows(sql, [number, prompt])
         return Record(*rows[0]) if rows else None
 
     def tombstone(self, key: str) -> tuple[str, float] | None:
-        """Why and when the entry with a key went, the last time that one did."""
+        """Reason and time of the last removal of an entry."""
         rows = self._rows("select why, time from tombstones where key = ?", [bytes.fromhex(key)])
         return (str(rows[0][0]), float(rows[0][1])) if rows else None
 
     def stored(self, prompt: int) -> tuple[str, float] | None:
-        """Id of the entry that was stored last for a prompt, and when it expires."""
+        """Id and expiry of the last stored response to a prompt."""
         rows = self._rows("select entry, expires from prompts where number = ? and entry is not null", [prompt])
         return (str(rows[0][0]), float(rows[0][1])) if rows else None
 
     def whole(self, prompt: int) -> bytes | None:
-        """The text of all regions of a prompt, compressed; None where it is not kept."""
+        """The compressed contents of all regions of a prompt; None if they are not stored."""
         rows = self._rows("select whole from prompts where number = ?", [prompt])
         return None if not rows else rows[0][0]
 
     def _rows(self, sql: str, values: list[object]) -> list[tuple[Any, ...]]:
-        with _told(self.path):
+        with _query_errors(self.path):
             return self._connection.execute(sql, values).fetchall()
 
 
@@ -282,12 +292,12 @@ def _where(query: Query) -> tuple[str, list[object]]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _query_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
         raise InvalidRequest(
-            f"the journal cannot be asked this ({error}): --where takes a condition over the columns of the view requests,"
+            f"the journal cannot run this query ({error}): --where takes a condition over the columns of the view requests,"
             " see docs/journal.md"
         ) from None
     except sqlite3.Error as error:

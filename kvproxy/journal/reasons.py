@@ -42,7 +42,8 @@ REASONS: dict[str, str] = {
     "explored": "A neighbour's answer would serve, but the request was forwarded, so that the policy learns.",
     "rejected": "A person rejected the neighbour's answer.",
     "shadow": "A neighbour's answer would serve, but shadow mode serves none.",
-    "skipped": "The search for similar questions was left out, to keep within its time.",
+    "skipped-timeout": "The semantic lookup exceeded its timeout (`cache.budget`).",
+    "skipped-queue-full": "Too many semantic lookups were waiting.",
     "miss-hidden": "The question holds characters that a reader does not see, or words of two alphabets: only an equal request"
     " would match.",
     "asked-sample": "The request asked for a random sample: an explicit temperature above 0, and no seed (`cache.sampled`).",
@@ -179,8 +180,8 @@ def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_b
         asked_before: there was an equal request.
         computed_before: the backend responded to it, so that its response could have been stored.
     """
-    if exchange.lookup is not None and exchange.lookup.outcome == "skipped":
-        return "skipped"
+    if exchange.lookup is not None and exchange.lookup.skipped is not None:
+        return f"skipped-{exchange.lookup.skipped}"
     if exchange.lookup is not None and hides_text(exchange.lookup.question or ""):
         return "miss-hidden"
     if computed_before:

@@ -37,6 +37,7 @@ class Record:
         reused_tokens: reuse as the backend reported it.
         exact_ms, semantic_ms: duration of each lookup.
         backend_ms: until the backend's response began.
+        prefill_ms: duration of the prefill, if it is known.
         first_ms, total_ms: until the response to the client began and ended.
         tags: comma-separated tags of the request.
         key: the first 32 digits of the exact key.
@@ -71,6 +72,7 @@ class Record:
     exact_ms: float | None
     semantic_ms: float | None
     backend_ms: float | None
+    prefill_ms: float | None
     first_ms: float | None
     total_ms: float | None
     tags: str
@@ -116,6 +118,7 @@ def record_of(exchange: Exchange) -> Record:
         exact_ms=_milliseconds(start, exchange.exact_done),
         semantic_ms=_milliseconds(exchange.exact_done, exchange.semantic_done),
         backend_ms=_milliseconds(exchange.semantic_done or exchange.exact_done or start, exchange.backend_started),
+        prefill_ms=None if exchange.prefill_seconds is None else exchange.prefill_seconds * 1000,
         first_ms=_milliseconds(start, exchange.first_byte or exchange.ended),
         total_ms=_milliseconds(start, exchange.ended or exchange.first_byte),
         tags=",".join(request.control.tags) if request is not None else "",

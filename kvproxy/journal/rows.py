@@ -10,9 +10,9 @@ _ID_DIGITS = 32
 _COLUMNS = (
     "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, gone, against, prompt,"
     " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
-    " semantic_us, backend_us, first_us, total_us, tags"
+    " semantic_us, backend_us, prefill_us, first_us, total_us, tags"
 )
-INSERT = f"insert into records ({_COLUMNS})"
+INSERT = f"insert into records ({_COLUMNS}) values ({', '.join('?' for _ in _COLUMNS.split(','))})"
 
 
 def row_of(record: Record, strings: StringIds) -> tuple[object, ...]:
@@ -47,6 +47,7 @@ def row_of(record: Record, strings: StringIds) -> tuple[object, ...]:
         _microseconds(record.exact_ms),
         _microseconds(record.semantic_ms),
         _microseconds(record.backend_ms),
+        _microseconds(record.prefill_ms),
         _microseconds(record.first_ms),
         _microseconds(record.total_ms),
         number(record.tags or None),

@@ -1,48 +1,57 @@
-"""What the caches saved: tokens, seconds and money, out of the totals."""
+"""Savings by the caches: tokens, seconds, and money, from the totals."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from kvproxy.index.evaluation.wilson import wilson
+from kvproxy.journal.prefill import PrefillCost
 from kvproxy.journal.reader import Reader
 from kvproxy.settings.cache import CacheSettings
-from kvproxy.settings.journal import PriceSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings
 
 By = Literal["layer", "tenant", "model", "tag", "day"]
+_SUMS = (
+    *("requests", "answered", "prompt_tokens", "completion_tokens", "reused_tokens"),
+    *("seconds", "least_seconds", "most_seconds", "unmeasured_tokens"),
+)
 CACHES = ("exact", "semantic", "shared")
 _MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The share of semantic hits that may have been wrong.
+    """The share of semantic hits that may be wrong.
 
     Attributes:
         least, most: the ends of the interval.
-        told_by: where it comes from.
+        source: origin of the figure.
     """
 
     least: float
     most: float
-    told_by: str
+    source: str
 
 
 @dataclass(slots=True)
 class Saving:
-    """What was saved for requests that have something in common.
+    """Savings of a group of requests.
 
     Attributes:
-        name: what they have in common.
-        requests: how many there were.
-        answered: how many of them a cache answered.
-        prompt_tokens, completion_tokens: of these answers.
-        reused_tokens: of prompts, that the backend did not compute.
-        seconds: that the backend took when it computed the answers that were given again, less what giving them took; and for
-            reused tokens, as many as it took for as many others of the model's prompts.
-        money: what these tokens would have cost; None where no price is known for any of the models.
-        least_money: the same, if as many semantic hits were wrong, and so worth nothing, as is possible.
+        name: the common value.
+        requests: number of requests.
+        answered: requests that a cache answered.
+        prompt_tokens, completion_tokens: of the responses of these.
+        reused_tokens: tokens of prompts that the backend did not compute.
+        seconds: durations of the computed responses that hits replaced, less the durations of the hits; and the prefill time of
+            reused tokens as far as it is known.
+        least_seconds, most_seconds: the range of the same.
+        unmeasured_tokens: reused tokens whose prefill time is not known yet; they count no seconds.
+        money: price of these tokens; None without a price for any of the models.
+        least_money: the same if as many semantic hits were wrong, and so worth nothing, as is possible.
     """
 
     name: str
@@ -52,8 +61,45 @@ class Saving:
     completion_tokens: int = 0
     reused_tokens: int = 0
     seconds: float = 0.0
+    least_seconds: float = 0.0
+    most_seconds: float = 0.0
+    unmeasured_tokens: int = 0
     money: float | None = None
     least_money: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavingsReport:
+    """Savings by group, and their total.
+
+    Attributes:
+        total: None if the groups are tags, since a request may have several.
+    """
+
+    rows: list[Saving]
+    total: Saving | None
+    wrong: Wrong | None
+    currency: str
+
+
+def savings_report(
+    reader: Reader,
+    by: By,
+    journal: JournalSettings,
+    counts: Mapping[str, int] | None,
+    settings: CacheSettings,
+    since: float | None = None,
+) -> SavingsReport:
+    """Return the savings by group and their total.
+
+    Args:
+        counts: of observations; None if there are none.
+        since: seconds; only whole days within this time count.
+    """
+    first = None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
+    wrong = wrong_share(counts, settings)
+    rows = savings(reader, by, journal.prices, wrong, first)
+    return SavingsReport(rows, total_of(rows) if by != "tag" else None, wrong, journal.currency)
 
 
 def savings(
@@ -63,21 +109,25 @@ def savings(
     wrong: Wrong | None = None,
     since: str | None = None,
 ) -> list[Saving]:
-    """What was saved, those who saved most first; days in their order.
+    """Savings, the largest first; days in their order.
 
     Args:
-        by: what requests are put together by.
+        by: how requests are grouped.
         prices: by model, see `price_of`.
-        wrong: the share of semantic hits that may be wrong; None where that is unknown.
+        wrong: the share of semantic hits that may be wrong; None if it is unknown.
         since: the first day that counts, as 2026-11-21.
     """
     found: dict[str, Saving] = {}
-    speeds = reader.prefill_seconds()
+    costs = reader.prefill_costs()
     for row in reader.totals(by, since):
         saving = found.setdefault(row.name, Saving(row.name))
         saving.requests += row.requests
         saving.reused_tokens += row.reused_tokens
-        saving.seconds += row.saved_seconds + row.reused_tokens * speeds.get(row.model, 0.0)
+        cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
+        saving.seconds += row.saved_seconds + row.reused_tokens * cost.seconds
+        saving.least_seconds += row.saved_seconds + row.reused_tokens * cost.least
+        saving.most_seconds += row.saved_seconds + row.reused_tokens * cost.most
+        saving.unmeasured_tokens += 0 if row.model in costs else row.reused_tokens
         price = price_of(row.model, prices)
         worth = least = 0.0
         if price is not None:
@@ -102,34 +152,36 @@ def savings(
 
 
 def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wrong | None:
-    """The share of semantic hits that may be wrong: as measured on answers that were compared, else as the policy bounds it.
+    """The share of semantic hits that may be wrong: measured by comparisons, else the bound of the policy.
 
     Args:
-        counts: of observations, see `Observations.summary`; None where there are none.
+        counts: of observations, see `Observations.summary`; None if there are none.
         settings: of the response cache.
     """
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:
-        told = f"{counts['accepted_wrong']:,} of {counts['accepted']:,} that were compared with fresh answers were"
-        return Wrong(*wilson(counts["accepted_wrong"], counts["accepted"]), told)
+        wrong, compared = counts["accepted_wrong"], counts["accepted"]
+        return Wrong(
+            *wilson(wrong, compared), f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong"
+        )
     if settings.policy == "learned":
         return Wrong(0.0, settings.max_error, "the policy's bound, cache.max_error")
     return None
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-    """The price of a model: of its name, else of the first pattern that fits."""
+    """The price of a model: by its name, else by the first matching pattern."""
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
 
 
 def total_of(rows: Sequence[Saving]) -> Saving:
-    """All of them together."""
+    """The sum of all rows."""
     total = Saving("all")
     for row in rows:
-        for name in ("requests", "answered", "prompt_tokens", "completion_tokens", "reused_tokens", "seconds"):
+        for name in _SUMS:
             setattr(total, name, getattr(total, name) + getattr(row, name))
         for name in ("money", "least_money"):
             if getattr(row, name) is not None:

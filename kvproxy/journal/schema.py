@@ -6,16 +6,12 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.store.sqlite.connection import apply_steps, connect, make_private
+from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
 from kvproxy.journal.record import Record
 
-if TYPE_CHECKING:
-    from sqlite_utils import Database
-
-NAME = "kvproxy.journal"
+VERSION = 1
 FILE = "journal.db"
 _log = logging.getLogger("kvproxy")
 
@@ -29,7 +25,8 @@ _TABLES = (
     "create table records (number integer primary key, time float not null, request text not null, tenant integer not null,"
     " client integer, api integer not null, model integer not null, status integer not null, layer integer not null,"
     " reason integer not null, prompt integer, entry, prompt_tokens integer, completion_tokens integer, exact_us integer,"
-    " total_us integer, first_us integer, semantic_us integer, backend_us integer, upstream integer, changed integer,"
+    " total_us integer, first_us integer, semantic_us integer, backend_us integer, prefill_us integer, upstream integer,"
+    " changed integer,"
     " gone float, against integer, near, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer)",
     "create table tombstones (key blob primary key, why text not null, time float not null) without rowid",
@@ -37,7 +34,7 @@ _TABLES = (
     "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
     " reused_tokens integer not null, saved_seconds float not null, expected_wrong float not null,"
-    " first_seconds float not null, seconds float not null,"
+    " seconds float not null,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
 )
 _STRINGS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")
@@ -65,16 +62,12 @@ _VIEW = (
 )
 
 
-def m003_schema(db: "Database") -> None:
-    for sql in (*_TABLES, _VIEW):
-        db.execute(sql)
-
-
 def open_file(path: Path) -> sqlite3.Connection:
     """Open the file for writing; it is created if it is missing.
 
     Raises:
         sqlite3.Error: it is not a journal, or cannot be opened.
+        SchemaVersionError: another version of kvproxy created it.
         OSError: its folder cannot be created.
     """
     make_private(path)
@@ -82,7 +75,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     # A killed process loses no commit. A power failure may lose the last ones.
     connection.execute("pragma synchronous=normal")
     try:
-        apply_steps(connection, NAME, [m003_schema])
+        create_schema(connection, f"the journal {path}", VERSION, (*_TABLES, _VIEW))
         # Detects most damage.
         for table in ("records", "prompts", "totals"):
             connection.execute(f"select * from {table} limit 1").fetchone()

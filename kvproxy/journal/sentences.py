@@ -1,21 +1,21 @@
-"""Why a request was not answered from the cache, in plain sentences."""
+"""The explanation of a miss as sentences."""
 
 from collections.abc import Callable
 
-from kvproxy.journal.causes import Difference, Explained
+from kvproxy.journal.causes import Difference, MissExplanation
 from kvproxy.journal.reasons import meaning
 
 
-def sentences(found: Explained, moment: Callable[[float], str]) -> list[str]:
-    """What there is to say, a sentence a line. Texts of requests stand in them as they are: who shows them takes care.
+def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
+    """The sentences of an explanation. They contain texts of requests, which the caller must escape.
 
     Args:
-        moment: writes a time, given in seconds since the epoch.
+        moment: formats seconds since the epoch.
     """
     record = found.record
     said = [meaning(record.reason)]
     if record.gone is not None:
-        said.append(f"It went at {moment(record.gone)}.")
+        said.append(f"It was removed at {moment(record.gone)}.")
     if record.near is not None:
         said.append(
             f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"
@@ -35,32 +35,32 @@ def sentences(found: Explained, moment: Callable[[float], str]) -> list[str]:
             f"The backend reused {record.reused_tokens:,} of {record.prompt_tokens:,} tokens of the prompt; it computed"
             f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
         )
-    if found.left is not None and found.left.region is not None and not record.reason.startswith("hit-"):
+    if found.divergence is not None and found.divergence.region is not None and not record.reason.startswith("hit-"):
         said.append(
-            f"The prompt follows that of request {found.left.earlier[:32]} furthest, and leaves it at"
-            f" {_named(found.left.region)}."
+            f"The longest common prefix is with request {found.divergence.earlier[:32]}, up to"
+            f" {_named(found.divergence.region)}."
         )
     return said
 
 
-def _difference(difference: Difference, found: Explained) -> str:
+def _difference(difference: Difference, found: MissExplanation) -> str:
     name, earlier, record = difference.region, found.earlier, found.record
     if name == "tenant" and earlier is not None:
         return f"another tenant asked it: {earlier.client or earlier.tenant} then, {record.client or record.tenant} now"
     if name == "model" and earlier is not None:
         return f"another model was asked: {earlier.model} then, {record.model} now"
-    if difference.place is None:
+    if difference.offset is None:
         if difference.before is None and difference.after is None:
             return f"{_named(name)} differs"
         if difference.before is None:
             return f"{_named(name)} is new: {difference.after!r}"
         if difference.after is None:
             return f"{_named(name)} is missing: it was {difference.before!r}"
-    return f"{_named(name)}, at character {difference.place}: {difference.before!r} became {difference.after!r}"
+    return f"{_named(name)}, at character {difference.offset}: {difference.before!r} became {difference.after!r}"
 
 
 def _named(region: str) -> str:
-    """A region as people call it."""
+    """The name of a region in a sentence."""
     if region in ("system", "instructions") or region.endswith((" system", " developer")):
         return f"the system prompt ({region})"
     if region.startswith(("messages[", "input[")):

@@ -4,7 +4,7 @@ import zlib
 from collections import OrderedDict
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.redaction import RedactionFailed, Redactor, redacted_json
+from kvproxy.index.redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import written
 
@@ -21,16 +21,16 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
         redact: removes private data from texts.
     """
     request, key = exchange.request, exchange.key
-    if request is None or key is None or (mode := request.control.ruled.text or default) == "none":
+    if request is None or key is None or (mode := request.control.rule.text or default) == "none":
         return None, None
     if mode == "hits" and exchange.layer != "semantic":
         return None, None
-    shown = request.api.shown(request.body)
+    shown = request.api.display_text(request.body)
     whole = written(key.parts) if mode == "all" else None
     if redact is not None:
         try:
             shown = redact(shown)
-            whole = None if whole is None else redacted_json(whole, redact)
+            whole = None if whole is None else redact_json(whole, redact)
         except RedactionFailed:
             return None, None
     beginning = shown[:_MAX_BEGINNING].encode("utf-8", "replace").decode()
@@ -52,7 +52,7 @@ class RecentQuestions:
         """Keep the question of a request if a neighbour decided its lookup."""
         if record.near is None or exchange.request is None:
             return
-        text = exchange.request.api.shown(exchange.request.body)
+        text = exchange.request.api.display_text(exchange.request.body)
         try:
             self._texts[record.number] = (text if self._redact is None else self._redact(text))[:_MAX_QUESTION]
         except RedactionFailed:

@@ -3,8 +3,6 @@
 import sqlite3
 from collections.abc import Iterable
 
-from kvproxy.index.store.sqlite.many import insert_many, run_many
-
 _MAX_ROWS = 100_000
 
 Tombstone = tuple[str | None, float]
@@ -30,9 +28,9 @@ class Tombstones:
         self._changed.clear()
 
     def _read(self, keys: list[bytes]) -> None:
-        self._rows.update(dict.fromkeys(keys))
-        sql = "select key, why, time from tombstones where key in (?)"
-        self._rows.update({key: (why, time) for key, why, time in run_many(self._connection, sql, keys)})
+        for key in keys:
+            sql = "select why, time from tombstones where key = ?"
+            self._rows[key] = self._connection.execute(sql, [key]).fetchone()
 
     def get(self, key: bytes) -> Tombstone | None:
         """The tombstone of a key."""
@@ -49,10 +47,10 @@ class Tombstones:
 
     def write(self) -> None:
         """Write the changes."""
-        gone = [key for key in self._changed if self._rows[key] is None]
-        run_many(self._connection, "delete from tombstones where key in (?)", gone)
+        gone = [(key,) for key in self._changed if self._rows[key] is None]
+        self._connection.executemany("delete from tombstones where key = ?", gone)
         rows = [(key, *stone) for key in self._changed if (stone := self._rows[key]) is not None]
-        insert_many(self._connection, "insert or replace into tombstones (key, why, time)", rows)
+        self._connection.executemany("insert or replace into tombstones (key, why, time) values (?, ?, ?)", rows)
         self.end()
 
     def prune(self) -> None:

@@ -13,11 +13,10 @@ _COLUMNS = (
     "reused_tokens",
     "saved_seconds",
     "expected_wrong",
-    "first_seconds",
     "seconds",
 )
 _UPSERT = (
-    f"insert into totals (day, tenant, model, layer, tag, {', '.join(_COLUMNS)}) values ({', '.join('?' * 13)})"
+    f"insert into totals (day, tenant, model, layer, tag, {', '.join(_COLUMNS)}) values ({', '.join('?' * 12)})"
     " on conflict (day, tenant, model, layer, tag) do update set "
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COLUMNS)
 )
@@ -33,7 +32,7 @@ class Total:
     Attributes:
         saved_seconds: durations of the computed responses that hits replaced, less the durations of the hits.
         expected_wrong: expected number of wrong responses among semantic hits.
-        first_seconds, seconds: until the responses began, and ended.
+        seconds: until the responses ended.
     """
 
     requests: int = 0
@@ -42,7 +41,6 @@ class Total:
     reused_tokens: int = 0
     saved_seconds: float = 0.0
     expected_wrong: float = 0.0
-    first_seconds: float = 0.0
     seconds: float = 0.0
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.redaction import Redactor
-from kvproxy.index.store.sqlite.many import insert_many
 from kvproxy.journal.history import Gone, History, Kept, Prompt
 from kvproxy.journal.queue import Event
 from kvproxy.journal.reasons import reason_without_history
@@ -96,7 +95,7 @@ class Writer:
         self._history.set_last_records(
             (number, record.prompt) for number, record in records.items() if record.prompt is not None
         )
-        insert_many(self._connection, INSERT, [row_of(record, self._strings) for record in records.values()])
+        self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
         self._history.write()
 
     def _keys(self, events: Sequence[Event]) -> set[bytes]:
@@ -175,7 +174,9 @@ class Writer:
                 self._history.set_entry(storage.kept)
                 prompt = Prompt(prompt.number, storage.kept.id, storage.kept.expires, None)
         if record.layer in ("forward", "prefix", "renewed") and record.status == 200:
-            seconds = (record.total_ms or 0.0) / 1000
+            measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
+            # The shortest of several responses, so that savings are not overstated.
+            seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
             self._history.set_seconds(short, seconds)
             prompt = Prompt(prompt.number, prompt.entry, prompt.expires, seconds)
         if len(self._prompts) >= _MAX_CACHED_PROMPTS:
@@ -225,7 +226,6 @@ class Writer:
             total.reused_tokens += record.reused_tokens or 0
             total.saved_seconds += saved
             total.expected_wrong += (record.error or 0.0) if record.layer == "semantic" else 0.0
-            total.first_seconds += (record.first_ms or 0.0) / 1000
             total.seconds += (record.total_ms or 0.0) / 1000
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:

@@ -1,129 +1,123 @@
-"""A mirrored pool as an attention group in which a prompt is looked up: what the engine itself would find there.
-
-The groups of one rank are asked together by `kvproxy.blocks.lookup.reusable`, as the block cache asks its own.
-"""
+"""Mirrored pools as KV cache groups, for the same lookup as the embedded block cache."""
 
 from collections.abc import Sequence
 from math import gcd
 
-from kvproxy.blocks.digest import BlockHasher
-from kvproxy.blocks.windows import blocks_in_window, window_hit
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.single_type_manager import blocks_in_window, find_window_hit
+from kvproxy.mirror.event_decoder import Hash
+from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
-from kvproxy.mirror.prompt import NamedBlocks, Prompt
-from kvproxy.mirror.wire import Hash
 
-NULL = MirroredBlock(b"", None, (), None, 0)
-"""Stands for a block before a window, which nothing attends to."""
+NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
+"""Replaces the blocks before a window."""
 _MAMBA_WINDOW = 2
-"""A state-space group needs the state at the prefix's end alone: the block before the next token."""
+"""A state-space group needs the state at the end of the prefix only: the block before the next token."""
 
 
-class PromptNames:
-    """What a rank calls a prompt's blocks.
+class PromptHashes:
+    """A prompt's block hashes in one rank.
 
     Args:
         prompt: the prompt.
-        hasher: the recipe that we were told.
-        size: tokens in the smallest block of all groups; a bigger one has the name of the last small one in it.
+        hasher: the configured hash algorithm and seed.
+        block_size: the smallest block size of all groups.
     """
 
-    def __init__(self, prompt: Prompt, hasher: BlockHasher, size: int) -> None:
+    def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
         self.prompt = prompt
-        self.size = size
-        self.named: NamedBlocks = prompt.named(hasher, size)
+        self.block_size = block_size
+        self.hashes = prompt.block_hashes(hasher, block_size)
         self.aliases: dict[int, Hash] = {}
-        """Names by another recipe, learnt by following the tokens: for small block number `i`, if one ends there."""
+        """The engine's hashes of small blocks by index, if it uses another algorithm; found by content."""
 
     def find(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
-        """The block of a pool that ends with small block number `index`."""
-        blocks = pool.blocks
-        block = blocks.get(self.named.numbers[index]) or blocks.get(self.named.digests[index])
+        """Return the pool's block that ends with small block `index`."""
+        block = pool.blocks.get(self.hashes.numbers[index]) or pool.blocks.get(self.hashes.digests[index])
         if block is None and index in self.aliases:
-            block = blocks.get(self.aliases[index])
+            block = pool.blocks.get(self.aliases[index])
         return block
 
-    def by_recipe(self, pool: MirroredPool, index: int) -> bool:
-        """Whether a pool has the block under the name that we compute."""
-        return self.named.numbers[index] in pool.blocks or self.named.digests[index] in pool.blocks
+    def has_computed_hash(self, pool: MirroredPool, index: int) -> bool:
+        """Return whether the pool has the block under the hash that we compute."""
+        return self.hashes.numbers[index] in pool.blocks or self.hashes.digests[index] in pool.blocks
 
 
-class FullGroup:
-    """A group that attends to all of the past. `followed` are its blocks from the prompt's first to the first miss."""
+class MirroredGroup:
+    """A group with full attention.
 
-    eagle = False
+    Attributes:
+        cached_blocks: blocks from the prompt's first to the first miss.
+    """
 
-    def __init__(self, pool: MirroredPool, names: PromptNames) -> None:
+    def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool
         self.block_size = pool.block_size
-        self._factor = pool.block_size // names.size
-        self.followed = self._follow(names)
+        self._hashes = hashes
+        self._hashes_per_block = pool.block_size // hashes.block_size
+        self.cached_blocks = self._find_blocks()
 
-    def _follow(self, names: PromptNames) -> list[MirroredBlock]:
-        """By name, and where the engine names blocks by another recipe, by their content."""
+    def _find_blocks(self) -> list[MirroredBlock]:
+        """Find blocks by hash, or by content if the engine hashes differently."""
         found: list[MirroredBlock] = []
-        numbers, digests, aliases, cached = names.named.numbers, names.named.digests, names.aliases, self.pool.blocks
-        for index in range(self._factor - 1, len(numbers), self._factor):
-            block = cached.get(numbers[index]) or cached.get(digests[index])
+        hashes = self._hashes
+        for index in range(self._hashes_per_block - 1, len(hashes.hashes.numbers), self._hashes_per_block):
+            block = hashes.find(self.pool, index)
             if block is None:
-                block = cached.get(aliases[index]) if index in aliases else None
-            if block is None:
-                tokens, extra = names.prompt.contents(self.block_size)[len(found)]
-                block = self.pool.follow(found[-1].hash if found else None, tokens, extra)
+                tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]
+                block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
                 if block is None:
                     break
-                aliases[index] = block.hash
+                hashes.aliases[index] = block.hash
             found.append(block)
         return found
 
-    def names(self, hashes: Sequence[int]) -> Sequence[int]:
-        return hashes[self._factor - 1 :: self._factor]
+    def group_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
+        return hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
-    def longest_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
-        return self.followed[:max_blocks]
-
-
-class WindowGroup:
-    """A group that attends to a sliding window, or to a state at the prefix's end."""
-
-    eagle = False
-
-    def __init__(self, pool: MirroredPool, names: PromptNames, window: int) -> None:
-        self.pool = pool
-        self.block_size = pool.block_size
-        self._names = names
-        self._factor = pool.block_size // names.size
-        self._needed = blocks_in_window(window, pool.block_size)
-
-    def names(self, hashes: Sequence[int]) -> Sequence[int]:
-        return hashes[self._factor - 1 :: self._factor]
-
-    def longest_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
-        blocks = min(len(hashes), max_blocks)
-        return window_hit(lambda place: self._names.find(self.pool, hashes[place]), blocks, self._needed, NULL)
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+        return self.cached_blocks[:max_blocks]
 
 
-Group = FullGroup | WindowGroup
+class MirroredWindowGroup(MirroredGroup):
+    """A group with a sliding window, or with a state at the end of the prefix."""
+
+    def __init__(self, pool: MirroredPool, hashes: PromptHashes, window: int) -> None:
+        super().__init__(pool, hashes)
+        self._window_blocks = blocks_in_window(window, pool.block_size)
+
+    def _find_blocks(self) -> list[MirroredBlock]:
+        return []
+
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+        num_blocks = min(len(hashes), max_blocks)
+        return find_window_hit(
+            lambda index: self._hashes.find(self.pool, hashes[index]), num_blocks, self._window_blocks, NULL_BLOCK
+        )
 
 
-def make_groups(pools: Sequence[MirroredPool], prompt: Prompt, hasher: BlockHasher) -> tuple[list[Group], PromptNames]:
-    """The groups of one rank for one prompt, those with full attention first, as the engine asks them.
+def make_groups(
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
+) -> tuple[list[MirroredGroup], PromptHashes]:
+    """Return the groups of one rank, those with full attention first.
 
-    A kind that we do not know is taken for full attention, and so is chunked local attention, whose chunk is not published:
-    such a group may be able to reuse more than we say, never less.
+    Unknown attention types and chunked local attention, whose chunk size is not published, count as full attention: the
+    engine may then reuse more than the lookup finds, never less.
     """
-    names = PromptNames(prompt, hasher, hash_size(pools))
-    full = [FullGroup(pool, names) for pool in pools if window_of(pool) is None]
-    windows = [WindowGroup(pool, names, window) for pool in pools if (window := window_of(pool)) is not None]
-    return [*full, *windows], names
+    hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
+    windows = [(pool, attention_window(pool)) for pool in pools]
+    groups = [MirroredGroup(pool, hashes) for pool, window in windows if window is None]
+    groups += [MirroredWindowGroup(pool, hashes, window) for pool, window in windows if window is not None]
+    return groups, hashes
 
 
-def window_of(pool: MirroredPool) -> int | None:
-    """How many tokens of the past a group attends to; None for all of them, or where it is not told."""
+def attention_window(pool: MirroredPool) -> int | None:
+    """Return the tokens that a group attends to; None for all tokens."""
     if pool.kind == "mamba":
         return _MAMBA_WINDOW
     return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None
 
 
-def hash_size(pools: Sequence[MirroredPool]) -> int:
-    """Tokens in the blocks that are hashed, which the blocks of all groups are made of."""
+def hash_block_size(pools: Sequence[MirroredPool]) -> int:
+    """Return the block size of the hash chain: the greatest common divisor of all block sizes."""
     return gcd(*(pool.block_size for pool in pools))

@@ -1,35 +1,35 @@
-"""What a prompt would reuse of a mirrored engine, and where it leaves what is cached.
+"""The cached prefix of a prompt in a mirrored engine.
 
-`prepare` hashes the prompt, which is slow; it may run in any thread. All else reads pools that events change, so it runs where
-they change: on the event loop.
+`compute_hashes` is slow and may run in any thread. The other functions read pools that events change: call them on the event
+loop.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.divergence import find_divergence
-from kvproxy.blocks.lookup import reusable
+from kvproxy.blocks.lookup import find_longest_cache_hit
 from kvproxy.blocks.rows import Divergence
-from kvproxy.mirror.groups import NULL, FullGroup, Group, PromptNames, make_groups
+from kvproxy.mirror.groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup, PromptHashes, make_groups
+from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
-from kvproxy.mirror.prompt import Prompt
 
-Recipe = tuple[BlockHasher, int]
-"""How an engine names blocks, and the size of those that it hashes."""
+HashScheme = tuple[BlockHasher, int]
+"""An engine's hash algorithm and block size."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorMatch:
-    """What a prompt would reuse.
+    """The cached prefix of a prompt.
 
     Attributes:
         prompt_tokens: length of the prompt.
-        matched_tokens: how many of them are held.
-        blocks: the blocks that hold them, of the first attention group.
-        digests: the prompt's own block digests, by the recipe that we were told.
-        named_alike: whether the engine's names are those digests; None where nothing matched.
-        divergence: where the prompt leaves the chain that it follows furthest.
+        matched_tokens: length of the cached prefix.
+        blocks: cached blocks of the first KV cache group.
+        digests: the prompt's block hashes.
+        named_alike: whether the engine's hashes equal ours; None if nothing matched.
+        divergence: the first difference from the closest cached chain.
     """
 
     prompt_tokens: int
@@ -40,48 +40,44 @@ class MirrorMatch:
     divergence: Divergence | None
 
 
-def prepare(prompt: Prompt, recipes: Iterable[Recipe]) -> None:
-    """Hash a prompt by each of these recipes, so that asking mirrors is only a matter of looking up."""
-    for hasher, size in recipes:
-        prompt.named(hasher, size)
+def compute_hashes(prompt: HashedPrompt, schemes: Iterable[HashScheme]) -> None:
+    """Compute a prompt's hashes, so that later lookups are fast."""
+    for hasher, block_size in schemes:
+        prompt.block_hashes(hasher, block_size)
 
 
-def match(pools: Sequence[MirroredPool], prompt: Prompt, hasher: BlockHasher) -> MirrorMatch:
-    """Follow a prompt through the groups of one rank; one token at least is left to compute, as in vLLM."""
+def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
+    """Find the cached prefix in the pools of one rank; at least one token is left to compute, as in vLLM."""
     if not pools:
         return MirrorMatch(len(prompt.tokens), 0, [], [], None, None)
-    groups, names = make_groups(pools, prompt, hasher)
-    found, length = _reusable(groups, names)
-    blocks = [block for block in found if block is not NULL]
-    alike = None
-    if blocks:
-        last = length // names.size - 1
-        alike = names.by_recipe(groups[0].pool, last)
+    groups, hashes = make_groups(pools, prompt, hasher)
+    found, length = _find_longest_hit(groups, hashes)
+    blocks = [block for block in found if block is not NULL_BLOCK]
     return MirrorMatch(
-        len(prompt.tokens), length, blocks, names.named.digests, alike, _divergence(groups[0], prompt.tokens)
+        len(prompt.tokens),
+        length,
+        blocks,
+        hashes.hashes.digests,
+        hashes.has_computed_hash(groups[0].pool, length // hashes.block_size - 1) if blocks else None,
+        _divergence(groups[0], prompt.tokens),
     )
 
 
-def matched_tokens(pools: Sequence[MirroredPool], prompt: Prompt, hasher: BlockHasher) -> int:
-    """Tokens of a prompt that the groups of one rank hold, at most all but one."""
-    if not pools:
-        return 0
-    return _reusable(*make_groups(pools, prompt, hasher))[1]
+def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:
+    """Return the length of the cached prefix in the pools of one rank."""
+    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1] if pools else 0
 
 
-def _reusable(groups: Sequence[Group], names: PromptNames) -> tuple[Sequence[MirroredBlock], int]:
-    """Blocks of the first group, and the tokens that all groups can reuse."""
-    places = range(len(names.named.numbers))
-    found, length = reusable(groups, places, max(0, len(names.prompt.tokens) - 1))
+def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:
+    """Return the first group's blocks, and the length that all groups can reuse."""
+    indexes = range(len(hashes.hashes.numbers))
+    found, length = find_longest_cache_hit(groups, indexes, max(0, len(hashes.prompt.tokens) - 1))
     return found[0], length
 
 
-def _divergence(group: Group, tokens: list[int]) -> Divergence | None:
-    """Only a group that holds chains from their beginning can tell."""
-    if not isinstance(group, FullGroup):
+def _divergence(group: MirroredGroup, tokens: list[int]) -> Divergence | None:
+    if isinstance(group, MirroredWindowGroup):
         return None
-    followed = group.followed
-    children = group.pool.children(followed[-1].hash if followed else None)
-    return find_divergence(
-        tokens, len(followed) * group.block_size, group.block_size, (child.tokens for child in children)
-    )
+    cached, size = group.cached_blocks, group.block_size
+    children = group.pool.children(cached[-1].hash if cached else None)
+    return find_divergence(tokens, len(cached) * size, size, (child.tokens for child in children))

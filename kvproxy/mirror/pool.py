@@ -1,9 +1,9 @@
-"""One engine's cached blocks, as its events tell: which there are, in how many copies, and how they hang together."""
+"""The cached blocks of one pool of an engine, rebuilt from its KV events."""
 
 from collections.abc import Iterator
 
-from kvproxy.mirror.doubts import Doubts
-from kvproxy.mirror.wire import Extra, Hash, Stored
+from kvproxy.mirror.event_decoder import Extra, Hash, StoredEvent
+from kvproxy.mirror.uncertain_blocks import UncertainBlocks
 
 
 class MirroredBlock:
@@ -11,11 +11,11 @@ class MirroredBlock:
 
     Attributes:
         hash: as published.
-        parent: name of the block before it, None where the chain begins.
-        tokens: token ids; empty where they were not published.
-        extra: what else names it (adapter, salt, media).
-        copies: physical blocks that hold it.
-        stored: ordinal of the event that stored it first.
+        parent: hash of the previous block; None at the start of a chain.
+        tokens: token ids; empty if they were not published.
+        extra: extra keys (adapter, salt, media).
+        copies: number of physical blocks.
+        stored: ordinal of the event that stored the block.
     """
 
     __slots__ = ("copies", "extra", "hash", "parent", "stored", "tokens")
@@ -30,14 +30,15 @@ class MirroredBlock:
 
 
 class MirroredPool:
-    """Blocks in one place (medium) of one rank, of one attention group.
+    """Blocks of one rank, medium, and KV cache group.
 
     Attributes:
-        blocks: by name.
+        blocks: by hash.
         block_size: tokens in a block; 0 before the first event.
-        kind, window: the group's kind of attention and its sliding window, where they are told.
+        kind: the group's attention type, if published.
+        window: the group's sliding window in tokens, if published.
         num_copies: physical blocks.
-        stored, removed: copies stored and given up since the start.
+        num_stored, num_removed: copies stored and removed since the start.
     """
 
     def __init__(self) -> None:
@@ -46,35 +47,35 @@ class MirroredPool:
         self.kind: str | None = None
         self.window: int | None = None
         self.num_copies = 0
-        self.stored = 0
-        self.removed = 0
+        self.num_stored = 0
+        self.num_removed = 0
         self._children: dict[Hash | None, dict[Hash, None]] = {}
         self._by_content: dict[tuple[Hash | None, tuple[int, ...], Extra], Hash] = {}
-        self._doubts = Doubts()
+        self._uncertain = UncertainBlocks()
 
-    def store(self, event: Stored) -> None:
-        """Count one more copy of each block of a run, unless it only tells of reuse: see `doubts`."""
-        # A prompt's tail may be published as a smaller block of its own.
+    def store(self, event: StoredEvent) -> None:
+        """Add a copy of each block, unless the event only reports reuse; see `uncertain_blocks`."""
+        # The end of a prompt may be published as a smaller block.
         self.block_size = max(self.block_size, event.block_size)
         self.kind, self.window = event.kind, event.window
-        is_doubtful = event.parent is None and bool(event.hashes) and event.hashes[-1] in self.blocks
-        if is_doubtful and self._doubts.are_reports:
+        is_uncertain = event.parent is None and bool(event.hashes) and event.hashes[-1] in self.blocks
+        if is_uncertain and self._uncertain.are_reports:
             return
-        if event.parent is not None and self._doubts:
-            self._show_alive(event.parent)
+        if event.parent is not None and self._uncertain:
+            self._mark_chain_used(event.parent)
         for block in self._blocks_of(event):
             block.copies += 1
             self.num_copies += 1
-            if is_doubtful:
-                self._doubts.add(block.hash, block.copies)
+            if is_uncertain:
+                self._uncertain.add_uncertain(block.hash, block.copies)
             else:
-                self._doubts.certain(block.hash)
-        self._doubts.grown(self.num_copies)
+                self._uncertain.add_certain(block.hash)
+        self._uncertain.update_pool_size(self.num_copies)
 
-    def _blocks_of(self, event: Stored) -> Iterator[MirroredBlock]:
-        """The blocks of a run; those that are new have no copy yet."""
+    def _blocks_of(self, event: StoredEvent) -> Iterator[MirroredBlock]:
+        """Return the event's blocks; new blocks have no copies yet."""
         size = event.block_size
-        # A group that leaves out blocks which fell out of its window publishes all tokens of the run, and fewer names.
+        # A group with a window omits the hashes of blocks outside of it, but publishes all tokens.
         is_aligned = len(event.tokens) == len(event.hashes) * size
         parent = event.parent
         for index, digest in enumerate(event.hashes):
@@ -82,8 +83,8 @@ class MirroredPool:
             if block is None:
                 tokens = tuple(event.tokens[index * size : (index + 1) * size]) if is_aligned else ()
                 extra = event.extras[index] if event.extras and index < len(event.extras) else None
-                block = self._add(MirroredBlock(digest, parent, tokens, extra, self.stored))
-            self.stored += 1
+                block = self._add(MirroredBlock(digest, parent, tokens, extra, self.num_stored))
+            self.num_stored += 1
             yield block
             parent = digest
 
@@ -94,34 +95,32 @@ class MirroredPool:
             self._by_content[block.parent, block.tokens, block.extra] = block.hash
         return block
 
-    def _show_alive(self, digest: Hash | None) -> None:
-        """A request that goes on after a block holds it, and all before it."""
+    def _mark_chain_used(self, digest: Hash | None) -> None:
+        """A request that extends a chain uses all of its blocks."""
         for _ in range(len(self.blocks)):
             block = None if digest is None else self.blocks.get(digest)
             if block is None:
                 return
-            self._doubts.alive(block.hash)
+            self._uncertain.mark_used(block.hash)
             digest = block.parent
 
     def remove(self, digest: Hash) -> bool:
-        """Count one copy less; False where there was none."""
+        """Remove a copy of a block; return False if there is none."""
         block = self.blocks.get(digest)
         if block is None:
             return False
-        self.removed += 1
-        self._drop(block, 1)
-        self._doubts.removed(digest, block.copies)
-        for each, copies in self._doubts.settle(self.num_copies):
-            self._drop(self.blocks[each], copies)
+        self.num_removed += 1
+        self._remove_copies(block, 1)
+        self._uncertain.remove(digest, block.copies)
+        for each, copies in self._uncertain.take_reports(self.num_copies):
+            self._remove_copies(self.blocks[each], copies)
         return True
 
-    def _drop(self, block: MirroredBlock, copies: int) -> None:
+    def _remove_copies(self, block: MirroredBlock, copies: int) -> None:
         self.num_copies -= copies
         block.copies -= copies
-        if block.copies == 0:
-            self._forget(block)
-
-    def _forget(self, block: MirroredBlock) -> None:
+        if block.copies:
+            return
         del self.blocks[block.hash]
         siblings = self._children[block.parent]
         del siblings[block.hash]
@@ -132,18 +131,18 @@ class MirroredPool:
             del self._by_content[content]
 
     def clear(self) -> None:
-        """Forget every block."""
+        """Remove all blocks."""
         self.blocks.clear()
         self._children.clear()
         self._by_content.clear()
-        self._doubts.clear()
+        self._uncertain.clear()
         self.num_copies = 0
 
     def children(self, parent: Hash | None) -> list[MirroredBlock]:
-        """Cached blocks that follow `parent` (None: that begin a chain), the first stored first."""
+        """Return the cached blocks that follow `parent`, the oldest first; None for the start of a chain."""
         return [self.blocks[digest] for digest in self._children.get(parent, ())]
 
-    def follow(self, parent: Hash | None, tokens: tuple[int, ...], extra: Extra) -> MirroredBlock | None:
-        """The block that holds these tokens after `parent`, whatever recipe named it."""
+    def find_child(self, parent: Hash | None, tokens: tuple[int, ...], extra: Extra) -> MirroredBlock | None:
+        """Return the child of `parent` with this content, whatever its hash."""
         digest = self._by_content.get((parent, tokens, extra))
         return None if digest is None else self.blocks[digest]

@@ -1,8 +1,8 @@
-"""Puts numbered batches in order, and tells lost, repeated and restarted ones apart. No I/O: see `subscriber`.
+"""Orders numbered event batches, and detects lost, repeated, and restarted streams. No I/O: see `subscriber`.
 
-A publisher numbers its batches from 0, and from 0 again when it restarts; nothing else tells one run from the next. So the
-same number with the same content is a duplicate, and with another content it is another run. Whatever is missing or doubtful
-is asked for again from the publisher's replay buffer, always with one batch that is known, to see that the run is the same.
+A publisher numbers its batches from 0, and from 0 again after a restart; nothing else identifies a run. The same number with
+the same content is a duplicate; with other content it belongs to another run. Missing and suspicious batches are requested
+from the publisher's replay buffer, together with one known batch, to verify that the run is the same.
 """
 
 from collections.abc import Callable
@@ -10,297 +10,291 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvproxy.mirror.resets import Resets
+from kvproxy.mirror.event_decoder import EventBatch, EventDecodeError, decode_batch
+from kvproxy.mirror.pending_resets import PendingResets
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.status import Counts
-from kvproxy.mirror.wire import Batch, WireError, decode_batch
+from kvproxy.mirror.status import StreamCounts
 
-WINDOW = 10_000
-"""Fingerprints kept: as many as vLLM's replay buffer holds by default."""
+MAX_FINGERPRINTS = 10_000
+"""The default size of vLLM's replay buffer."""
+MAX_HELD_BATCHES = 64
+"""Number of batches to hold for a late one if there is no replay."""
+MAX_REPLAY_ATTEMPTS = 3
+"""Number of consecutive failed replays before missing batches count as lost."""
 
 
-class Seen:
-    """The last batches that were applied, by number."""
+class AppliedBatches:
+    """Fingerprints of the last applied batches by number."""
 
     def __init__(self) -> None:
         self._fingerprints: dict[int, int] = {}
 
     def add(self, number: int, payload: bytes) -> None:
-        """A batch was applied."""
         self._fingerprints[number] = xxhash.xxh3_64_intdigest(payload)
-        self._fingerprints.pop(number - WINDOW, None)
+        self._fingerprints.pop(number - MAX_FINGERPRINTS, None)
 
-    def same(self, number: int, payload: bytes) -> bool | None:
-        """Whether the batch applied under a number had this content; None where it is not remembered."""
+    def has_same(self, number: int, payload: bytes) -> bool | None:
+        """Return whether the batch with this number had this content; None if its fingerprint is unknown."""
         known = self._fingerprints.get(number)
         return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 
     def clear(self) -> None:
-        """Forget all of them."""
         self._fingerprints.clear()
 
 
 @dataclass(slots=True)
 class Replay:
-    """An answer to a replay request.
+    """A replay in progress.
 
     Attributes:
-        from_start: whether everything was asked for.
-        verified: whether it is of the run that we know.
-        answered: whether a batch has come.
-        skipping: whether the rest of it is of no use.
+        from_start: whether all batches were requested.
+        is_verified: whether it belongs to the known run.
+        has_batches: whether a batch arrived.
+        is_skipped: whether the remaining batches are ignored.
     """
 
     from_start: bool
-    verified: bool
-    answered: bool = False
-    skipping: bool = False
-
-
-PATIENCE = 64
-"""Batches held back for a late one where there is no replay."""
-ATTEMPTS = 3
-"""Replays in a row that may fail before what is missing is given up."""
+    is_verified: bool
+    has_batches: bool = False
+    is_skipped: bool = False
 
 
 class Sequencer:
-    """Order of one publisher's batches.
+    """Applies one publisher's batches in order.
 
     Args:
-        state: what the batches add up to.
-        replayable: whether the publisher answers replay requests.
-        on_trouble: takes a sentence about a batch that could not be read; nobody hears it by default.
+        state: receives the batches.
+        has_replay: whether the publisher answers replay requests.
+        on_error: receives a message for each batch that cannot be decoded.
 
     Attributes:
-        next: number of the batch that is due.
-        wanted: number from which a replay should be asked for, None when nothing is missing.
-        complete: whether everything since the publisher's start was applied.
-        doubted: whether what is known may be another process's: a connection was made, and no replay has shown yet who is there.
-        resets: resets of the cache, told and confirmed.
+        next: number of the next batch.
+        replay_from: number from which to request a replay; None if no batch is missing.
+        complete: whether all batches since the publisher's start were applied.
+        is_unverified: whether the state may belong to an earlier process, because a new connection has no replay yet.
+        resets: published and confirmed resets of the cache.
     """
 
-    def __init__(self, state: MirrorState, *, replayable: bool, on_trouble: Callable[[str], object] = str) -> None:
+    def __init__(self, state: MirrorState, *, has_replay: bool, on_error: Callable[[str], object] = str) -> None:
         self._state = state
-        self._replayable = replayable
-        self._on_trouble = on_trouble
+        self._has_replay = has_replay
+        self._on_error = on_error
         self.next = 0
-        self.wanted: int | None = None
+        self.replay_from: int | None = None
         self.complete = True
-        self.doubted = False
-        self.resets = Resets()
-        self.counts = Counts()
-        self.timestamp = float("-inf")
-        self._seen = Seen()
+        self.is_unverified = False
+        self.resets = PendingResets()
+        self.counts = StreamCounts()
+        self._timestamp = float("-inf")
+        self._applied = AppliedBatches()
         self._held: dict[int, bytes] = {}
-        self._asked_all = False
+        self._replayed_all = False
         self._replay: Replay | None = None
-        self._failures = 0
-        self._top = -1
-        # Whether the next batch is the first one of a publisher that nothing is known of.
-        self._joining = True
+        self._num_failures = 0
+        self._max_number = -1
+        # Whether the next batch is the first one of an unknown publisher.
+        self._is_joining = True
 
-    def connected(self) -> None:
-        """A connection was made: the publisher may be another one, or have said much before."""
-        if self._replayable:
-            self.doubted = self.next > 0
-            self._want(0)
+    def on_connected(self) -> None:
+        """Handle a new connection: the publisher may be another process, or may have published before."""
+        if self._has_replay:
+            self.is_unverified = self.next > 0
+            self._request_replay(0)
         elif self.next:
-            # Nobody can tell whether it is the same process. Its first batch, or a reset, makes the view complete again.
-            self._forget()
-            self._joining, self.complete = True, False
+            # Only the first batch of a run, or a reset, makes the state complete again.
+            self._clear()
+            self._is_joining, self.complete = True, False
 
-    def idle(self) -> None:
-        """Nothing came for a while: the last batch may have been lost."""
-        if self._replayable:
-            self._want(self._overlap() if self.complete or self._asked_all else 0)
+    def on_idle(self) -> None:
+        """Handle a silent stream: the last batch may be lost."""
+        if self._has_replay:
+            self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
-    def live(self, number: int, payload: bytes) -> None:
-        """A published batch came."""
-        self._top = max(self._top, number)
-        if self._replay is not None or self.wanted is not None:
-            # Until the doubt is settled nothing is applied.
+    def on_batch(self, number: int, payload: bytes) -> None:
+        """Handle a published batch."""
+        self._max_number = max(self._max_number, number)
+        if self._replay is not None or self.replay_from is not None:
+            # Hold batches until the replay is complete.
             self._held[number] = payload
         elif number > self.next:
-            self._gap(number, payload)
+            self._on_gap(number, payload)
         elif number == self.next:
-            self._due(number, payload)
-            self._drain()
-        elif self._seen.same(number, payload):
+            self._on_next(number, payload)
+            self._apply_held()
+        elif self._applied.has_same(number, payload):
             self.counts.duplicates += 1
-        elif self._replayable:
-            self._want(0)
+        elif self._has_replay:
+            self._request_replay(0)
         else:
-            self._restart()
-            self.live(number, payload)
+            self._on_restart()
+            self.on_batch(number, payload)
 
-    def _due(self, number: int, payload: bytes) -> None:
+    def _on_next(self, number: int, payload: bytes) -> None:
         batch = self._decode(number, payload)
-        if batch is not None and batch.timestamp < self.timestamp and self._replayable:
-            # From before a restart, or the clock was set back; the replay tells.
-            self._want(self._overlap())
+        if batch is not None and batch.timestamp < self._timestamp and self._has_replay:
+            # The publisher restarted, or its clock was set back: the replay decides.
+            self._request_replay(self._last_applied())
         else:
             self._apply(number, payload, batch)
 
-    def _gap(self, number: int, payload: bytes) -> None:
+    def _on_gap(self, number: int, payload: bytes) -> None:
         self.counts.gaps += not self._held
         self._held[number] = payload
-        if self._replayable:
-            self._want(self._overlap())
-        elif len(self._held) > PATIENCE or self._joining:
-            self._lose(min(self._held))
-            self._drain()
+        if self._has_replay:
+            self._request_replay(self._last_applied())
+        elif len(self._held) > MAX_HELD_BATCHES or self._is_joining:
+            self._skip_to(min(self._held))
+            self._apply_held()
 
-    def _drain(self) -> None:
-        """Apply what was held back for the batches that have come now."""
-        while self.wanted is None and self.next in self._held:
-            self._due(self.next, self._held.pop(self.next))
+    def _apply_held(self) -> None:
+        """Apply held batches that are next now."""
+        while self.replay_from is None and self.next in self._held:
+            self._on_next(self.next, self._held.pop(self.next))
         if self._held and min(self._held) < self.next:
             self._held = {number: payload for number, payload in self._held.items() if number >= self.next}
 
     def begin_replay(self) -> int:
-        """A replay is asked for now; where it begins."""
-        assert self.wanted is not None
-        start, self.wanted = self.wanted, None
-        # All of these were published before the request, so the answer holds them, or they are of an earlier run.
+        """Start the requested replay; return its first number."""
+        assert self.replay_from is not None
+        start, self.replay_from = self.replay_from, None
+        # Held batches precede the request: the replay contains them, or they belong to an earlier run.
         self._held.clear()
-        self._replay = Replay(from_start=start == 0, verified=self.next == 0)
+        self._replay = Replay(from_start=start == 0, is_verified=self.next == 0)
         self.counts.replays += 1
         return start
 
-    def replayed(self, number: int, payload: bytes) -> None:
-        """One batch of a replay, in order; of no use where the replay was given up meanwhile, see `fail`."""
+    def on_replayed_batch(self, number: int, payload: bytes) -> None:
+        """Handle a batch of the replay; ignored after `discard_state`."""
         replay = self._replay
         if replay is None:
             return
-        first, replay.answered = not replay.answered, True
-        self._failures = 0
-        if first and number == 0 and not self.complete:
-            # All of it is there now: build it up again.
-            self._forget()
-            self.complete = replay.verified = True
-        if number < self.next and not replay.skipping:
-            self._compare(number, payload, replay)
-        if number == self.next and replay.verified and not replay.skipping:
+        is_first, replay.has_batches = not replay.has_batches, True
+        self._num_failures = 0
+        if is_first and number == 0 and not self.complete:
+            # The buffer has all batches: rebuild the state.
+            self._clear()
+            self.complete = replay.is_verified = True
+        if number < self.next and not replay.is_skipped:
+            self._verify(number, payload, replay)
+        if number == self.next and replay.is_verified and not replay.is_skipped:
             self._apply(number, payload, self._decode(number, payload))
-        elif number >= self.next and not replay.skipping:
-            self._beyond(number, payload, replay, first)
+        elif number >= self.next and not replay.is_skipped:
+            self._on_replay_gap(number, payload, replay, is_first)
 
-    def _compare(self, number: int, payload: bytes, replay: Replay) -> None:
-        same = self._seen.same(number, payload)
+    def _verify(self, number: int, payload: bytes, replay: Replay) -> None:
+        same = self._applied.has_same(number, payload)
         if same is False:
-            self._restart()
+            self._on_restart()
             if number:
-                replay.skipping = True
-                self._want(0)
-        replay.verified = replay.verified or same is not None
+                replay.is_skipped = True
+                self._request_replay(0)
+        replay.is_verified = replay.is_verified or same is not None
 
-    def _beyond(self, number: int, payload: bytes, replay: Replay, first: bool) -> None:
-        """A batch that does not follow on what is known."""
-        if first or not replay.verified:
-            # The publisher's buffer does not reach back far enough.
-            self._lose(number)
-            replay.verified = self._asked_all = True
+    def _on_replay_gap(self, number: int, payload: bytes, replay: Replay, is_first: bool) -> None:
+        if is_first or not replay.is_verified:
+            # The publisher's buffer does not go back far enough.
+            self._skip_to(number)
+            replay.is_verified = self._replayed_all = True
             self._apply(number, payload, self._decode(number, payload))
         else:
-            # Dropped between its socket and ours, or a new run met half-way: ask for the rest.
-            replay.skipping = True
-            self._want(self._overlap())
+            # Batches were dropped on the way, or a new run started: request the rest.
+            replay.is_skipped = True
+            self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
-        """The replay is complete."""
+        """Handle the end of the replay."""
         replay = self._replay
         if replay is None:
             return
-        if self.next and not replay.verified:
-            # It never published what we have: another run, with fewer batches.
-            self._restart()
-            self._want(0)
+        if self.next and not replay.is_verified:
+            # The publisher never published our batches: another run with fewer batches.
+            self._on_restart()
+            self._request_replay(0)
         elif replay.from_start and not self.complete:
-            # It has no more than that: to ask for all of it once more would not help.
-            self._asked_all = True
-        self._failures = 0
-        self.doubted = self.doubted and self.wanted is not None
+            # The buffer has no more batches, so do not request all of them again.
+            self._replayed_all = True
+        self._num_failures = 0
+        self.is_unverified = self.is_unverified and self.replay_from is not None
         self._resume()
 
     def fail_replay(self) -> None:
-        """The replay was not answered, or broke off."""
-        self._failures += 1
-        if self._failures < ATTEMPTS:
-            self._want(self._overlap() if self.complete else 0)
+        """Handle a replay without an answer, or with an incomplete one."""
+        self._num_failures += 1
+        if self._num_failures < MAX_REPLAY_ATTEMPTS:
+            self._request_replay(self._last_applied() if self.complete else 0)
         elif self._held:
-            self._failures = 0
-            self._lose(min(self._held))
+            self._num_failures = 0
+            self._skip_to(min(self._held))
         self._resume()
 
     def _resume(self) -> None:
         self._replay = None
         held, self._held = self._held, {}
         for each in sorted(held.items()):
-            self.live(*each)
+            self.on_batch(*each)
 
-    def _overlap(self) -> int:
-        """The last batch that was applied."""
+    def _last_applied(self) -> int:
         return max(0, self.next - 1)
 
-    def _want(self, start: int) -> None:
-        self.wanted = start if self.wanted is None else min(self.wanted, start)
+    def _request_replay(self, start: int) -> None:
+        self.replay_from = start if self.replay_from is None else min(self.replay_from, start)
 
-    def _decode(self, number: int, payload: bytes) -> Batch | None:
+    def _decode(self, number: int, payload: bytes) -> EventBatch | None:
         try:
             return decode_batch(payload)
-        except WireError as error:
+        except EventDecodeError as error:
             self.counts.malformed += 1
-            self._on_trouble(f"batch {number} cannot be read: {error}")
+            self._on_error(f"batch {number} cannot be decoded: {error}")
             return None
 
-    def _apply(self, number: int, payload: bytes, batch: Batch | None) -> None:
+    def _apply(self, number: int, payload: bytes, batch: EventBatch | None) -> None:
         if batch is None:
-            # What it said is lost; what it took away must not be claimed any longer.
-            self._lose(number)
-            if self._replay is None and not self._asked_all:
-                self.connected()
+            # The lost batch may have removed blocks.
+            self._skip_to(number)
+            if self._replay is None and not self._replayed_all:
+                self.on_connected()
         else:
             self._state.apply(batch)
-            self.timestamp = batch.timestamp
-            # After a reset of the cache, and at the start of a run, nothing that was lost before matters.
-            self.complete = self.complete or batch.clears or number == 0
-            if self.resets.voids(number, batch):
+            self._timestamp = batch.timestamp
+            # After a reset, and at the start of a run, earlier losses do not matter.
+            self.complete = self.complete or batch.has_reset or number == 0
+            if self.resets.is_before_reset(number, batch):
                 self._state.clear()
-        self._seen.add(number, payload)
+        self._applied.add(number, payload)
         self.next = number + 1
-        self._joining = False
+        self._is_joining = False
         self.counts.batches += 1
 
-    def cleared(self, mark: int) -> None:
-        """The engine confirmed a reset of its cache, asked for after `mark` was taken of `resets`."""
-        if self.resets.confirm(mark, max(self.next, self._top + 1)):
+    def confirm_reset(self, mark: int) -> None:
+        """Handle a reset that the engine confirmed; `mark` is `resets.mark()` before the request."""
+        if self.resets.confirm(mark, max(self.next, self._max_number + 1)):
             self._state.clear()
 
-    def fail(self) -> None:
-        """Something unforeseen broke while a batch was taken over: what is known is doubtful, and begins anew after it."""
+    def discard_state(self) -> None:
+        """Handle an unexpected error in a batch: start again after it with an empty state."""
         self._replay = None
-        self.wanted = None
+        self.replay_from = None
         self._held.clear()
-        self._lose(self.next + 1)
+        self._skip_to(self.next + 1)
 
-    def _restart(self) -> None:
+    def _on_restart(self) -> None:
         self.counts.restarts += 1
-        self._top = -1
+        self._max_number = -1
         self.resets.restart()
-        self._forget()
+        self._clear()
         self.complete = True
-        self._asked_all = False
+        self._replayed_all = False
 
-    def _lose(self, number: int) -> None:
-        """Begin anew at a batch: a pool that misses a block is better than one that claims a block that is gone."""
+    def _skip_to(self, number: int) -> None:
+        """Start again at a batch with an empty state: a missing block is better than one that does not exist."""
         self.counts.losses += 1
-        self._forget()
+        self._clear()
         self.complete = False
         self.next = number
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._state.reset()
-        self._seen.clear()
+        self._applied.clear()
         self.next = 0
-        self.doubted = False
-        self.timestamp = float("-inf")
+        self.is_unverified = False
+        self._timestamp = float("-inf")

@@ -1,18 +1,18 @@
-"""How well one event stream is followed, as `kvproxy upstreams` and `kvproxy blocks stats` show it."""
+"""Status of an event stream, for `kvproxy upstreams` and `kvproxy blocks stats`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Counts:
-    """What came in since we began to listen.
+class StreamCounts:
+    """Counts since the subscription started.
 
     Attributes:
-        batches, duplicates: batches applied, and those that came again.
-        gaps, restarts: holes in the numbers, and restarts of the publisher.
-        replays: requests for what was missed.
-        losses: how often the view was given up because something could not be had again.
-        malformed: messages that could not be read.
+        batches, duplicates: applied and repeated batches.
+        gaps, restarts: gaps in the sequence numbers, and restarts of the publisher.
+        replays: replay requests.
+        losses: number of times that the mirror was discarded, because lost batches could not be replayed.
+        malformed: messages that could not be decoded.
     """
 
     batches: int = 0
@@ -26,18 +26,18 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """One publisher's stream at this moment.
+    """Status of one publisher's stream.
 
     Attributes:
         endpoint: the publisher's address.
-        connected: whether its socket is open.
-        next: number of the batch that is due.
-        complete: whether everything since the publisher's start was applied.
+        connected: whether the socket is connected.
+        next: number of the next batch.
+        complete: whether all batches since the publisher's start were applied.
         silent_seconds: seconds since the last message; None before the first.
-        unknown_removals: removals of copies that were never seen.
-        batches, duplicates, gaps, restarts, replays, losses, malformed: see `Counts`.
-        error: the last thing that went wrong; None where nothing has.
-        replay_fails: whether the last request for missed batches was not answered.
+        unknown_removals: removals of unknown blocks.
+        batches, duplicates, gaps, restarts, replays, losses, malformed: see `StreamCounts`.
+        error: the last error.
+        replay_fails: whether the last replay request failed.
     """
 
     endpoint: str

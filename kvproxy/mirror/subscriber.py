@@ -1,4 +1,4 @@
-"""Sockets to one publisher of KV events: SUB for what happens, DEALER for what was missed."""
+"""Sockets to one publisher of KV events: SUB for live batches, DEALER for replays."""
 
 import asyncio
 import logging
@@ -16,82 +16,80 @@ from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import StreamStatus
 
-QUIET = 60.0
-"""Seconds between two lines of one stream."""
+LOG_INTERVAL = 60.0
+"""Minimum seconds between two log lines of a stream."""
+END_OF_REPLAY = b"\xff" * 8
+"""Sent instead of a number at the end of a replay."""
+REPLAY_TIMEOUT = 5.0
+MAX_DECODE_SECONDS = 0.005
+"""Maximum time to decode batches before the event loop runs other tasks."""
+RESTART_DELAY = 0.5
+"""Seconds before a failed task restarts."""
 _log = logging.getLogger(__name__)
 
 
-class Troubles:
-    """Log of one stream.
+class StreamLog:
+    """Rate-limited log of one stream.
 
     Args:
-        endpoint: the stream's address, named in each line.
-        clock: seconds, ever growing.
+        endpoint: the stream's address.
+        clock: monotonic seconds.
 
     Attributes:
-        last: what went wrong last; None where nothing has.
+        last_error: the last message.
     """
 
     def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.last: str | None = None
+        self.last_error: str | None = None
         self._endpoint = endpoint
         self._clock = clock
-        self._told = float("-inf")
-        self._untold = 0
+        self._logged_at = float("-inf")
+        self._num_suppressed = 0
 
-    def tell(self, text: str, error: BaseException | None = None) -> None:
-        """Log a line, or only count it when the last one is not long ago; with an error, its traceback too."""
-        self.last = text
+    def warn(self, message: str, error: BaseException | None = None) -> None:
+        """Log a warning, or count it if the last one is recent."""
+        self.last_error = message
         now = self._clock()
-        if now - self._told < QUIET:
-            self._untold += 1
+        if now - self._logged_at < LOG_INTERVAL:
+            self._num_suppressed += 1
             return
-        more = f" ({self._untold} more since the last line)" if self._untold else ""
-        _log.warning("KV events of %s: %s%s", self._endpoint, text, more, exc_info=error)
-        self._told, self._untold = now, 0
+        more = f" ({self._num_suppressed} more since the last line)" if self._num_suppressed else ""
+        _log.warning("KV events of %s: %s%s", self._endpoint, message, more, exc_info=error)
+        self._logged_at, self._num_suppressed = now, 0
 
 
-END = b"\xff" * 8
-"""In place of a number: the replay is complete."""
-REPLAY_TIMEOUT = 5.0
-SLICE = 0.005
-"""Seconds of decoding before others have their turn."""
-RESTART = 0.5
-"""Seconds before a task that failed goes on."""
-
-
-class Subscriber:
+class EventSubscriber:
     """Follows one publisher.
 
     Args:
-        endpoint: its PUB socket, `tcp://host:port`; with `*` for the host we bind and engines connect.
-        replay: its ROUTER socket, None where there is none.
-        topic: beginning of the topics to follow.
-        idle: seconds of silence after which it is asked whether anything was missed.
+        endpoint: the PUB socket, `tcp://host:port`; with `*` as the host, kvproxy binds and engines connect.
+        replay: the ROUTER socket; None if there is none.
+        topic: prefix of the topics to subscribe to.
+        idle: seconds of silence before a replay request checks for lost batches.
     """
 
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:
         self.endpoint = endpoint
         self.state = MirrorState()
-        self._troubles = Troubles(endpoint)
-        self.sequencer = Sequencer(self.state, replayable=replay is not None, on_trouble=self._troubles.tell)
+        self._stream_log = StreamLog(endpoint)
+        self.sequencer = Sequencer(self.state, has_replay=replay is not None, on_error=self._stream_log.warn)
         self.is_connected = False
-        self._is_gone = False
+        self._is_disconnected = False
         self._replay_fails = False
         self._replay = replay
         self._topic = topic.encode()
         self._idle = idle
-        self._heard: float | None = None
+        self._received_at: float | None = None
         self._context: zmq.asyncio.Context | None = None
         self._monitor: Any = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._doubt = asyncio.Event()
+        self._replay_requested = asyncio.Event()
 
     async def start(self) -> None:
-        """Open the sockets and follow from now on.
+        """Open the sockets and start the tasks.
 
         Raises:
-            zmq.ZMQError: the endpoint is none, or is taken.
+            zmq.ZMQError: the endpoint is invalid or in use.
         """
         context = self._context = zmq.asyncio.Context()
         socket = context.socket(zmq.SUB)
@@ -105,11 +103,11 @@ class Subscriber:
             socket.bind(self.endpoint)
         else:
             socket.connect(self.endpoint)
-        works = (partial(self._watch, monitor), partial(self._follow, socket), self._recover)
-        self._tasks = [asyncio.create_task(self._keep_on(work)) for work in works]
+        loops = (partial(self._watch_connection, monitor), partial(self._receive, socket), self._request_replays)
+        self._tasks = [asyncio.create_task(self._run_forever(loop)) for loop in loops]
 
     async def close(self) -> None:
-        """End all tasks and close the sockets."""
+        """Cancel the tasks and close the sockets."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -117,86 +115,85 @@ class Subscriber:
             self._context.destroy(linger=0)
 
     @property
-    def is_believed(self) -> bool:
-        """Whether what is known is of a process that runs: one that is gone took its blocks with it."""
-        return not self._is_gone and not self.sequencer.doubted
+    def has_valid_state(self) -> bool:
+        """Whether the state belongs to a running process; the blocks of a disconnected process may be gone."""
+        return not self._is_disconnected and not self.sequencer.is_unverified
 
     def status(self) -> StreamStatus:
-        """How the stream fares."""
+        """Return the status of the stream."""
         return StreamStatus(
             endpoint=self.endpoint,
             connected=self.is_connected,
             next=self.sequencer.next,
             complete=self.sequencer.complete,
-            silent_seconds=None if self._heard is None else round(time.monotonic() - self._heard, 1),
+            silent_seconds=None if self._received_at is None else round(time.monotonic() - self._received_at, 1),
             unknown_removals=self.state.unknown,
-            error=self._troubles.last,
+            error=self._stream_log.last_error,
             replay_fails=self._replay_fails,
             **asdict(self.sequencer.counts),
         )
 
-    async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a task until it is cancelled. What it fails with is logged, and it goes on with the next message."""
+    async def _run_forever(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Restart a loop after an unexpected error."""
         while True:
             try:
-                await work()
+                await loop()
             except Exception as error:
-                self._troubles.tell(f"taking them over failed: {type(error).__name__} {error}", error)
-                self.sequencer.fail()
-                await asyncio.sleep(RESTART)
+                self._stream_log.warn(f"cannot process events: {type(error).__name__} {error}", error)
+                self.sequencer.discard_state()
+                await asyncio.sleep(RESTART_DELAY)
 
-    async def _watch(self, monitor: Any) -> None:
+    async def _watch_connection(self, monitor: Any) -> None:
         while True:
             await monitor.poll()
-            self._notice()
+            self._read_monitor()
             await asyncio.sleep(0)
 
-    def _notice(self) -> None:
-        """Whoever connects may have said something before, or be another process."""
+    def _read_monitor(self) -> None:
         while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._is_gone = not self.is_connected
+            self._is_disconnected = not self.is_connected
             if self.is_connected:
-                self.sequencer.connected()
-                self._doubt.set()
+                self.sequencer.on_connected()
+                self._replay_requested.set()
 
-    async def _follow(self, socket: Any) -> None:
+    async def _receive(self, socket: Any) -> None:
         plain: Any = zmq.Socket.shadow(socket)
         while True:
             await socket.poll()
-            self._heard = time.monotonic()
-            # One wake-up for many messages: a flood costs decoding, not the event loop's bookkeeping.
-            while time.monotonic() - self._heard < SLICE:
+            self._received_at = time.monotonic()
+            # Read many messages for each wake-up of the event loop.
+            while time.monotonic() - self._received_at < MAX_DECODE_SECONDS:
                 try:
                     frames = plain.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                # A connection is told before what comes through it: nothing of a new process is taken for the old one's.
-                self._notice()
+                # Handle a new connection before its first message, which may come from a new process.
+                self._read_monitor()
                 if len(frames) == 3 and len(frames[1]) == 8:
-                    self.sequencer.live(int.from_bytes(frames[1], "big"), frames[2])
+                    self.sequencer.on_batch(int.from_bytes(frames[1], "big"), frames[2])
                 else:
-                    self._misread("a message is no topic, number and batch")
-            if self.sequencer.wanted is not None:
-                self._doubt.set()
+                    self._on_malformed("a message is not a topic, a number, and a batch")
+            if self.sequencer.replay_from is not None:
+                self._replay_requested.set()
             await asyncio.sleep(0)
 
-    async def _recover(self) -> None:
-        """Ask for what was missed, and after silence whether anything was."""
+    async def _request_replays(self) -> None:
+        """Request missing batches, and check for lost ones after silence."""
         while True:
             try:
-                await asyncio.wait_for(self._doubt.wait(), self._idle)
+                await asyncio.wait_for(self._replay_requested.wait(), self._idle)
             except TimeoutError:
                 if self.is_connected:
-                    self.sequencer.idle()
-            self._doubt.clear()
-            # Nobody answers while the engine is gone; its return raises the doubt again.
-            while self._replay is not None and self.is_connected and self.sequencer.wanted is not None:
-                await self._ask(self.sequencer.begin_replay())
+                    self.sequencer.on_idle()
+            self._replay_requested.clear()
+            # A new connection requests the replay again, so do not try while disconnected.
+            while self._replay is not None and self.is_connected and self.sequencer.replay_from is not None:
+                await self._run_replay(self.sequencer.begin_replay())
 
-    async def _ask(self, start: int) -> None:
-        """One replay. The socket is new, so that no late answer to an earlier request comes through it."""
+    async def _run_replay(self, start: int) -> None:
+        """Run one replay on a new socket, so that late answers to earlier requests are not received."""
         assert self._context is not None
         assert self._replay is not None
         with self._context.socket(zmq.DEALER) as dealer:
@@ -205,22 +202,20 @@ class Subscriber:
             dealer.connect(self._replay)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
             while await dealer.poll(REPLAY_TIMEOUT * 1000):
-                # vLLM has answered with a topic and without.
+                # Some versions of vLLM send the topic, some do not.
                 number, payload = ([b"", b""] + await dealer.recv_multipart())[-2:]
                 self._replay_fails = False
-                if number == END:
+                if number == END_OF_REPLAY:
                     self.sequencer.end_replay()
                     return
                 if len(number) == 8:
-                    self.sequencer.replayed(int.from_bytes(number, "big"), payload)
+                    self.sequencer.on_replayed_batch(int.from_bytes(number, "big"), payload)
                 else:
-                    self._misread("a message of a replay is no number and batch")
+                    self._on_malformed("a message of a replay is not a number and a batch")
         self._replay_fails = True
-        self._troubles.tell(
-            f"{self._replay} gave no answer to a request for missed ones: is the replay endpoint right?"
-        )
+        self._stream_log.warn(f"{self._replay} did not answer a replay request: check the replay endpoint")
         self.sequencer.fail_replay()
 
-    def _misread(self, text: str) -> None:
+    def _on_malformed(self, message: str) -> None:
         self.sequencer.counts.malformed += 1
-        self._troubles.tell(text)
+        self._stream_log.warn(message)

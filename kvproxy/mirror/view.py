@@ -1,123 +1,119 @@
-"""Mirrored pools as rows: the same classes that show the embedded engine's pool.
+"""Views of mirrored pools for admin routes and commands.
 
-Events change the pools on the event loop. `shelves` copies there what the other functions read, in any thread.
-
-An engine publishes neither block ids, nor holders, nor its order of eviction, nor look-ups: these are None.
+`snapshot_pools` runs on the event loop, where events change the pools. The other functions run in any thread.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Place, PoolFigures
-from kvproxy.mirror.groups import window_of
+from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
+from kvproxy.mirror.event_decoder import Hash
+from kvproxy.mirror.groups import attention_window
 from kvproxy.mirror.pool import MirroredBlock
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.wire import Hash
 
 
-def hex_of(digest: Hash) -> str:
-    """A block's name in hexadecimal: 16 digits for an integer; negative ones, as SGLang's may be, as 64 bits."""
+def hash_hex(digest: Hash) -> str:
+    """Return a hash in hexadecimal; integers, including SGLang's negative ones, have 16 digits."""
     return digest.hex() if isinstance(digest, bytes) else f"{digest & (1 << 64) - 1:016x}"
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A pool's blocks at one moment: what events change in the pool later is not seen here."""
+class MirroredPoolSnapshot:
+    """A pool's blocks at one moment."""
 
     block_size: int
     blocks: dict[Hash, MirroredBlock]
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """All pools of one rank and medium, one for each attention group, the one whose chains are shown first."""
+class LocationSnapshot:
+    """The pools of one rank and medium by KV cache group, groups with full attention first."""
 
-    place: Place
-    pools: dict[int | None, Copy]
+    location: BlockLocation
+    pools: dict[int | None, MirroredPoolSnapshot]
 
-    def leading(self) -> Copy:
+    def main_pool(self) -> MirroredPoolSnapshot:
         return next(iter(self.pools.values()))
 
     def blocks(self) -> Iterator[BlockContent]:
-        """Each block once, whatever groups hold it: they name equal tokens alike."""
+        """Return each block once; groups with equal tokens use equal hashes."""
         found: dict[tuple[Hash, int], list[tuple[int | None, MirroredBlock]]] = {}
         for group, pool in self.pools.items():
             for block in pool.blocks.values():
                 found.setdefault((block.hash, pool.block_size), []).append((group, block))
-        places: dict[tuple[int, ...], Place] = {}
-        for (_, size), held in found.items():
-            groups = tuple(group for group, _ in held if group is not None)
-            place = places.get(groups)
-            if place is None:
-                place = places[groups] = replace(self.place, groups=groups)
-            yield _content(size, held, place)
+        locations: dict[tuple[int, ...], BlockLocation] = {}
+        for (_, size), copies in found.items():
+            groups = tuple(group for group, _ in copies if group is not None)
+            if groups not in locations:
+                locations[groups] = replace(self.location, groups=groups)
+            yield _content(size, [block for _, block in copies], locations[groups])
 
 
-def _content(size: int, held: list[tuple[int | None, MirroredBlock]], place: Place) -> BlockContent:
-    # A group with a window does not always publish which tokens its blocks hold.
-    block = next((block for _, block in held if block.tokens), held[0][1])
+def _content(size: int, copies: list[MirroredBlock], location: BlockLocation) -> BlockContent:
+    # Groups with a window do not always publish the tokens of their blocks.
+    block = next((block for block in copies if block.tokens), copies[0])
     row = BlockRow(
         id=None,
         state="cached",
         ref_count=None,
-        hash=hex_of(block.hash),
-        parent=None if block.parent is None else hex_of(block.parent),
+        hash=hash_hex(block.hash),
+        parent=None if block.parent is None else hash_hex(block.parent),
         computed=True,
         num_tokens=size,
         last_accessed=None,
         priority=None,
         requests=None,
-        copies=sum(block.copies for _, block in held),
-        place=place,
+        copies=sum(block.copies for block in copies),
+        place=location,
     )
     return BlockContent(row, block.tokens or None)
 
 
-def shelves(state: MirrorState, engine: str) -> list[Shelf]:
-    """What an engine holds now, on the event loop, where its events come in. What is made of it is made in a thread."""
-    found: dict[tuple[int | None, str], Shelf] = {}
-    # Groups with full attention hold whole chains.
-    for key, pool in sorted(state.pools.items(), key=lambda item: (window_of(item[1]) is not None, item[0].group or 0)):
-        shelf = found.setdefault((key.rank, key.medium), Shelf(Place(engine, key.rank, key.medium), {}))
-        shelf.pools[key.group] = Copy(pool.block_size, dict(pool.blocks))
+def snapshot_pools(state: MirrorState, engine: str) -> list[LocationSnapshot]:
+    """Copy an engine's pools."""
+    found: dict[tuple[int | None, str], LocationSnapshot] = {}
+    for key, pool in sorted(
+        state.pools.items(), key=lambda item: (attention_window(item[1]) is not None, item[0].group or 0)
+    ):
+        location = BlockLocation(engine, key.rank, key.medium)
+        snapshot = found.setdefault((key.rank, key.medium), LocationSnapshot(location, {}))
+        snapshot.pools[key.group] = MirroredPoolSnapshot(pool.block_size, dict(pool.blocks))
     return list(found.values())
 
 
-def list_blocks(held: Iterable[Shelf]) -> list[BlockRow]:
-    """Every cached block, the first stored first."""
-    return [content.block for shelf in held for content in shelf.blocks()]
+def list_blocks(snapshots: Iterable[LocationSnapshot]) -> list[BlockRow]:
+    """Return every cached block, the oldest first."""
+    return [content.block for snapshot in snapshots for content in snapshot.blocks()]
 
 
-def show_blocks(held: Iterable[Shelf], prefix: str) -> list[BlockContent]:
-    """Blocks whose name begins with `prefix`, with their tokens. The caller adds the text."""
-    found = (content for shelf in held for content in shelf.blocks())
-    return [content for content in found if content.block.hash is not None and content.block.hash.startswith(prefix)]
+def find_blocks(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[BlockContent]:
+    """Return the blocks whose hash starts with `prefix`. The caller adds the text."""
+    contents = (content for snapshot in snapshots for content in snapshot.blocks())
+    return [content for content in contents if (content.block.hash or "").startswith(prefix)]
 
 
-def chains(held: Iterable[Shelf]) -> list[ChainRow]:
-    """Cached chains of an engine, each from its first block to a leaf, the most recently stored first. The caller adds the text.
-
-    A hybrid model's are those of its first group with full attention.
-    """
+def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
+    """Return the cached chains of each main pool, most recently stored first. The caller adds the text."""
     found: list[tuple[int, ChainRow]] = []
-    for shelf in held:
-        pool = shelf.leading()
-        groups = tuple(group for group in shelf.pools if group is not None)
-        place = replace(shelf.place, groups=groups[:1])
+    for snapshot in snapshots:
+        pool = snapshot.main_pool()
+        groups = tuple(group for group in snapshot.pools if group is not None)
+        location = replace(snapshot.location, groups=groups[:1])
         parents = {block.parent for block in pool.blocks.values()}
         leaves = (block for block in pool.blocks.values() if block.hash not in parents)
-        found += [(leaf.stored, _chain(place, pool, leaf)) for leaf in leaves]
+        found += [(leaf.stored, _chain_row(location, pool, leaf)) for leaf in leaves]
     return [chain for _, chain in sorted(found, key=lambda item: -item[0])]
 
 
-def _chain(place: Place, pool: Copy, leaf: MirroredBlock) -> ChainRow:
+def _chain_row(location: BlockLocation, pool: MirroredPoolSnapshot, leaf: MirroredBlock) -> ChainRow:
     first, count = leaf, 1
-    # Names come from outside and may form a circle: no chain has more blocks than the pool.
+    # Published hashes may form a cycle: stop at the number of blocks in the pool.
     while first.parent is not None and first.parent in pool.blocks and count <= len(pool.blocks):
         first = pool.blocks[first.parent]
         count += 1
     return ChainRow(
-        leaf=hex_of(leaf.hash),
+        leaf=hash_hex(leaf.hash),
         blocks=None,
         num_blocks=count,
         num_tokens=count * pool.block_size,
@@ -125,31 +121,35 @@ def _chain(place: Place, pool: Copy, leaf: MirroredBlock) -> ChainRow:
         in_use=None,
         last_accessed=None,
         first_tokens=first.tokens or None,
-        place=place,
+        place=location,
     )
 
 
-def chain_to(held: Iterable[Shelf], prefix: str) -> list[int] | None:
-    """The tokens from a prompt's beginning to the block whose name begins with `prefix`; None where not all are known.
+def chain_to(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[int] | None:
+    """Return the tokens of the chain to the block whose hash starts with `prefix`.
 
-    A chain that a salt or an adapter names too is left out: its tokens alone do not make it.
+    None if a block's tokens are unknown, or if the chain has extra keys, because its tokens alone do not identify it.
     """
-    for shelf in held:
-        pool = shelf.leading()
-        last = next((block for block in pool.blocks.values() if hex_of(block.hash).startswith(prefix)), None)
+    for snapshot in snapshots:
+        pool = snapshot.main_pool()
+        block = next((block for block in pool.blocks.values() if hash_hex(block.hash).startswith(prefix)), None)
         found: list[tuple[int, ...]] = []
-        while last is not None and last.tokens and last.extra is None and len(found) < len(pool.blocks):
-            found.append(last.tokens)
-            if last.parent is None:
+        while block is not None and block.tokens and block.extra is None and len(found) < len(pool.blocks):
+            found.append(block.tokens)
+            if block.parent is None:
                 return [token for tokens in reversed(found) for token in tokens]
-            last = pool.blocks.get(last.parent)
+            block = pool.blocks.get(block.parent)
     return None
 
 
-def stats(state: MirrorState) -> PoolFigures:
-    """Figures of all pools together."""
+def report_pools(state: MirrorState) -> PoolReport:
+    """Return the statistics of all pools together."""
     pools = state.pools.values()
-    return PoolFigures(
+    # The groups of a hybrid model use the same hashes.
+    hashes: dict[tuple[int | None, str, int], set[Hash]] = {}
+    for key, pool in state.pools.items():
+        hashes.setdefault((key.rank, key.medium, pool.block_size), set()).update(pool.blocks)
+    return PoolReport(
         num_blocks=None,
         block_size=max((pool.block_size for pool in pools), default=None),
         free=None,
@@ -159,15 +159,7 @@ def stats(state: MirrorState) -> PoolFigures:
         queries=None,
         hits=None,
         hit_rate=None,
-        evictions=sum(pool.removed for pool in pools),
+        evictions=sum(pool.num_removed for pool in pools),
         pinned=None,
-        distinct=sum(len(names) for names in _names(state).values()),
+        distinct=sum(map(len, hashes.values())),
     )
-
-
-def _names(state: MirrorState) -> dict[tuple[int | None, str, int], set[Hash]]:
-    """Names of blocks by rank, medium and size: the groups of a hybrid model hold the same ones."""
-    found: dict[tuple[int | None, str, int], set[Hash]] = {}
-    for key, pool in state.pools.items():
-        found.setdefault((key.rank, key.medium, pool.block_size), set()).update(pool.blocks)
-    return found

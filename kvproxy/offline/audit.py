@@ -1,4 +1,4 @@
-"""Is a warm answer the cold answer? The same greedy request twice, the second from a prefix cache that holds its prompt."""
+"""Compares cold and warm responses: the same greedy request twice, the second with a cached prompt."""
 
 import asyncio
 import random
@@ -18,23 +18,23 @@ _TOPICS = (
     "how a cache decides what to evict",
     "why a queue needs a bound",
     "what a hash chain proves",
-    "when a proxy should say no",
+    "when a proxy should reject a request",
     "how blocks of memory are shared",
     "what happens when a disk is full",
 )
 _SENTENCES = (
     "Every request is written down before it is answered.",
-    "A block is evicted only when nobody holds it any more.",
-    "The oldest entry goes first, unless somebody asked for it lately.",
-    "What cannot be proven is counted, and never guessed.",
+    "A block is evicted only when no request uses it.",
+    "The oldest entry is evicted first, unless a client requested it recently.",
+    "An unproven result is counted separately.",
     "A lock is held for as short a time as possible.",
-    "Two readers may share what neither of them changes.",
+    "Two readers may share data that neither of them changes.",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One answer: its tokens (words where the server names none), and how much of the prompt it says it reused."""
+class AuditedResponse:
+    """A response: its tokens, or words if the server returns no tokens, and the reported prompt reuse."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -43,45 +43,44 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The cold and the warm answer to one request; `number` counts the requests from 1."""
+    """The cold and the warm response to one request; `number` counts from 1."""
 
     number: int
-    cold: Told
-    warm: Told
+    cold: AuditedResponse
+    warm: AuditedResponse
 
     @property
-    def proven(self) -> bool:
-        """Whether the first reused nothing and the second did, by the server's own report."""
+    def is_proven(self) -> bool:
+        """Whether the server reports no reuse for the first response, and reuse for the second."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
     def differs_at(self) -> int | None:
-        """The first token that differs, from 0; None where the answers are equal."""
+        """Index of the first different token; None if the responses are equal."""
         if self.cold.tokens == self.warm.tokens:
             return None
         both = zip(self.cold.tokens, self.warm.tokens, strict=False)
         shorter = min(len(self.cold.tokens), len(self.warm.tokens))
-        return next((place for place, (one, other) in enumerate(both) if one != other), shorter)
+        return next((index for index, (cold, warm) in enumerate(both) if cold != warm), shorter)
 
 
-def usual_bodies(count: int, model: str, path: str, max_tokens: int, seed: int = 0) -> list[JsonObject]:
-    """Requests of some hundred tokens each, no two of which begin alike."""
+def generate_bodies(count: int, model: str, path: str, max_tokens: int, seed: int = 0) -> list[JsonObject]:
+    """Generate requests of a few hundred tokens without common beginnings."""
     chance = random.Random(seed)
     found: list[JsonObject] = []
     for number in range(count):
-        told = " ".join(chance.choice(_SENTENCES) for _ in range(chance.randrange(8, 40)))
-        text = f"Note {number}: {told}\n\nExplain {chance.choice(_TOPICS)}, in view of the note above."
-        asked: JsonObject = {"model": model, "max_tokens": max_tokens}
-        found.append(asked | ({"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}))
+        note = " ".join(chance.choice(_SENTENCES) for _ in range(chance.randrange(8, 40)))
+        text = f"Note {number}: {note}\n\nExplain {chance.choice(_TOPICS)}, in view of the note above."
+        body: JsonObject = {"model": model, "max_tokens": max_tokens}
+        found.append(body | ({"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}))
     return found
 
 
 class Auditor:
-    """Asks a server.
+    """Sends pairs of requests to a server.
 
     Args:
-        client: reaches it.
-        flush: empty its prefix cache before each cold request, where it knows no salts.
+        flush: empty the prefix cache before each cold request, for servers without salts.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, flush: bool = False) -> None:
@@ -91,20 +90,21 @@ class Auditor:
     async def run(
         self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
     ) -> list[Pair]:
-        """Every request cold, and then warm.
+        """Send every request cold, then warm.
 
         Args:
-            concurrency: pairs at a time; what runs beside a request changes the batches that it is computed in.
-            progress: told the share of the work that is done.
+            concurrency: pairs in flight; they change the batches in which a request is computed.
+            progress: called with the share of the work done.
 
         Raises:
-            ProxyUnreachable, InvalidRequest: the server does not answer, or refuses.
+            ProxyUnreachable: the server does not answer.
+            InvalidRequest: the server rejects a request.
         """
-        turn = asyncio.Semaphore(1 if self._flush else concurrency)
+        limit = asyncio.Semaphore(1 if self._flush else concurrency)
         done: list[Pair] = []
 
         async def one(number: int, body: JsonObject) -> None:
-            async with turn:
+            async with limit:
                 done.append(await self._pair(number, body, path))
                 progress(len(done) / len(bodies))
 
@@ -118,27 +118,29 @@ class Auditor:
         cold = await self._ask(path, salted)
         return Pair(number, cold, await self._ask(path, salted))
 
-    async def _ask(self, path: str, body: JsonObject) -> Told:
+    async def _ask(self, path: str, body: JsonObject) -> AuditedResponse:
         scored: JsonObject = {**body, "logprobs": True if path == CHAT else 0}
         reply = await self._post(path, scored)
         if reply.status_code in (400, 422):
-            # Servers that give no tokens are compared by words.
+            # The server may not support logprobs: compare words instead of tokens.
             reply = await self._post(path, body)
         if not reply.is_success:
             raise InvalidRequest(f"{reply.url} answered {reply.status_code}: {reply.text[:200]}")
         try:
             whole = as_object(loads(reply.content))
         except ValueError:
-            raise KvproxyError(f"{reply.url} answered with what is no JSON object: give the URL of an engine") from None
+            raise KvproxyError(f"{reply.url} did not return a JSON object: give the URL of an engine") from None
         choice = next(iter(objects(whole.get("choices"))), {})
         prompt, cached = reported_reuse(whole) or (None, None)
-        return Told(_tokens(choice), prompt, cached)
+        return AuditedResponse(_tokens(choice), prompt, cached)
 
     async def _post(self, path: str, body: JsonObject) -> httpx.Response:
         try:
             return await self._client.post(path, json=body, headers=_UNCACHED)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise InvalidRequest(f"{self._client.base_url} is no URL ({error})") from None
+            raise InvalidRequest(
+                f"{self._client.base_url} is not a URL ({error}): use a form such as http://127.0.0.1:8000"
+            ) from None
         except httpx.HTTPError as error:
             raise ProxyUnreachable(
                 f"{self._client.base_url} does not answer ({error or type(error).__name__}): give the engine's URL"
@@ -147,9 +149,9 @@ class Auditor:
 
 def _tokens(choice: JsonObject) -> tuple[str, ...]:
     scores = choice.get("logprobs")
-    told: Json = field(scores, "tokens")
-    if isinstance(told, list) and told:
-        return tuple(str(token) for token in told)
+    tokens: Json = field(scores, "tokens")
+    if isinstance(tokens, list) and tokens:
+        return tuple(str(token) for token in tokens)
     named = [str(item.get("token")) for item in objects(field(scores, "content"))]
     if named:
         return tuple(named)

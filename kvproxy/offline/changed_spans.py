@@ -1,4 +1,4 @@
-"""The first span of a prompt that differs from an earlier one although what follows it is the same again."""
+"""Finds the first changing span of a prompt: a difference to an earlier prompt, followed by equal text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
-from kvproxy.offline.prompt_regions import TOOLS, Region, regions_of, written
+from kvproxy.offline.prompt_regions import TOOLS, Region, prompt_regions, tool_line
+from kvproxy.settings.edits import EditSettings
 
 Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "text"]
 
 _PIECE = re.compile(r"\w+|[^\w\s]|\s+")
-_SAME_AGAIN = 16
-"""Words that must be equal in a row, for what follows a span to be the same again; about a block of tokens."""
-_ANCHOR = 24
-_LONGEST = 400
-"""Characters of a span that is shown and stripped; longer ones are texts of their own."""
+_EQUAL_WORDS = 16
+"""Equal words in a row after a span; about one block of tokens."""
+_CONTEXT = 24
+_MOST_CHARACTERS = 400
+"""Longest span; a longer difference is another text."""
 _BILLING = "billing-header"
-PATTERNS: tuple[tuple[Kind, str], ...] = (
+_PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
     ("date", r"(?:\w{3,9},? )?(?:\d{1,2} \w{3,9}|\w{3,9} \d{1,2}),? \d{4}"),
     ("time", r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?"),
@@ -25,21 +26,20 @@ PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("number", r"[+-]?\d[\d,_]*(?:\.\d+)?"),
     ("id", r"(?=\S*\d)[\w.:/=+-]{5,}"),
 )
-"""What a span may be, the most telling first."""
+"""Kinds of spans, the most specific first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span that changed.
+    """A changing span of a prompt.
 
     Attributes:
-        region: its region's name.
-        role: of the message it stands in; None in tools and plain prompts.
-        at: its first character in the region.
-        old, new: what stood there, and what stands there now.
-        before, after: what stands around it, in both.
-        kind: what it looks like.
-        lost: words after it that are the same, and are computed again.
+        region: name of its region.
+        role: role of its message; None in tools and plain prompts.
+        at: offset in the region, in characters.
+        old, new: its text in the earlier prompt and in this prompt.
+        before, after: the text around it, which is equal in both prompts.
+        lost: equal words after it, which are computed again.
     """
 
     region: str
@@ -54,19 +54,19 @@ class Span:
 
     @property
     def place(self) -> tuple[str, str | None, str, str]:
-        """What tells it from other spans of a family."""
-        # What precedes a span may itself hold digits that change.
+        """Key of the span within a family."""
+        # The text before a span may itself contain changing digits.
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
 
 
-def changed_span(old: PromptInput, new: PromptInput) -> Span | None:
-    """Where a prompt left an earlier one, if what follows is the same again; None for a continuation or another prompt."""
+def find_changed_span(old: PromptInput, new: PromptInput) -> Span | None:
+    """Return the changing span; None for a continuation or an unrelated prompt."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
-        lines = [sorted(map(written, form.tools)) for form in (old, new)]
-        if lines[0] == lines[1] and [*map(written, old.tools)] != [*map(written, new.tools)]:
-            lost = len(_pieces("\n".join(lines[1]))) + sum(len(_pieces(each.text)) for each in regions_of(new)[1:])
+        lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
+        if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
+            lost = len(_pieces("\n".join(lines[1]))) + sum(len(_pieces(each.text)) for each in prompt_regions(new)[1:])
             return Span(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
-    return _text_span(regions_of(old), regions_of(new), new)
+    return _text_span(prompt_regions(old), prompt_regions(new), new)
 
 
 def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> Span | None:
@@ -79,23 +79,22 @@ def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) 
 
 
 def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> Span | None:
-    """The span with which the first of some regions begins to differ."""
     one, other = _pieces(old[0].text), _pieces(new[0].text)
     same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    again = _again(one[same:], other[same:])
-    if again is None:
+    resumed = _resume(one[same:], other[same:])
+    if resumed is None:
         rest = _equal_regions(old[1:], new[1:])
-        # A region that goes on where the other ended is a turn that was added to, and no span.
-        if rest < _SAME_AGAIN or len(old[0].text) > _LONGEST + len(new[0].text):
+        # A longer region is an extended turn, not a span.
+        if rest < _EQUAL_WORDS or len(old[0].text) > _MOST_CHARACTERS + len(new[0].text):
             return None
         skip_old, skip_new, lost = len(one) - same, len(other) - same, rest
     else:
-        skip_old, skip_new, lost = again
+        skip_old, skip_new, lost = resumed
         lost += _equal_regions(old[1:], new[1:])
     at = len("".join(other[:same]))
     ends = at + len("".join(one[same : same + skip_old])), at + len("".join(other[same : same + skip_new]))
     kind, at, end_old, end_new = _shaped(old[0].text, new[0].text, at, *ends)
-    before, after = new[0].text[max(0, at - _ANCHOR) : at], new[0].text[end_new : end_new + _ANCHOR]
+    before, after = new[0].text[max(0, at - _CONTEXT) : at], new[0].text[end_new : end_new + _CONTEXT]
     role = None
     if isinstance(form, Conversation) and new[0].message is not None:
         role = str(form.messages[new[0].message].get("role"))
@@ -103,18 +102,18 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
     return Span(new[0].name, role, at, was, now, before, after, kind, lost)
 
 
-def _again(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
-    """Pieces to leave out of each until they are the same again, and how many words then are."""
+def _resume(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
+    """Return how many pieces to skip in each until they are equal again, and the number of equal words."""
     runs: dict[tuple[str, ...], int] = {}
-    for place in range(len(one) - 2 * _SAME_AGAIN, -1, -1):
-        runs[tuple(one[place : place + 2 * _SAME_AGAIN])] = place
-    for place in range(len(other) - 2 * _SAME_AGAIN + 1):
-        found = runs.get(tuple(other[place : place + 2 * _SAME_AGAIN]))
+    for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
+        runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place
+    for place in range(len(other) - 2 * _EQUAL_WORDS + 1):
+        found = runs.get(tuple(other[place : place + 2 * _EQUAL_WORDS]))
         if found is not None:
             length = _common(one[found:], other[place:])
             return found, place, (length + 1) // 2
     tail = _common(one[::-1], other[::-1])
-    if tail // 2 >= _SAME_AGAIN // 2 and tail < min(len(one), len(other)) + 1:
+    if tail // 2 >= _EQUAL_WORDS // 2 and tail < min(len(one), len(other)) + 1:
         return len(one) - tail, len(other) - tail, (tail + 1) // 2
     return None
 
@@ -124,7 +123,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    """Words of the regions that are equal from the first on."""
+    """Count the words of the equal leading regions."""
     count = 0
     for one, other in zip(old, new, strict=False):
         if one != other:
@@ -134,11 +133,11 @@ def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
 
 
 def _shaped(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
-    """What a span looks like, and where it begins and ends in both texts with all that belongs to it."""
+    """Return the kind of a span, its start, and its end in both texts."""
     line = new.rfind("\n", 0, at) + 1
     if _BILLING in new[line:end_new] and _BILLING in old[line:end_old]:
         return "billing header", line, end_old, end_new
-    for kind, pattern in PATTERNS:
+    for kind, pattern in _PATTERNS:
         one, other = _around(pattern, old, line, at, end_old), _around(pattern, new, line, at, end_new)
         if one is not None and other is not None and one.start() == other.start():
             return kind, other.start(), one.end(), other.end()
@@ -150,8 +149,7 @@ def _shaped(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Ki
 
 
 def _around(pattern: str, text: str, line: int, at: int, end: int) -> re.Match[str] | None:
-    """The match that holds a part of a line, if there is one."""
-    found = re.compile(pattern).finditer(text, line, end + _LONGEST)
+    found = re.compile(pattern).finditer(text, line, end + _MOST_CHARACTERS)
     return next((match for match in found if match.start() <= at and match.end() >= end), None)
 
 
@@ -159,8 +157,8 @@ def _pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def described(span: Span) -> Iterator[str]:
-    """Its parts for a person: what it is, where it stands, and how it changed."""
+def describe(span: Span) -> Iterator[str]:
+    """Describe the place of a span, and its change."""
     if span.kind == "order of tools":
         yield "the order of the tools"
         return
@@ -170,3 +168,33 @@ def described(span: Span) -> Iterator[str]:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
+
+
+def strip_edit(span: Span) -> EditSettings:
+    """Return the edit that removes a span, and spans like it."""
+    if span.kind == "order of tools":
+        return EditSettings(name="tools", action="sort-tools")
+    role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
+    name = span.kind.replace(" ", "-")
+    if span.kind == "billing header":
+        pattern = r"\A(?:.*\n)??([^\n]*billing-header[^\n]*\n?)"
+        return EditSettings(name=name, action="strip", role=role, pattern=pattern)
+    before, after = _escape(span.before), _escape(span.after)
+    shape = next((pattern for kind, pattern in _PATTERNS if kind == span.kind and _matches(pattern, span)), None)
+    lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
+    end = f"({shape})" if shape is not None else rf"(.*?){after or chr(92) + 'Z'}"
+    return EditSettings(name=name, action="strip", role=role, pattern=(before or r"\A") + end, lead=lead)
+
+
+def move_edit(edit: EditSettings) -> EditSettings:
+    """Return an edit that moves the span instead."""
+    return edit.model_copy(update={"action": "move"})
+
+
+def _matches(pattern: str, span: Span) -> bool:
+    return all(re.fullmatch(pattern, text) for text in (span.old, span.new))
+
+
+def _escape(text: str) -> str:
+    """Return a pattern of the text in which each digit matches any digit."""
+    return re.sub(r"\d", r"\\d", re.escape(text).replace(r"\ ", " "))

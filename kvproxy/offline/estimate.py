@@ -1,29 +1,31 @@
-"""What both caches would make of a log: the estimate that `kvproxy estimate` prints."""
+"""Estimates what both caches would save for a log."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
+from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Match
 from kvproxy.index.evaluation.wilson import wilson
-from kvproxy.offline.log_replay import Replayed, has_answers, replay, said
-from kvproxy.offline.prefix_reuse import PrefixEstimate, Spelled, estimate_prefixes, spell
+from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
+from kvproxy.offline.prefix_reuse import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class WrongShare:
-    """How much of what is served for similar questions is wrong.
+    """Wrong responses among semantic hits.
 
     Attributes:
-        compared: answers that were compared with the log's own; 0 where the log has none.
-        wrong: of them.
-        expected: the mean of what the policy itself thinks of each.
+        compared: hits compared with the logged response.
+        wrong: hits that differ from it.
+        expected: mean probability of a wrong response, as the policy predicts it.
     """
 
     compared: int
@@ -32,24 +34,22 @@ class WrongShare:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of the share; None where nothing was compared."""
+        """95% confidence interval of the share; None if nothing was compared."""
         return wilson(self.wrong, self.compared) if self.compared else None
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What both caches would make of a log.
+    """The effect of both caches on a log.
 
     Attributes:
-        requests: how many there are.
-        exact, similar, forwarded: how many an equal request answers, a similar question, and the engine.
-        similar_range: the least and the most in any replay: they depend on what the policy explores.
-        uncacheable: of those forwarded, how many are never cached.
-        learned: the log has answers, and the policy learned from them.
-        wrong: of the similar ones.
-        prefix: what the engine's prefix cache reuses of what is forwarded.
-        prefix_alone: what it would reuse if no response were cached.
-        unread: forwarded requests whose prompt cannot be read here.
+        exact, similar, forwarded: exact hits, semantic hits, and requests that reach the engine.
+        similar_range: fewest and most semantic hits of all replays; they depend on exploration.
+        uncacheable: forwarded requests that are never cached.
+        learned: the log has responses, and the policy learned from them.
+        prefix: reuse of forwarded prompts by the engine's prefix cache.
+        prefix_alone: reuse without a response cache.
+        unread: forwarded requests whose prompt cannot be tokenized.
     """
 
     requests: int
@@ -71,82 +71,113 @@ async def estimate(
     tokenizer: LocalTokenizer,
     block_size: int,
     sizes: Sequence[int] | None,
-    progress: Progress = lambda what, share: None,
+    progress: Progress = lambda step, share: None,
     draws: int = 1,
 ) -> Estimate:
-    """Replay a log, and count.
+    """Replay a log and count its hits.
 
     Args:
-        settings: of the proxy that would answer.
-        tokenizer: the served model's.
-        block_size: tokens in a block of the engine's prefix cache.
-        sizes: of its pool, in blocks; None for a range that fits the log.
-        progress: told what is done, and the share of it.
-        draws: replays of a log with answers, in each of which the policy explores others; what is told is of the one in
-            the middle.
+        tokenizer: tokenizer of the served model.
+        block_size: tokens in a block of the prefix cache.
+        sizes: pool sizes in blocks; by default a range that fits the log.
+        progress: called with the current step and its share done.
+        draws: replays of a log with responses; the result is the median.
 
     Raises:
         SettingsError: the embedder or the verifier cannot be used.
     """
     replays = await _replays(requests, settings, progress, draws)
-    played = replays[len(replays) // 2]
-    spelled: list[Spelled | None] = []
-    for number, each in enumerate(played, 1):
-        spelled.append(await spell(tokenizer, each.asked, said(each.logged)))
-        progress("tokenising", number / len(played))
-    reached = [text for each, text in zip(played, spelled, strict=True) if _reached(each)]
-    readable = [text for text in reached if text is not None]
-    prefix = estimate_prefixes(readable, block_size, sizes, lambda share: progress("simulating", share / 2))
-    alone = estimate_prefixes(
-        [text for text in spelled if text is not None],
+    replayed = replays[len(replays) // 2]
+    tokenized: list[TokenizedRequest | None] = []
+    for number, each in enumerate(replayed, 1):
+        tokenized.append(await _tokenized(tokenizer, each))
+        progress("tokenising", number / len(replayed))
+    forwarded = [tokens for each, tokens in zip(replayed, tokenized, strict=True) if _is_forwarded(each)]
+    readable = [tokens for tokens in forwarded if tokens is not None]
+    prefix = estimate_prefix_reuse(readable, block_size, sizes, lambda share: progress("simulating", share / 2))
+    alone = estimate_prefix_reuse(
+        [tokens for tokens in tokenized if tokens is not None],
         block_size,
         [point.blocks for point in prefix.points],
         lambda share: progress("simulating", 0.5 + share / 2),
     )
-    layers = Counter(each.exchange.layer if each.exchange is not None else "bypass" for each in played)
+    layers = Counter(each.exchange.layer if each.exchange is not None else "bypass" for each in replayed)
     return Estimate(
-        requests=len(played),
+        requests=len(replayed),
         exact=layers["exact"],
         similar=layers["semantic"],
-        similar_range=(_similar(replays[0]), _similar(replays[-1])),
-        forwarded=len(reached),
-        uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in played),
-        learned=has_answers(requests),
-        wrong=_wrong(played),
+        similar_range=(_semantic_hits(replays[0]), _semantic_hits(replays[-1])),
+        forwarded=len(forwarded),
+        uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in replayed),
+        learned=has_responses(requests),
+        wrong=_wrong_share(replayed),
         prefix=prefix,
         prefix_alone=alone,
-        unread=len(reached) - len(readable),
+        unread=len(forwarded) - len(readable),
     )
+
+
+def plot_estimate(found: Estimate, path: Path) -> None:
+    """Plot an estimate; the file's suffix selects the format (png, svg, pdf)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    hits, reuse = figure.subplots(2, 1, height_ratios=(1, 3))
+    left = 0
+    for name, count in (("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)):
+        hits.barh([0], [count], left=left, label=f"{name}: {count:,}")
+        left += count
+    hits.set_yticks([])
+    hits.set_xlabel("requests by layer")
+    hits.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.6), frameon=False)
+    for name, prefix in (("with cached responses", found.prefix), ("without cached responses", found.prefix_alone)):
+        sizes = [point.blocks for point in prefix.points]
+        reuse.plot(sizes, [prefix.share(point.reused) for point in prefix.points], marker="o", label=name)
+        reuse.axhline(prefix.share(prefix.endless), color="grey", linewidth=1, linestyle=":")
+    reuse.set_xscale("log")
+    reuse.set_ylim(0, 1)
+    reuse.set_xlabel(f"blocks of {found.prefix.block_size} tokens in the pool")
+    reuse.set_ylabel("share of prompt tokens reused")
+    reuse.grid(alpha=0.3)
+    reuse.legend()
+    figure.savefig(path)
 
 
 async def _replays(
     requests: Sequence[LoggedRequest], settings: Settings, progress: Progress, draws: int
-) -> list[list[Replayed]]:
-    """Replays of a log, those that answer the fewest similar questions first."""
-    count = draws if has_answers(requests) else 1
+) -> list[list[ReplayedRequest]]:
+    """Replay the log several times; sort the replays by semantic hits."""
+    count = draws if has_responses(requests) else 1
     found = []
     for draw in range(count):
 
-        def told(share: float, draw: int = draw) -> None:
+        def report(share: float, draw: int = draw) -> None:
             progress("replaying", (draw + share) / count)
 
-        found.append(await replay(requests, settings, told, Random(draw).random))
-    return sorted(found, key=_similar)
+        found.append(await replay(requests, settings, report, Random(draw).random))
+    return sorted(found, key=_semantic_hits)
 
 
-def _similar(played: Sequence[Replayed]) -> int:
-    return sum(each.exchange is not None and each.exchange.layer == "semantic" for each in played)
+async def _tokenized(tokenizer: LocalTokenizer, each: ReplayedRequest) -> TokenizedRequest | None:
+    try:
+        return await tokenize_request(tokenizer, each.request, prompt_input(each.request), response_text(each.logged))
+    except KvproxyError:
+        return None
 
 
-def _reached(each: Replayed) -> bool:
+def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
+    return sum(each.exchange is not None and each.exchange.layer == "semantic" for each in replayed)
+
+
+def _is_forwarded(each: ReplayedRequest) -> bool:
     return each.exchange is None or each.exchange.layer not in ("exact", "semantic")
 
 
-def _wrong(played: Sequence[Replayed]) -> WrongShare:
-    hits = [each.exchange.hit for each in played if each.exchange is not None and each.exchange.hit is not None]
+def _wrong_share(replayed: Sequence[ReplayedRequest]) -> WrongShare:
+    hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
     matches = [hit.match for hit in hits if hit.match is not None]
     risks = [risk for match in matches if (risk := _risk(match)) is not None]
-    compared = [each.right for each in played if each.right is not None]
+    compared = [each.is_right for each in replayed if each.is_right is not None]
     expected = sum(risks) / len(risks) if risks else None
     return WrongShare(len(compared), compared.count(False), expected)
 

@@ -1,5 +1,6 @@
-"""What keeps the prompts of a log from sharing their beginnings, what it costs, and what a change would save."""
+"""Finds changing spans that prevent prompts from sharing blocks, and estimates the savings of removing them."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,34 +9,31 @@ from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.edits import edited
-from kvproxy.offline.changed_spans import Span, changed_span
-from kvproxy.offline.edits import edit_of, moving
-from kvproxy.offline.log_replay import as_asked, said
-from kvproxy.offline.prefix_reuse import Spelled, chains_of, reused_by_each, spell_form
-from kvproxy.offline.prompt_families import Family, group, shingles
-from kvproxy.offline.prompt_regions import regions_of
+from kvproxy.offline.changed_spans import Span, find_changed_span, move_edit, strip_edit
+from kvproxy.offline.log_replay import response_text, to_api_request
+from kvproxy.offline.prefix_reuse import TokenizedRequest, block_chains, reused_blocks, tokenize_request
+from kvproxy.offline.prompt_families import Family, group_families, shingles
+from kvproxy.offline.prompt_regions import prompt_regions
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_form
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
-Progress = Callable[[float], None]
 _MOST_SPANS = 3
-_LATEST = 12
-"""Earlier prompts of a family that a prompt is compared with."""
-_WORTH = 0.005
-"""Least share of a family's prompt tokens that a change must save to be told."""
+_COMPARED_PROMPTS = 12
+"""Earlier prompts of a family with which a prompt is compared."""
+_LEAST_SAVING = 0.005
+"""Least share of a family's prompt tokens that a reported edit saves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """What a change of one span would do.
+class EditSaving:
+    """The savings of editing one span.
 
     Attributes:
-        span: an example of it.
-        edit: takes it out.
-        changed: requests whose prompt left an earlier one with it.
-        stripped, moved: prompt tokens that are reused then; the order of tools is the same either way.
+        span: an example.
+        changed: requests with a change at this span.
+        stripped, moved: reused prompt tokens if the span is removed, or moved to the last message.
     """
 
     span: Span
@@ -47,34 +45,45 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """One family.
+    """The findings of one family.
 
     Attributes:
-        prompt_tokens: of all its prompts.
-        reused: of them, what an engine's prefix cache reuses as the prompts are.
-        shared_blocks: full blocks at the beginning that all its prompts but the first reuse, as a median.
-        savings: by span, each on top of those before it.
+        prompt_tokens: tokens of all prompts.
+        reused: tokens that a prefix cache reuses today.
+        shared_blocks: median of reused blocks, without the first prompt.
+        savings: by span, each in addition to the earlier ones.
     """
 
     family: Family
     prompt_tokens: int
     reused: int
     shared_blocks: int
-    savings: tuple[Saving, ...]
+    savings: tuple[EditSaving, ...]
 
     @property
     def share(self) -> float:
-        """Part of the prompt tokens that is reused."""
+        """Reused share of the prompt tokens."""
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lint:
-    """A log's families, the largest first; `unread` requests have prompts that cannot be read here."""
+class LintReport:
+    """The families of a log, largest first; `unread` counts prompts that cannot be tokenized."""
 
     families: tuple[FamilyReport, ...]
     block_size: int
     unread: int
+
+    def edits_as_toml(self) -> str:
+        """Return the edits of all families as a part of kvproxy.toml."""
+        lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
+        savings = [(report.family.model, saving.edit) for report in self.families for saving in report.savings]
+        for number, (model, edit) in enumerate(savings, 1):
+            chosen = edit if edit.action == "sort-tools" else move_edit(edit)
+            fields = chosen.model_dump(exclude_defaults=True) | {"name": f"{edit.name}-{number}", "model": model}
+            # TOML reads JSON strings.
+            lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
+        return "\n".join(lines) + "\n"
 
 
 async def lint(
@@ -83,105 +92,104 @@ async def lint(
     tokenizer: LocalTokenizer,
     block_size: int,
     pool: int | None = None,
-    progress: Progress = lambda share: None,
-) -> Lint:
-    """Look for what spoils prefixes.
+    progress: Callable[[float], None] = lambda share: None,
+) -> LintReport:
+    """Find changing spans in the prompts of a log.
 
     Args:
-        tokenizer: the served model's.
-        block_size: tokens in a block of the engine's prefix cache.
-        pool: its blocks; None for one without end.
-        progress: told the share of the work that is done.
+        tokenizer: tokenizer of the served model.
+        block_size: tokens in a block of the prefix cache.
+        pool: blocks of the pool; None is unlimited.
+        progress: called with the share of the work done.
     """
-    log = _Log(tokenizer, block_size, pool)
+    prompts = _Prompts(tokenizer, block_size, pool)
     for number, logged in enumerate(requests, 1):
-        await log.add(as_asked(logged, settings), said(logged))
+        await prompts.add(to_api_request(logged, settings), response_text(logged))
         progress(0.5 * number / len(requests))
-    families = group(log.models, [regions_of(form) for form in log.forms])
+    families = group_families(prompts.models, [prompt_regions(form) for form in prompts.forms])
     reports = []
     for number, family in enumerate(families, 1):
-        reports.append(await log.report(family))
+        reports.append(await prompts.report(family))
         progress(0.5 + 0.5 * number / len(families))
-    return Lint(tuple(reports), block_size, log.unread)
+    return LintReport(tuple(reports), block_size, prompts.unread)
 
 
-class _Log:
+class _Prompts:
     """The prompts of a log, as forms and in tokens."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []
         self.models: list[str] = []
         self.unread = 0
-        self._asked: list[ApiRequest] = []
-        self._spelled: list[Spelled] = []
+        self._requests: list[ApiRequest] = []
+        self._tokenized: list[TokenizedRequest] = []
         self._tokenizer = tokenizer
-        self._size = block_size
+        self._block_size = block_size
         self._pool = pool
 
-    async def add(self, asked: ApiRequest, answer: str | None) -> None:
-        """Take a request; one whose prompt cannot be read is counted."""
+    async def add(self, request: ApiRequest, response: str | None) -> None:
         try:
-            form = prompt_form(asked)
-            spelled = await spell_form(self._tokenizer, asked, form, answer)
+            form = prompt_input(request)
+            tokenized = await tokenize_request(self._tokenizer, request, form, response)
         except KvproxyError:
             self.unread += 1
             return
         self.forms.append(form)
-        self.models.append(asked.model)
-        self._asked.append(asked)
-        self._spelled.append(spelled)
+        self.models.append(request.model)
+        self._requests.append(request)
+        self._tokenized.append(tokenized)
 
     async def report(self, family: Family) -> FamilyReport:
-        """What spoils one family, and what it would save to change it."""
         members = family.members
-        spelled = [self._spelled[place] for place in members]
-        each = self._reuse(spelled)
-        tokens, reused = sum(len(text.prompt) for text in spelled), self._size * sum(each)
-        savings: list[Saving] = []
-        asked, best = [self._asked[place] for place in members], reused
+        tokenized = [self._tokenized[member] for member in members]
+        blocks = self._reused_blocks(tokenized)
+        tokens, reused = sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks)
+        savings: list[EditSaving] = []
+        requests, best = [self._requests[member] for member in members], reused
         while len(savings) < _MOST_SPANS:
-            found = _first_span([prompt_form(request) for request in asked])
+            found = _costliest_span([prompt_input(request) for request in requests])
             if found is None:
                 break
             span, count = found
-            edit = edit_of(span)
-            stripped, asked_then = await self._edited(members, asked, edit)
+            edit = strip_edit(span)
+            stripped, edited_requests = await self._edited(members, requests, edit)
             moved = stripped
             if edit.action == "strip":
-                moved, _ = await self._edited(members, asked, moving(edit))
-            if max(stripped, moved) - best < max(_WORTH * tokens, self._size):
+                moved, _ = await self._edited(members, requests, move_edit(edit))
+            if max(stripped, moved) - best < max(_LEAST_SAVING * tokens, self._block_size):
                 break
-            savings.append(Saving(span, edit, count, stripped, moved))
-            asked, best = asked_then, stripped
-        later = sorted(each[1:])
+            savings.append(EditSaving(span, edit, count, stripped, moved))
+            requests, best = edited_requests, stripped
+        later = sorted(blocks[1:])
         return FamilyReport(family, tokens, reused, later[len(later) // 2] if later else 0, tuple(savings))
 
     async def _edited(
-        self, members: Sequence[int], asked: Sequence[ApiRequest], edit: EditSettings
+        self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
     ) -> tuple[int, list[ApiRequest]]:
-        """Tokens that a family reuses after an edit, and its requests then."""
-        changed = [edited(request, [edit]) for request in asked]
-        spelled = []
-        for place, request in zip(members, changed, strict=True):
-            known = self._spelled[place]
-            spelled.append(Spelled(tuple(await self._tokenizer.tokens(prompt_form(request))), known.answer, known.salt))
-        return self._size * sum(self._reuse(spelled)), changed
+        """Return the reused tokens of a family after an edit, and the edited requests."""
+        changed = [edited(request, [edit]) for request in requests]
+        tokenized = []
+        for member, request in zip(members, changed, strict=True):
+            before = self._tokenized[member]
+            prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
+            tokenized.append(TokenizedRequest(prompt, before.response, before.salt))
+        return self._block_size * sum(self._reused_blocks(tokenized)), changed
 
-    def _reuse(self, spelled: Sequence[Spelled]) -> list[int]:
-        return reused_by_each(chains_of(spelled, self._size), self._pool)
+    def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
+        return reused_blocks(block_chains(tokenized, self._block_size), self._pool)
 
 
-def _first_span(forms: Sequence[PromptInput]) -> tuple[Span, int] | None:
-    """The span that costs a family most, of those with which its prompts leave earlier ones; with how often that happens."""
+def _costliest_span(forms: Sequence[PromptInput]) -> tuple[Span, int] | None:
+    """Return the span that costs a family the most words, and how often it changes."""
     found: defaultdict[tuple[object, ...], list[Span]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
-        words = shingles("\n".join(region.text for region in regions_of(form)))
-        alike = max(latest, key=lambda known: len(known[1] & words), default=None)
-        span = changed_span(alike[0], form) if alike is not None else None
+        hashes = shingles("\n".join(region.text for region in prompt_regions(form)))
+        closest = max(latest, key=lambda known: len(known[1] & hashes), default=None)
+        span = find_changed_span(closest[0], form) if closest is not None else None
         if span is not None:
             found[span.place].append(span)
-        latest = [*latest[-_LATEST + 1 :], (form, words)]
+        latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
     if not found:
         return None
     cost = Counter({place: sum(span.lost for span in spans) for place, spans in found.items()})

@@ -1,4 +1,4 @@
-"""What the families of a log share, kept in a file, so that a later run notices where they share less."""
+"""Stores the sharing of prompt families, and finds families that share less in a later run."""
 
 import json
 from collections.abc import Sequence
@@ -9,20 +9,14 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.offline.lint import FamilyReport
 
 _VERSION = 1
-_SAME_FAMILY = 0.3
-"""Least part of two signatures that is equal where a family is the same; a changed span changes a few of its shingles only."""
-_SHOWN = 80
+_LEAST_OVERLAP = 0.3
+"""Least common share of the signatures of one family in two runs; a changed span alters a few shingles."""
+_HEAD_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What one family shared.
-
-    Attributes:
-        model, head: that tell it to a person.
-        signature: that tells it to a later run, see `Family.signature`.
-        shared_blocks, share: as in `FamilyReport`.
-    """
+class FamilySharing:
+    """The sharing of one family; see `FamilyReport` and `Family`."""
 
     model: str
     head: str
@@ -32,54 +26,61 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Worse:
-    """A family that shares less than it did; `now` is None where it is not in the log any more."""
+class SharingRegression:
+    """A family that shares less than before; `now` is None if the log no longer contains it."""
 
-    before: Shared
-    now: Shared | None
+    before: FamilySharing
+    now: FamilySharing | None
 
 
-def shared_of(report: FamilyReport) -> Shared:
-    """What a family shares, as it is kept."""
+def sharing_of(report: FamilyReport) -> FamilySharing:
+    """Return the sharing of a family."""
     family = report.family
-    return Shared(family.model, family.head[:_SHOWN], family.signature, report.shared_blocks, report.share)
+    head = family.head[:_HEAD_CHARACTERS]
+    return FamilySharing(family.model, head, family.signature, report.shared_blocks, report.share)
 
 
 def write_baseline(path: Path, reports: Sequence[FamilyReport]) -> None:
-    """Keep what families share."""
-    families = [asdict(shared_of(report)) for report in reports if len(report.family.members) > 1]
+    """Write the sharing of all families with at least two requests."""
+    families = [asdict(sharing_of(report)) for report in reports if len(report.family.members) > 1]
     path.write_text(json.dumps({"version": _VERSION, "families": families}, indent=1) + "\n")
 
 
-def read_baseline(path: Path) -> list[Shared]:
-    """What families shared; raises InvalidRequest where the file is no baseline."""
+def read_baseline(path: Path) -> list[FamilySharing]:
+    """Read a baseline.
+
+    Raises:
+        InvalidRequest: the file is not a baseline.
+    """
     try:
         document = json.loads(path.read_text())
         if document["version"] != _VERSION:
             raise ValueError(f"version {document['version']}")
-        return [Shared(**family) for family in document["families"]]
+        return [FamilySharing(**family) for family in document["families"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InvalidRequest(f"{path} is no baseline ({error}): remove it, and lint writes a new one") from None
+        raise InvalidRequest(f"{path} is not a baseline ({error}): delete it to let lint write a new one") from None
 
 
-def worse(before: Sequence[Shared], reports: Sequence[FamilyReport], tolerance: float) -> list[Worse]:
-    """The families that share less than before, or are gone.
+def find_regressions(
+    before: Sequence[FamilySharing], reports: Sequence[FamilyReport], tolerance: float
+) -> list[SharingRegression]:
+    """Return the families that share less than before, or are missing.
 
     Args:
-        tolerance: how much smaller a share of reused tokens may be.
+        tolerance: accepted decrease of the reused share.
     """
-    now = [shared_of(report) for report in reports]
+    now = [sharing_of(report) for report in reports]
     found = []
     for family in before:
-        known = max(now, key=lambda each: _alike(family, each), default=None)
-        if known is None or _alike(family, known) < _SAME_FAMILY:
-            found.append(Worse(family, None))
-        elif known.share < family.share - tolerance:
-            found.append(Worse(family, known))
+        match = max(now, key=lambda each: _overlap(family, each), default=None)
+        if match is None or _overlap(family, match) < _LEAST_OVERLAP:
+            found.append(SharingRegression(family, None))
+        elif match.share < family.share - tolerance:
+            found.append(SharingRegression(family, match))
     return found
 
 
-def _alike(one: Shared, other: Shared) -> float:
+def _overlap(one: FamilySharing, other: FamilySharing) -> float:
     if one.model != other.model:
         return 0.0
     names = {*one.signature}, {*other.signature}

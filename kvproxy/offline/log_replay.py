@@ -1,4 +1,4 @@
-"""A log through our own flow: the keys, the store and the policies are the proxy's, and what the backend says is the log's."""
+"""Replays a log through the proxy's own flow, with a backend that returns the logged responses."""
 
 import asyncio
 import tempfile
@@ -22,35 +22,40 @@ from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 
-_PATIENCE = 60.0
+_LOOKUP_BUDGET = 60.0
 _NO_USAGE = Usage(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedRequest:
     """The result of one request.
 
     Attributes:
-        asked: the request as the flow received it.
-        exchange: None if no cache key could be computed.
-        right: whether a semantic hit agrees with the log's own response; None if this is unknown.
+        exchange: None if the request is invalid.
+        is_right: whether a semantic hit equals the logged response; None if unknown.
     """
 
     logged: LoggedRequest
-    asked: ApiRequest
+    request: ApiRequest
     exchange: Exchange | None
-    right: bool | None = None
+    is_right: bool | None = None
 
 
-def has_answers(requests: Sequence[LoggedRequest]) -> bool:
-    """Whether a log has answers, so that there is something to learn from."""
-    return any(each.answer is not None for each in requests)
+def has_responses(requests: Sequence[LoggedRequest]) -> bool:
+    """Return True if the log contains responses, from which the policy can learn."""
+    return any(each.response is not None for each in requests)
 
 
-def as_asked(logged: LoggedRequest, settings: Settings) -> ApiRequest:
-    """A request of a log as the proxy would read it."""
+def to_api_request(logged: LoggedRequest, settings: Settings) -> ApiRequest:
+    """Convert a logged request."""
     tenant = tenant_of(logged.headers, settings.access.tenant_headers)
     return ApiRequest(logged.api, logged.body, dumps(logged.body), logged.headers, tenant, f"line-{logged.line}")
+
+
+def response_text(logged: LoggedRequest) -> str | None:
+    """Return the text of the logged response; None if there is none."""
+    response = logged.response
+    return response if isinstance(response, str) or response is None else logged.api.output_text(response)
 
 
 async def replay(
@@ -58,34 +63,33 @@ async def replay(
     settings: Settings,
     progress: Callable[[float], None] = lambda share: None,
     chance: Callable[[], float] = random,
-) -> list[Replayed]:
-    """What an empty cache makes of requests that come one after the other. Nothing is kept afterwards.
+) -> list[ReplayedRequest]:
+    """Replay requests one after the other, with an empty temporary cache.
 
-    Where the log has answers, fresh ones are compared and learned from, as in the proxy; where it has none, nothing is.
+    Entries age by the times of the log. The policy learns from the logged responses.
 
     Args:
-        settings: of the proxy; where the log tells times, answers age by them.
-        progress: told the share of the work that is done.
-        chance: uniform numbers below 1, by which the policy `learned` explores.
+        progress: called with the share of the work done.
+        chance: random numbers below 1, by which the policy `learned` explores.
 
     Raises:
         SettingsError: the embedder or the verifier cannot be used.
     """
-    found: list[Replayed] = []
-    async with _open(settings, has_answers(requests), chance) as player:
+    found: list[ReplayedRequest] = []
+    async with _open_replayer(settings, has_responses(requests), chance) as replayer:
         for number, logged in enumerate(requests, 1):
-            found.append(await player.play(logged))
+            found.append(await replayer.replay(logged))
             progress(number / len(requests))
     return found
 
 
 @asynccontextmanager
-async def _open(settings: Settings, answers: bool, chance: Callable[[], float]) -> AsyncIterator["_Player"]:
+async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], float]) -> AsyncIterator["_Replayer"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend, clock = LoggedBackend(), _Clock()
-        # Nobody waits for an answer here, so every question is looked up.
-        caching = settings.cache.model_copy(update={"budget": _PATIENCE})
-        opened = asyncio.to_thread(
+        # No client waits for a response, so no lookup is skipped.
+        caching = settings.cache.model_copy(update={"budget": _LOOKUP_BUDGET})
+        cache = await asyncio.to_thread(
             open_response_cache,
             Path(folder) / "responses.db",
             caching,
@@ -94,14 +98,13 @@ async def _open(settings: Settings, answers: bool, chance: Callable[[], float]) 
             clock=clock,
             chance=chance,
         )
-        cache = await opened
         judge = observer = None
-        if answers and cache.semantic is not None:
+        if learns and cache.semantic is not None:
             judge = make_judge(cache.semantic, backend, settings.cache)
             observer = None if judge is None else Observer(cache.semantic, judge)
         answerer = Answerer(backend, cache, caching, clock, observer)
         try:
-            yield _Player(settings, answerer, backend, clock, judge)
+            yield _Replayer(settings, answerer, backend, clock, judge)
         finally:
             await answerer.close()
             if observer is not None:
@@ -110,7 +113,7 @@ async def _open(settings: Settings, answers: bool, chance: Callable[[], float]) 
 
 
 class _Clock:
-    """The time of the request that is played."""
+    """Returns the time of the current request."""
 
     def __init__(self) -> None:
         self.now = time()
@@ -120,60 +123,57 @@ class _Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Player:
+class _Replayer:
     settings: Settings
     answerer: Answerer
     backend: "LoggedBackend"
     clock: _Clock
     judge: Judge | None
 
-    async def play(self, logged: LoggedRequest) -> Replayed:
-        asked = as_asked(logged, self.settings)
+    async def replay(self, logged: LoggedRequest) -> ReplayedRequest:
+        request = to_api_request(logged, self.settings)
         if logged.time is not None:
             self.clock.now = logged.time
-        self.backend.answers = logged.answer
-        exchange = Exchange(asked.api.name, asked.request_id, asked.tenant, request=asked)
+        self.backend.response = logged.response
+        exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
         try:
             answer = await self.answerer.answer(exchange)
         except KvproxyError:
-            return Replayed(logged, asked, None)
-        given = answer.body
-        body = given if isinstance(given, bytes) else b"".join([chunk async for chunk in given])
+            return ReplayedRequest(logged, request, None)
+        content = answer.body
+        body = content if isinstance(content, bytes) else b"".join([chunk async for chunk in content])
         answer.close()
-        await self.answerer.cache.coming.settled()
+        await self.answerer.cache.pending_writes.wait()
         if self.answerer.observer is not None:
-            # The next request finds what was learned from this one: the proxy's own pauses are longer than a comparison.
+            # In a live proxy, the pause between two requests is longer than a comparison.
             await self.answerer.observer.idle()
-        return Replayed(logged, asked, exchange, await self._right(asked, logged, exchange, body))
+        is_right = await self._is_right(request, logged, exchange, body)
+        return ReplayedRequest(logged, request, exchange, is_right)
 
-    async def _right(self, asked: ApiRequest, logged: LoggedRequest, exchange: Exchange, body: bytes) -> bool | None:
-        own = said(logged)
-        served = answer_text(body, asked.api.name) if exchange.layer == "semantic" else None
-        if self.judge is None or own is None or served is None or exchange.hit is None:
+    async def _is_right(
+        self, request: ApiRequest, logged: LoggedRequest, exchange: Exchange, body: bytes
+    ) -> bool | None:
+        expected = response_text(logged)
+        served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
+        if self.judge is None or expected is None or served is None or exchange.hit is None:
             return None
-        return await self.judge.same(asked, "", Cached(exchange.hit.id, served), own)
-
-
-def said(logged: LoggedRequest) -> str | None:
-    """What the log says was answered, as one text; None where it does not tell, or where the answer is no text."""
-    answer = logged.answer
-    return answer if isinstance(answer, str) or answer is None else logged.api.said(answer)
+        return await self.judge.same(request, "", Cached(exchange.hit.id, served), expected)
 
 
 class LoggedBackend:
-    """Answers a request with what the log says, and else with words that no other request gets."""
+    """A backend that returns the logged response, or a unique text."""
 
     name = "log"
     forwarder: Forwarder | None = None
 
     def __init__(self) -> None:
-        self.answers: JsonObject | str | None = None
+        self.response: JsonObject | str | None = None
 
     async def start(self) -> None:
-        """Nothing to be made ready."""
+        pass
 
     async def close(self) -> None:
-        """Nothing to be released."""
+        pass
 
     def failure(self) -> str | None:
         return None
@@ -182,21 +182,21 @@ class LoggedBackend:
         return {"object": "list", "data": []}
 
     async def send(self, request: ApiRequest) -> Reply:
-        if isinstance(self.answers, dict):
-            return _relayed(self.answers)
+        if isinstance(self.response, dict):
+            return _relayed(self.response)
         if request.api.name == "embeddings":
             vector: JsonObject = {"object": "embedding", "index": 0, "embedding": [0.0]}
             return _relayed({"object": "list", "data": [vector], "model": request.model})
-        delta = Delta(0, self.answers or request.request_id, (), (), "stop", _NO_USAGE)
+        delta = Delta(0, self.response or request.request_id, (), (), "stop", _NO_USAGE)
         return Generated(_once(delta), _NO_USAGE, request.model)
 
 
-def _relayed(answer: JsonObject) -> Relayed:
-    return Relayed(200, [("content-type", "application/json")], _bytes(dumps(answer)))
+def _relayed(response: JsonObject) -> Relayed:
+    return Relayed(200, [("content-type", "application/json")], _bytes(dumps(response)))
 
 
-async def _once(piece: Delta) -> AsyncIterator[Delta]:
-    yield piece
+async def _once(delta: Delta) -> AsyncIterator[Delta]:
+    yield delta
 
 
 async def _bytes(body: bytes) -> AsyncIterator[bytes]:

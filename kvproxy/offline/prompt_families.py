@@ -1,30 +1,30 @@
-"""Prompt families: requests whose prompts begin alike, whatever small part of the beginning changes."""
+"""Groups requests into families: their prompts begin alike, except for small changing spans."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvproxy.offline.prompt_regions import Region, head_of
+import xxhash
+
+from kvproxy.offline.prompt_regions import Region, prompt_head
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_SHINGLE = 3
-"""Words that are compared together."""
+_SHINGLE_WORDS = 3
 _MOST_WORDS = 2000
-_ALIKE = 0.5
-"""Least share of the smaller one's shingles that two heads of a family have in common."""
-_OF_A_SIGNATURE = 64
+_LEAST_OVERLAP = 0.5
+"""Least common share of the shingles of the smaller head."""
+_SIGNATURE_SIZE = 64
 
 
 @dataclass(slots=True)
 class Family:
-    """Requests that begin alike.
+    """Requests whose prompts begin alike.
 
     Attributes:
-        model: that they name.
-        head: what the first of them begins with.
-        members: places of its requests in the log.
-        shingles: of that beginning.
+        head: beginning of the first prompt.
+        members: indexes of the requests in the log.
+        shingles: hashes of the word runs of the head.
     """
 
     model: str
@@ -34,48 +34,40 @@ class Family:
 
     @property
     def signature(self) -> list[int]:
-        """Some of its shingles, always the same ones for the same text: what tells the family in a later run."""
-        return sorted(self.shingles)[:_OF_A_SIGNATURE]
+        """MinHash-like sample of the shingles, which identifies the family in another run."""
+        return sorted(self.shingles)[:_SIGNATURE_SIZE]
 
 
 def shingles(text: str) -> set[int]:
-    """Names of all runs of a few words; of a text that has fewer, of the whole."""
-    found = _WORD.findall(text)[:_MOST_WORDS]
-    runs = [tuple(found[place : place + _SHINGLE]) for place in range(max(1, len(found) - _SHINGLE + 1))]
-    return {_name(" ".join(run)) for run in runs}
+    """Return hashes of all runs of three words; of the whole text if it is shorter."""
+    words = _WORD.findall(text)[:_MOST_WORDS]
+    starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
+    runs = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
+    return {xxhash.xxh3_64_intdigest(run.encode("utf-8", "replace")) for run in runs}
 
 
-def _name(text: str) -> int:
-    """A number that is the same in every process."""
-    import xxhash
-
-    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
-
-
-def group(models: Sequence[str], prompts: Sequence[Sequence[Region]]) -> list[Family]:
-    """The families of a log, the largest first; a prompt without text is in none.
+def group_families(models: Sequence[str], prompts: Sequence[Sequence[Region]]) -> list[Family]:
+    """Group the requests of a log, the largest family first; prompts without text are left out.
 
     Args:
-        models: of each request.
-        prompts: the regions of each request.
+        models: model of each request.
+        prompts: regions of each request.
     """
     families: list[Family] = []
-    holders: dict[tuple[str, int], set[int]] = {}
-    for place, (model, regions) in enumerate(zip(models, prompts, strict=True)):
-        head = head_of(list(regions))
+    index: dict[tuple[str, int], set[int]] = {}
+    for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):
+        head = prompt_head(list(regions))
         if not head.strip():
             continue
-        names = shingles(head)
-        votes = Counter(number for name in names for number in holders.get((model, name), ()))
-        number, votes_for = votes.most_common(1)[0] if votes else (-1, 0)
-        known = len(families[number].shingles) if votes else 0
-        if votes_for < _ALIKE * min(len(names), known or len(names)):
+        hashes = shingles(head)
+        votes = Counter(number for each in hashes for number in index.get((model, each), ()))
+        number, count = votes.most_common(1)[0] if votes else (-1, 0)
+        size = len(families[number].shingles) if votes else len(hashes)
+        if count < _LEAST_OVERLAP * min(len(hashes), size):
+            # Only the first head defines the family: all texts of a changing span would attract other families.
             number = len(families)
-            families.append(Family(model, head))
-        families[number].members.append(place)
-        # What a family began with tells it; with all that ever stood in a changing span it would swallow others.
-        if len(families[number].members) == 1:
-            families[number].shingles = names
-            for name in names:
-                holders.setdefault((model, name), set()).add(number)
+            families.append(Family(model, head, shingles=hashes))
+            for each in hashes:
+                index.setdefault((model, each), set()).add(number)
+        families[number].members.append(member)
     return sorted(families, key=lambda family: -len(family.members))

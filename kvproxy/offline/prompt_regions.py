@@ -1,4 +1,4 @@
-"""A prompt as the regions that it is made of, in the order in which servers write them: tools, system prompt, messages."""
+"""Splits a prompt into regions, in the order of chat templates: tools, system prompt, messages."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Region:
 
     Attributes:
         name: `tools`, `prompt`, or the message's role and its number from 1.
-        message: which message it is, from 0; None for tools and plain prompts.
+        message: index of the message; None for tools and plain prompts.
     """
 
     name: str
@@ -23,30 +23,30 @@ class Region:
     message: int | None = None
 
 
-def regions_of(form: PromptInput) -> list[Region]:
-    """The regions of a prompt; none for one that is given in token ids."""
+def prompt_regions(form: PromptInput) -> list[Region]:
+    """Return the regions of a prompt; a prompt of token ids has none."""
     if isinstance(form, str):
         return [Region(PROMPT, form)]
     if not isinstance(form, Conversation):
         return []
-    tools = [Region(TOOLS, "\n".join(written(tool) for tool in form.tools))] if form.tools else []
-    return [*tools, *(_message(number, message) for number, message in enumerate(form.messages))]
+    tools = [Region(TOOLS, "\n".join(map(tool_line, form.tools)))] if form.tools else []
+    return [*tools, *(_message_region(index, message) for index, message in enumerate(form.messages))]
 
 
-def _message(number: int, message: JsonObject) -> Region:
-    role = str(message.get("role", ""))
-    name = "system prompt" if role in ("system", "developer") and number == 0 else f"{role} message {number + 1}"
-    calls = message.get("tool_calls")
-    said = text_of(message.get("content")) or ""
-    return Region(name, said + (dumps(calls).decode() if calls else ""), number)
-
-
-def written(tool: JsonObject) -> str:
-    """A tool as one line."""
+def tool_line(tool: JsonObject) -> str:
+    """Return a tool as one line of JSON."""
     return dumps(tool).decode()
 
 
-def head_of(regions: list[Region]) -> str:
-    """What a family of prompts has in common if anything: tools and system prompt, else the first message."""
+def prompt_head(regions: list[Region]) -> str:
+    """Return the tools and the system prompt, else the first message."""
     first = [region.text for region in regions if region.name in (TOOLS, "system prompt")]
     return "\n".join(first) if first else (regions[0].text if regions else "")
+
+
+def _message_region(index: int, message: JsonObject) -> Region:
+    role = str(message.get("role", ""))
+    name = "system prompt" if role in ("system", "developer") and index == 0 else f"{role} message {index + 1}"
+    calls = message.get("tool_calls")
+    text = text_of(message.get("content")) or ""
+    return Region(name, text + (dumps(calls).decode() if calls else ""), index)

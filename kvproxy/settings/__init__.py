@@ -1,4 +1,4 @@
-"""What can be configured, a file for each part; `tree` puts them together and reads them."""
+"""The configuration: one file per section; `tree` reads it."""
 
 from kvproxy.settings.cache import LEAST_SIMILARITY, CacheSettings
 from kvproxy.settings.engine import EngineSettings

@@ -1,8 +1,10 @@
-"""Settings of who may do what."""
+"""Settings of access."""
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 TENANT_HEADERS = (
     "authorization",
@@ -23,25 +25,24 @@ TENANT_HEADERS = (
 )
 
 
-class AccessSettings(BaseModel):
-    """Who may do what."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class AccessSettings(Section):
+    """Access to the proxy."""
 
     origins: tuple[str, ...] = Field(
-        (), description="Origins of web pages that may use the proxy, as https://chat.example.org; * is every page."
+        (), description="Origins of web pages that may call the proxy, such as https://chat.example.org; * allows all."
     )
-    open: bool = Field(False, description="Serve beyond loopback to everybody, without clients and their keys.")
+    open: bool = Field(False, description="Accept all clients beyond loopback without API keys.")
     hosts: tuple[str, ...] = Field(
         (),
-        description="Public names that this proxy is reached by, as llm.example.org. Addresses, localhost and names that are"
-        " not public need no entry.",
+        description="Public host names of the proxy, such as llm.example.org. IP addresses, localhost and private names need no"
+        " entry.",
     )
     priorities: Literal["tenant", "all"] = Field(
         "tenant",
-        description="Among whom `priority` and x-kvproxy-priority rank a request: a tenant's own requests, or all. Only with all"
-        " do blocks of a higher priority outlive those of a lower one.",
+        description="Scope of `priority` and x-kvproxy-priority: requests of the same tenant, or all requests. With"
+        " all, blocks of"
+        " low priority are evicted first.",
     )
     tenant_headers: tuple[str, ...] = Field(
-        TENANT_HEADERS, description="Headers that tell clients apart: answers are kept apart by what they hold."
+        TENANT_HEADERS, description="Headers that identify tenants; tenants do not share responses."
     )

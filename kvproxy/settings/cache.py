@@ -2,110 +2,107 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 PolicyName = Literal["learned", "checked", "threshold"]
-# The cosine alone has to be high; where a verifier has the last word, the cosine only finds what to ask it about.
+# Without a verifier, the cosine similarity alone must be high.
 LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "learned": 0.6}
 
 
-class CacheSettings(BaseModel):
+class CacheSettings(Section):
     """The response cache."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    enabled: bool = Field(True, description="Answer from stored responses at all.")
+    enabled: bool = Field(True, description="Store responses, and answer from them.")
     sampled: Literal["fresh", "replay"] = Field(
         "fresh",
-        description="What a request with an explicit temperature above 0 and no seed gets: a fresh sample, or the stored one."
-        " Without a temperature, or with Cache-Control: max-age, it gets the stored one.",
+        description="Response to requests with a temperature above 0 and no seed: a fresh sample, or the stored one. Requests"
+        " without a temperature, or with Cache-Control: max-age, receive the stored one.",
     )
-    semantic: bool = Field(True, description="Look for similar questions when the exact key misses.")
-    policy: PolicyName = Field(
-        "learned", description="What decides over similar questions; see docs/semantic-cache.md."
-    )
+    semantic: bool = Field(True, description="Search for similar questions after an exact miss.")
+    policy: PolicyName = Field("learned", description="Policy of semantic hits, see docs/semantic-cache.md.")
     threshold: float | None = Field(
         None,
         ge=0.0,
         le=1.0,
-        description="Least cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6 for the"
-        " others, which ask a verifier too.",
+        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6 for"
+        " policies with a verifier.",
     )
-    guards: bool = Field(True, description="Let guards veto before the policy is asked.")
+    guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
     verifier: str = Field(
         "built-in",
-        description="Reads both questions: built-in, a folder or id of a CrossEncoder, or none (not for checked).",
+        description="Model that compares both questions: built-in, a CrossEncoder's folder or id, or none (not for checked).",
     )
     languages: tuple[str, ...] = Field(
         ("en",),
-        description="Languages that the embedder and the verifier in use know, as ISO 639-1 codes, or * for every one. Questions"
-        " in others are answered from equal requests only.",
+        description="Languages of the embedder and the verifier as ISO 639-1 codes, or * for all. Questions in other languages"
+        " receive exact hits only.",
     )
     level: float = Field(
         0.8,
         ge=0.0,
         le=1.0,
-        description="Least probability of the verifier, for the policy checked, and for learned while it knows too little.",
+        description="Minimum verifier probability for the policy checked, and for learned until it has enough observations.",
     )
     max_error: float = Field(
         0.02,
         gt=0.0,
         lt=1.0,
-        description="Largest share of wrong answers among those served for similar questions, for the policy learned.",
+        description="Maximum share of wrong semantic hits, for the policy learned.",
     )
     budget: float = Field(
-        0.03,
+        0.05,
         ge=0.0,
-        description="Seconds that a request waits at most for a similar question to be found. What takes longer goes on behind"
-        " the answer, and the lookup counts as skipped.",
+        description="Timeout of a semantic lookup in seconds. A lookup that exceeds it is skipped, and the request is forwarded.",
     )
-    shadow: bool = Field(
-        False, description="Serve no similar question's answer, but count what would have been served."
-    )
+    shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(
-        "similarity", description="How a fresh answer is compared with the cached one that was not served."
+        "similarity", description="How a fresh response is compared with the cached response that was not served."
     )
     judge_similarity: float = Field(
-        0.9, ge=0.0, le=1.0, description="Least cosine similarity of two answers that count as the same."
+        0.9, ge=0.0, le=1.0, description="Minimum cosine similarity of two responses that count as equal."
     )
-    ttl: float = Field(86_400.0, gt=0, description="Seconds that a stored response may be served.")
-    max_ttl: float | None = Field(
-        None, gt=0, description="Most seconds that a request may ask for with x-kvproxy-ttl; as many as ttl if unset."
-    )
+    ttl: float = Field(86_400.0, gt=0, description="Seconds until a stored response expires.")
+    max_ttl: float | None = Field(None, gt=0, description="Maximum value of x-kvproxy-ttl in seconds; by default ttl.")
     stale_while_revalidate: float = Field(
         0.0,
         ge=0,
-        description="Seconds beyond its time in which a stored response is served once more while it is computed anew.",
+        description="Seconds after expiry in which a response is served while it is revalidated (RFC 5861).",
     )
     stale_if_error: float = Field(
         0.0,
         ge=0,
-        description="Seconds beyond its time in which a stored response is served where no fresh answer can be had: nothing"
-        " answers, in time or at all, or with a status of 500 or more.",
+        description="Seconds after expiry in which a response is served if the upstream fails, times out, or returns"
+        " status 500 or"
+        " above (RFC 5861).",
     )
     pace: float = Field(
         0.0,
         ge=0,
-        description="Tokens a second at which the stream of a stored response is replayed, for clients that need it; 0: as"
-        " fast as possible.",
+        description="Tokens per second of a replayed stream, for clients that need it; 0 sets no limit.",
     )
     max_response_bytes: int = Field(
-        8 * 2**20, ge=1, description="Largest response that is stored, or shared between identical requests under way."
+        8 * 2**20,
+        ge=1,
+        description="Maximum size of a response that is stored, or shared between identical requests in flight.",
     )
     shared: bool = Field(
-        False, description="Answer every API key from all responses; otherwise each has its own, hashed as its tenant."
+        False, description="Share stored responses between all API keys; by default each key is a tenant of its own."
     )
-    max_entries: int | None = Field(None, ge=1, description="Most stored responses; beyond it the least useful go.")
+    max_entries: int | None = Field(
+        None, ge=1, description="Maximum number of stored responses; beyond it, the least useful are evicted."
+    )
     max_bytes: int | None = Field(
-        None, ge=1, description="Most bytes of requests, responses and vectors; beyond it the least useful go."
+        None,
+        ge=1,
+        description="Maximum bytes of requests, responses and vectors; beyond it, the least useful are evicted.",
     )
     vectors: Literal["float32", "fp16", "int8"] = Field(
-        "float32", description="How vectors are kept in memory; fp16 takes half, int8 a quarter."
+        "float32", description="Number format of vectors in memory; fp16 needs half the memory, int8 a quarter."
     )
 
     @property
     def least_similarity(self) -> float:
         """The threshold, or the default of the policy."""
-        if self.threshold is not None:
-            return self.threshold
-        return LEAST_SIMILARITY[self.policy]
+        return LEAST_SIMILARITY[self.policy] if self.threshold is None else self.threshold

@@ -1,26 +1,26 @@
-"""Settings of those who may use the proxy."""
+"""Settings of clients."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 CLIENT = "client:"
-"""What the name of a client's tenant begins with."""
+"""Prefix of a client's tenant."""
 
 
-class ClientSettings(BaseModel):
-    """One client, with what it may use. Of its key only the digest is kept."""
+class ClientSettings(Section):
+    """A client with its limits; only the digest of its key is stored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Its name, shown in listings.")
-    key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its key, in hexadecimal digits.")
-    requests_per_minute: int | None = Field(None, ge=1, description="Requests that it may send a minute.")
-    tokens_per_minute: int | None = Field(None, ge=1, description="Tokens that it may have computed a minute.")
-    concurrent_requests: int | None = Field(None, ge=1, description="Requests that it may have under way at once.")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the client.")
+    key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the API key in hexadecimal digits.")
+    requests_per_minute: int | None = Field(None, ge=1, description="Maximum requests per minute.")
+    tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
+    concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
     stored_bytes: int | None = Field(
-        None, ge=0, description="Bytes of stored answers that it may have; its own least useful ones make room."
+        None, ge=0, description="Maximum bytes of stored responses; beyond it, its own least useful are evicted."
     )
 
     @property
     def tenant(self) -> str:
-        """The tenant of its responses and blocks. Users of one client have tenants of their own: `client:NAME/DIGEST`."""
+        """Tenant of its responses and blocks; users of a client have the tenant `client:NAME/DIGEST`."""
         return f"{CLIENT}{self.name}"

@@ -1,28 +1,28 @@
-"""Settings of what is changed in requests before they are looked up and sent on."""
+"""Settings of edits to requests."""
 
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from kvproxy.settings.section import Section
 
 
-class EditSettings(BaseModel):
-    """One change, which makes the beginnings of prompts alike; `kvproxy lint` finds where one is worth it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class EditSettings(Section):
+    """An edit that lets prompts share their beginning; `kvproxy lint` suggests edits."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Its name, told in headers and records."
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the edit in headers and records."
     )
-    model: str = Field("*", description="Models whose requests are changed; * stands for any characters.")
+    model: str = Field("*", description="Pattern of models whose requests are edited; * matches any text.")
     action: Literal["strip", "move", "sort-tools"] = Field(
-        description="Take a span out, put it at the end of the last message, or put tools in the order of their names."
+        description="Remove a span, move it to the end of the last message, or sort tools by name."
     )
     role: Literal["system", "user", "assistant", "prompt"] = Field(
-        "system", description="Whose texts the span is looked for in; prompt stands for plain prompts."
+        "system", description="Role of the edited messages; prompt means plain prompts."
     )
-    pattern: str | None = Field(None, description="A regular expression of Python whose first group is the span.")
-    lead: str = Field("", description="Text that is put before a span that is moved.")
+    pattern: str | None = Field(None, description="Regular expression (Python) whose only group is the span.")
+    lead: str = Field("", description="Text before a moved span.")
 
     @field_validator("pattern")
     @classmethod
@@ -32,7 +32,7 @@ class EditSettings(BaseModel):
         try:
             groups = re.compile(pattern).groups
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error})") from None
+            raise ValueError(f"{pattern!r} is not a regular expression ({error}): correct it") from None
         if groups != 1:
-            raise ValueError(f"{pattern!r} has {groups} groups: put the span, and nothing else, into ( )")
+            raise ValueError(f"{pattern!r} has {groups} groups: enclose only the span in ( )")
         return pattern

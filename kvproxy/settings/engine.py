@@ -3,78 +3,79 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(Section):
     """The embedded engine and its block pool."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     block_size: int = Field(16, ge=1, description="Tokens in one KV block.")
-    num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default sized from kv_memory.")
+    num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default computed from kv_memory.")
     kv_memory: float = Field(
-        0.5, gt=0, description="Memory of the pool: up to 1 a share of the free device memory, above 1 bytes."
+        0.5, gt=0, description="Memory of the pool: a share of free device memory up to 1, else bytes."
     )
-    max_batch_tokens: int = Field(2048, ge=1, description="Most tokens computed in one scheduler step.")
-    max_sequences: int = Field(64, ge=1, description="Most sequences computed in one scheduler step.")
-    max_model_len: int | None = Field(None, ge=1, description="Longest sequence; by default the model's own limit.")
-    device: str = Field("auto", description="Where the model runs: auto, cpu, cuda or cuda:N.")
+    max_batch_tokens: int = Field(2048, ge=1, description="Maximum tokens per scheduler step.")
+    max_sequences: int = Field(64, ge=1, description="Maximum sequences per scheduler step.")
+    max_model_len: int | None = Field(
+        None, ge=1, description="Maximum tokens of a sequence; by default the limit of the model."
+    )
+    device: str = Field("auto", description="Device of the model: auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Number format of weights and KV; auto is bfloat16 on CUDA, and on a CPU what is measured to be faster at the"
-        " first start, of float32 and bfloat16.",
+        description="Number format of weights and KV. auto selects bfloat16 on CUDA; on a CPU it selects the faster"
+        " of float32 and"
+        " bfloat16, measured at the first start.",
     )
     weights: Literal["plain", "int8"] = Field(
         "plain",
-        description="int8 keeps the weights of linear layers in 8 bits, for faster answers to few clients on a CPU; answers"
-        " change a little, and the log tells by how much the weights do.",
+        description="int8 stores the weights of linear layers in 8 bits, which is faster on a CPU with few clients. Responses"
+        " change slightly; the log reports the weight error.",
     )
-    lora: dict[str, Path] = Field(
-        default_factory=dict, description="Folders of LoRA adapters, by the name that requests give as their model."
-    )
+    lora: dict[str, Path] = Field(default_factory=dict, description="Folders of LoRA adapters by model name.")
     prefill_attention: Literal["auto", "sdpa", "varlen"] = Field(
-        "auto", description="What computes prompts: sdpa anywhere, varlen (FlashAttention) in 16 bits on CUDA."
+        "auto", description="Attention kernel of prompts: sdpa anywhere, varlen (FlashAttention) in 16 bits on CUDA."
     )
     decode_attention: Literal["auto", "sdpa", "triton"] = Field(
-        "auto", description="What computes the tokens of answers: sdpa anywhere, triton (our kernels) on CUDA."
+        "auto", description="Attention kernel of decoding: sdpa anywhere, triton on CUDA."
     )
     cuda_graphs: bool = Field(
         True,
-        description="Replay steps that compute no prompt as CUDA graphs, which are captured at the start; needs triton.",
+        description="Capture decoding steps as CUDA graphs at startup; needs triton.",
     )
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads that the model uses; by default OMP_NUM_THREADS, or one for each core.",
+        description="CPU threads of the model; by default OMP_NUM_THREADS, or one per core.",
     )
     speculate: int = Field(
         0,
         ge=0,
         le=32,
-        description="Tokens to guess ahead from the request's own text, in each step; 0 guesses none, and so does strict.",
+        description="Tokens per step of speculative decoding from the request's text; 0 and strict disable it.",
     )
     strict: bool = Field(
         False,
-        description="Compute each sequence alone and in whole batches, so that the logits of a hit equal those of an uncached"
-        " run bit for bit, whatever else runs. Slow.",
+        description="Compute each sequence alone and in whole batches, so that the logits with and without cached blocks are"
+        " identical bit for bit. Slow.",
     )
     policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field(
-        "lru", description="Which cached block that nobody uses is evicted first."
+        "lru", description="Eviction policy of unreferenced cached blocks."
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",
-        description="What stays cached of layers with a sliding window: all blocks, or the last window of each prompt and of each"
-        " beginning that prompts share, as vLLM 0.32 does by default.",
+        description="Cached blocks of layers with a sliding window: all, or only the last window of each prompt and of"
+        " each shared prefix, as vLLM 0.32 does by default.",
     )
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
-        "sha256_cbor", description="How block hashes are computed; the names are vLLM's."
+        "sha256_cbor", description="Algorithm of block hashes, with the names of vLLM."
     )
     kv_events: str | None = Field(
-        None, description="Address to publish KV events at, as tcp://127.0.0.1:5557. They hold the tokens of prompts."
+        None, description="Address to publish KV events at, such as tcp://127.0.0.1:5557. Events contain prompt tokens."
     )
     kv_replay: str | None = Field(
-        None, description="Address to answer requests for missed events at, as tcp://127.0.0.1:5558."
+        None, description="Address to replay missed KV events at, such as tcp://127.0.0.1:5558."
     )
-    kv_topic: str = Field("", description="Topic of the published events.")
-    kv_buffer: int = Field(10_000, ge=1, le=100_000, description="Batches of events kept for replay.")
+    kv_topic: str = Field("", description="Topic of KV events.")
+    kv_buffer: int = Field(10_000, ge=1, le=100_000, description="Batches of events stored for replay.")

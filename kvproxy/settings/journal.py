@@ -2,34 +2,37 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvproxy.settings.section import Section
 
 
-class PriceSettings(BaseModel):
-    """What a model's tokens cost, in money for a million of them."""
+class PriceSettings(Section):
+    """Prices of a model, in `journal.currency` per million tokens."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    input: float = Field(0.0, ge=0, description="Tokens of prompts.")
-    cached: float | None = Field(None, ge=0, description="Tokens of prompts that the server reused; as input if unset.")
-    output: float = Field(0.0, ge=0, description="Tokens of answers.")
+    input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
+    cached: float | None = Field(None, ge=0, description="Price of reused prompt tokens; by default input.")
+    output: float = Field(0.0, ge=0, description="Price of response tokens.")
 
 
-class JournalSettings(BaseModel):
+class JournalSettings(Section):
     """The journal of requests."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    enabled: bool = Field(True, description="Keep a record of each request, in journal.db in the data folder.")
-    rows: int = Field(1_000_000, ge=1, description="Most records; the oldest go first. Totals of savings stay.")
-    days: float = Field(30.0, gt=0, description="Days that a record is kept.")
+    enabled: bool = Field(True, description="Record each request in journal.db in the data folder.")
+    rows: int = Field(
+        1_000_000, ge=1, description="Maximum number of records; the oldest are deleted first. Totals of savings stay."
+    )
+    days: float = Field(30.0, gt=0, description="Days until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
-        description="Text kept of each request: none; the beginning of the question (200 characters) of semantic hits, whose"
-        " stored question is another one; of every request; or all of it. Nothing is kept beside an encrypted store.",
+        description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning, the same"
+        " for all requests; all, the whole text. With an encrypted store no text is recorded.",
+    )
+    currency: str = Field(
+        "USD", min_length=1, max_length=8, description="Currency of the prices, shown with amounts of money."
     )
     prices: dict[str, PriceSettings] = Field(
         {},
-        description="Prices by model: tables with input, cached and output, for a million tokens. A name may hold *, and the"
-        " first that fits counts.",
+        description="Prices by model: tables with input, cached and output per million tokens. Names may contain *; the first"
+        " match applies.",
     )

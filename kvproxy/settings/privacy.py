@@ -1,44 +1,43 @@
-"""Settings of what is stored of people's texts, and how."""
+"""Settings of encryption and redaction."""
 
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from kvproxy.settings.section import Section
 
 
-class EncryptionSettings(BaseModel):
+class EncryptionSettings(Section):
     """Encryption of stored texts and of chunks on disk and in Redis."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key_file: Path | None = Field(
         None,
-        description="File of keys, one a line, each 32 random bytes in base64: the first encrypts, all decrypt. Nothing is"
-        " encrypted without keys; see [the store](store.md#encryption).",
+        description="File with one key per line, each 32 random bytes in base64. The first key encrypts, all keys decrypt; see"
+        " [the store](store.md#encryption).",
     )
     key_env: str | None = Field(
-        None, description="Environment variable that holds the keys instead, separated by spaces or line ends."
+        None, description="Environment variable with the keys instead, separated by spaces or line ends."
     )
 
     @property
     def enabled(self) -> bool:
-        """Whether there are to be keys."""
+        """Whether keys are configured."""
         return self.key_file is not None or self.key_env is not None
 
 
-class RedactionSettings(BaseModel):
-    """What is taken out of texts before they are stored or logged."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class RedactionSettings(Section):
+    """Redaction of texts before they are stored or logged."""
 
     patterns: tuple[str, ...] = Field(
-        (), description="Regular expressions of Python; what fits one is replaced. See [the store](store.md#redaction)."
+        (), description="Regular expressions (Python) of text to replace, see [the store](store.md#redaction)."
     )
-    replacement: str = Field("[redacted]", description="What stands in its place.")
+    replacement: str = Field("[redacted]", description="Replacement text.")
     function: str | None = Field(
         None,
-        description="A function of yours that takes a text and gives back what may be stored of it, as"
-        " package.module:function. It runs after the patterns.",
+        description="Your function as package.module:function, which receives a text and returns the text to store."
+        " It runs after"
+        " the patterns.",
     )
 
     @field_validator("patterns")
@@ -48,19 +47,19 @@ class RedactionSettings(BaseModel):
             try:
                 empty = re.compile(pattern).fullmatch("") is not None
             except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression ({error}): correct it") from None
+                raise ValueError(f"{pattern!r} is not a regular expression ({error}): correct it") from None
             if empty:
-                raise ValueError(f"{pattern!r} fits the empty text: it would redact everywhere")
+                raise ValueError(f"{pattern!r} matches the empty text: correct it")
         return patterns
 
     @field_validator("function")
     @classmethod
     def _named(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", name):
-            raise ValueError(f"{name!r} names no function: write package.module:function")
+            raise ValueError(f"{name!r} is not a function: use the form package.module:function")
         return name
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is redacted."""
+        """Whether redaction is configured."""
         return bool(self.patterns) or self.function is not None

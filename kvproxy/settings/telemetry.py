@@ -1,30 +1,31 @@
 """Settings of telemetry."""
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from kvproxy.settings.section import Section
 
 
-class TelemetrySettings(BaseModel):
-    """Traces and metrics for OpenTelemetry."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class TelemetrySettings(Section):
+    """Export of traces and metrics to OpenTelemetry."""
 
     endpoint: str | None = Field(
         None,
-        description="Collector that takes OTLP over HTTP, as http://127.0.0.1:4318; nothing is sent without. Headers for it"
-        " come from the variable OTEL_EXPORTER_OTLP_HEADERS.",
+        description="OTLP collector over HTTP, such as http://127.0.0.1:4318. OTEL_EXPORTER_OTLP_HEADERS sets its headers.",
     )
     service: str = Field("kvproxy", description="Name of this proxy in traces and metrics (service.name).")
     share: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Share of the traces that are sent, of those that begin here; a client decides of its own.",
+        description="Sampled share of traces that begin here; traces of clients keep the client's decision.",
     )
-    interval: float = Field(5.0, gt=0, description="Seconds between two batches.")
+    interval: float = Field(5.0, gt=0, description="Seconds between batches.")
 
     @field_validator("endpoint")
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
         if value and not value.startswith(("http://", "https://")):
-            raise ValueError(f"{value[:80]!r} is no http:// or https:// URL: give one such as http://127.0.0.1:4318")
+            raise ValueError(
+                f"{value[:80]!r} is not an http:// or https:// URL: use a form such as http://127.0.0.1:4318"
+            )
         return value or None

@@ -1,4 +1,4 @@
-"""Writes a file of settings in which everything is said and nothing is set: each setting with its meaning and its default."""
+"""Writes kvproxy.toml with all settings as comments: description and default."""
 
 import json
 import textwrap
@@ -13,15 +13,12 @@ from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.tree import Settings
 
 _TABLES: dict[str, type[BaseModel]] = {"clients": ClientSettings, "rules": RuleSettings}
-"""Settings that are lists of tables, with what a table holds."""
 _WIDTH = 110
 
 
 def template() -> str:
-    """The file. A line that begins with `#` and a name can be put in force by taking the `#` away."""
-    lines = [
-        "# Settings of kvproxy. Take the # away from a line to change what it sets; docs/configuration.md says more."
-    ]
+    """Return the content of the file."""
+    lines = ["# Settings of kvproxy. Uncomment a line to change a setting; see docs/configuration.md."]
     sections = []
     for name, field in Settings.model_fields.items():
         kind = field.annotation

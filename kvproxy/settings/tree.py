@@ -1,8 +1,7 @@
-"""One frozen tree of settings. Later sources win: defaults, a TOML file, the environment, flags.
+"""The tree of settings. Later sources override earlier ones: defaults, TOML file, environment, flags.
 
-Environment variables are `KVPROXY_` plus the path joined by two underscores: `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`.
-An empty environment variable counts as unset. The TOML file is `kvproxy.toml` in the data folder unless
-`KVPROXY_CONFIG` names another one; the data folder is then that of a flag, of `KVPROXY_DATA`, or the default.
+Environment variables have the form `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`; an empty variable counts as unset. The TOML file is
+`KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder of the flag, of `KVPROXY_DATA`, or of the platform.
 """
 
 import os
@@ -25,55 +24,55 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.clients import ClientSettings
+from kvproxy.settings.credentials import PlainKey, parse_upstream_url
 from kvproxy.settings.edits import EditSettings
 from kvproxy.settings.engine import EngineSettings
 from kvproxy.settings.journal import JournalSettings
-from kvproxy.settings.keys import PlainKey
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.settings.lines import Misplaced, line_of
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import RuleSettings
-from kvproxy.settings.slots import SlotSettings
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.settings.tiers import TierSettings
-from kvproxy.settings.upstreams import RoutingSettings, UpstreamServer, UpstreamSettings
-from kvproxy.settings.urls import read_url
+from kvproxy.settings.toml_lines import SettingConflict, SettingPath, line_of
+from kvproxy.settings.upstreams import RoutingSettings, SlotSettings, UpstreamServer, UpstreamSettings
 
 
 class Settings(BaseSettings):
-    """Everything that can be configured."""
+    """All settings."""
 
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
         env_prefix="KVPROXY_",
-        # `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not become a token that everybody knows.
+        # `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not set an empty token.
         env_ignore_empty=True,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 selects a free port.")
     model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
-    upstream: str | None = Field(None, description="Forward to this OpenAI-compatible server instead of a model.")
+    upstream: str | None = Field(
+        None, description="Forward to this OpenAI-compatible server instead of the embedded engine."
+    )
     upstreams: tuple[UpstreamServer, ...] = Field(
         (),
-        description="Forward to several: a list of URLs, or of tables with url, api_key, authorization, weight, kv_events,"
-        " kv_replay, kv_topic, hash_algorithm and hash_seed, see [routing](routing.md).",
+        description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kv_events, kv_replay, kv_topic,"
+        " hash_algorithm and hash_seed, see [routing](routing.md).",
     )
     embedder: str = Field("default", description="Embedder: default, a folder, or a sentence-transformers id.")
     data: Path = Field(
-        default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Folder for all state."
+        default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Data folder for all state."
     )
     store: str | None = Field(
         None,
-        # A URL may hold a password.
+        # A URL may contain a password.
         repr=False,
-        description="File of stored responses, or postgresql://USER@HOST/DATABASE; responses.db in the data folder if unset.",
+        description="File of stored responses, or postgresql://USER@HOST/DATABASE; by default responses.db in the data folder.",
     )
     admin_token: PlainKey = Field(
-        None, repr=False, description="Bearer token of the admin routes; needed beyond loopback."
+        None, repr=False, description="Bearer token of the admin routes; required beyond loopback."
     )
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()
@@ -84,17 +83,17 @@ class Settings(BaseSettings):
     access: AccessSettings = AccessSettings()
     clients: tuple[ClientSettings, ...] = Field(
         (),
-        description="Who may use the proxy, beside those of `kvproxy keys`: tables with name, key_sha256,"
-        " requests_per_minute, tokens_per_minute, concurrent_requests and stored_bytes. With any, nobody else may.",
+        description="Clients in addition to those of `kvproxy keys`: tables with name, key_sha256, requests_per_minute,"
+        " tokens_per_minute, concurrent_requests and stored_bytes. With a client, the proxy requires API keys.",
     )
     limits: LimitSettings = LimitSettings()
     rules: tuple[RuleSettings, ...] = Field(
-        (), description="What holds for some requests only, see [rules](rules.md); read again without a restart."
+        (), description="Settings for some requests, see [rules](rules.md); reloaded without a restart."
     )
     edits: tuple[EditSettings, ...] = Field(
         (),
-        description="Changes that make the beginnings of prompts alike: tables with name, model, action, role, pattern and"
-        " lead; see [what a log tells](logs.md#changes-on-the-way). None are made by default.",
+        description="Edits that let prompts share their beginning: tables with name, model, action, role, pattern and lead, see"
+        " [logs](logs.md#changes-on-the-way).",
     )
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()
@@ -108,66 +107,66 @@ class Settings(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_of_several(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """`upstream` is short for a list of one."""
-        one = values.get("upstream")
-        return (
-            values | {"upstreams": (one,)} if isinstance(one, str) and one and not values.get("upstreams") else values
-        )
+    def _expand_upstream(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Convert `upstream` to `upstreams`."""
+        url = values.get("upstream")
+        is_single = isinstance(url, str) and url and not values.get("upstreams")
+        return values | {"upstreams": (url,)} if is_single else values
 
     @field_validator("upstream")
     @classmethod
     def _clean_url(cls, value: str | None) -> str | None:
-        return read_url(value).url if value else None
+        return parse_upstream_url(value).url if value else None
 
     @model_validator(mode="after")
-    def _rules_fit(self) -> "Settings":
-        """A rule can only name what there is."""
+    def _check_rules(self) -> "Settings":
         edits = {edit.name for edit in self.edits}
-        for place, rule in enumerate(self.rules):
-
-            def unfit(name: str, why: str, place: int = place, rule: RuleSettings = rule) -> Misplaced:
-                return Misplaced(f"the rule {rule.name}: {why}", ("rules", place, name))
-
+        for index, rule in enumerate(self.rules):
             if unknown := set(rule.edits or ()) - edits:
-                raise unfit("edits", f"there is no edit {min(unknown)!r}")
+                raise SettingConflict(
+                    f"the rule {rule.name}: there is no edit {min(unknown)!r}", ("rules", index, "edits")
+                )
             if rule.policy == "learned" and self.cache.policy != "learned":
-                raise unfit("policy", 'learned needs cache.policy = "learned", under which the policy learns')
-            if rule.policy == "checked" and self.cache.verifier == "none":
-                raise unfit("policy", "checked needs a verifier, and cache.verifier is none")
+                reason = 'learned requires cache.policy = "learned"'
+            elif rule.policy == "checked" and self.cache.verifier == "none":
+                reason = "checked requires a verifier: set cache.verifier"
+            else:
+                continue
+            raise SettingConflict(f"the rule {rule.name}: {reason}", ("rules", index, "policy"))
         return self
 
     @model_validator(mode="after")
-    def _nothing_in_clear(self) -> "Settings":
-        """Chunks hold the tokens of prompts, which redaction cannot change; the journal's file is not encrypted."""
+    def _check_privacy(self) -> "Settings":
+        """Reject settings that would store plain text: the journal is not encrypted, and chunks are not redacted."""
         if self.encryption.enabled and self.journal.enabled:
-            why = 'would keep the words of requests in clear beside an encrypted store: set it to "none"'
+            reason = 'would store plain text beside an encrypted store: set it to "none"'
             if self.journal.text != "none" and "text" in self.journal.model_fields_set:
-                raise ValueError(f"journal.text {why}")
-            for place, rule in enumerate(self.rules):
+                raise ValueError(f"journal.text {reason}")
+            for index, rule in enumerate(self.rules):
                 if rule.journal_text not in (None, "none"):
-                    raise Misplaced(f"journal_text of the rule {rule.name} {why}", ("rules", place, "journal_text"))
-        kept = [name for name in ("disk", "redis") if getattr(self.tiers, name) is not None]
-        if kept and self.redaction.enabled and not self.encryption.enabled:
+                    path = ("rules", index, "journal_text")
+                    raise SettingConflict(f"journal_text of the rule {rule.name} {reason}", path)
+        plain = [name for name in ("disk", "redis") if getattr(self.tiers, name) is not None]
+        if plain and self.redaction.enabled and not self.encryption.enabled:
             raise ValueError(
-                f"tiers.{kept[0]} would keep the tokens of prompts, unredacted and in clear: set encryption.key_file too, or"
-                " leave the tier out"
+                f"tiers.{plain[0]} would store unredacted prompt tokens in plain text: set encryption.key_file, or remove"
+                " the tier"
             )
         return self
 
     @property
     def store_where(self) -> str:
-        """Where the responses are: a path, or a URL."""
+        """Path or URL of the stored responses."""
         return self.store or str(self.data / "responses.db")
 
     @property
     def store_path(self) -> Path:
-        """The file of stored responses, where it is one."""
+        """File of the stored responses, if they are in a file."""
         return Path(self.store_where)
 
     @property
     def servers(self) -> tuple[UpstreamServer, ...]:
-        """The upstreams, each with the key that it is sent; none where the embedded engine computes."""
+        """Upstreams with their keys; empty with the embedded engine."""
         shared = self.forward.api_key
         if not shared:
             return self.upstreams
@@ -190,21 +189,21 @@ class Settings(BaseSettings):
 
 
 def _config_file(data: Path | str | None) -> Path:
-    """The TOML file for a data folder that a flag names, or for the one of the environment or the default."""
+    """Return the TOML file of a data folder, of the environment, or of the platform."""
     named = os.environ.get("KVPROXY_CONFIG")
     folder = data or os.environ.get("KVPROXY_DATA") or platformdirs.user_data_dir("kvproxy")
     return Path(named) if named else Path(folder) / "kvproxy.toml"
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Settings from every source; flags that are None count as not given.
+    """Load settings from all sources; flags of None are ignored.
 
     Raises:
-        SettingsError: a value is impossible, or the TOML file cannot be read; the message names the setting.
+        SettingsError: a value is invalid, or the TOML file cannot be read. The message names the setting.
     """
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
-        raise SettingsError(f"KVPROXY_CONFIG names {named}, which is not a file: create it or unset the variable")
+        raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
@@ -213,28 +212,31 @@ def load_settings(**flags: Any) -> Settings:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"cannot read {_config_file(flags.get('data'))}: {error}") from None
     except ValueError as error:
-        # An environment variable that must hold JSON.
-        raise SettingsError(f"an environment variable must hold JSON: {error} ({error.__cause__})") from None
+        # An environment variable does not contain the JSON of its setting.
+        raise SettingsError(f"an environment variable must contain JSON: {error} ({error.__cause__})") from None
 
 
 def _explained(error: ValidationError, file: Path, flags: Set[str]) -> SettingsError:
-    """What is wrong with the first setting that is wrong, and where in the file it stands, unless it was set elsewhere."""
+    """Explain the first error, with its line if the setting is from the file."""
     first = error.errors()[0]
-    told, place = _told(first), _place(first)
-    elsewhere = not place or place[0] in flags or "KVPROXY_" + "__".join(map(str, place)).upper() in os.environ
-    line = None if elsewhere or not file.is_file() else line_of(file.read_text(), place)
-    return told if line is None else SettingsError(f"{told.message} ({file}, line {line})", param=told.param)
+    explained, path = _settings_error(first), _path(first)
+    is_elsewhere = not path or path[0] in flags or "KVPROXY_" + "__".join(map(str, path)).upper() in os.environ
+    line = None if is_elsewhere or not file.is_file() else line_of(file.read_text(), path)
+    return (
+        explained
+        if line is None
+        else SettingsError(f"{explained.message} ({file}, line {line})", param=explained.param)
+    )
 
 
-def _place(first: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """Where the setting stands that is wrong."""
+def _path(first: Mapping[str, Any]) -> SettingPath:
     cause = first.get("ctx", {}).get("error")
-    return cause.place if isinstance(cause, Misplaced) else first["loc"]
+    return cause.path if isinstance(cause, SettingConflict) else first["loc"]
 
 
-def _told(first: Mapping[str, Any]) -> SettingsError:
-    path = ".".join(map(str, _place(first))) or "settings"
-    # What is given may be a secret: our own messages show what may be shown, and an unknown setting is told by its name.
+def _settings_error(first: Mapping[str, Any]) -> SettingsError:
+    path = ".".join(map(str, _path(first))) or "settings"
+    # The value may be a secret: own validators and unknown settings do not show it.
     if first["type"] == "value_error":
         return SettingsError(f"setting {path}: {first['msg'].removeprefix('Value error, ')}", param=path)
     if first["type"] == "extra_forbidden":

@@ -1,95 +1,102 @@
-"""Settings of the servers that requests are forwarded to."""
+"""Settings of upstreams."""
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
-from kvproxy.settings.keys import Key, PlainKey
-from kvproxy.settings.urls import read_url
+from kvproxy.settings.credentials import PlainKey, SecretKey, parse_upstream_url
+from kvproxy.settings.section import Section
 
 
-class UpstreamSettings(BaseModel):
-    """Forwarding to an OpenAI-compatible server."""
+class UpstreamSettings(Section):
+    """Connections to upstreams."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    connect_timeout: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
-    read_timeout: float = Field(600.0, gt=0, description="Seconds to wait for the next part of an answer.")
-    max_connections: int = Field(512, ge=1, description="Most open connections to an upstream.")
-    retries: int = Field(1, ge=0, description="How often to try again when a request could not leave.")
-    api_key: PlainKey = Field(None, repr=False, description="Sent in place of the client's own key.")
+    connect_timeout: float = Field(5.0, gt=0, description="Connect timeout in seconds.")
+    read_timeout: float = Field(600.0, gt=0, description="Timeout between chunks of a response in seconds.")
+    max_connections: int = Field(512, ge=1, description="Maximum connections to an upstream.")
+    retries: int = Field(1, ge=0, description="Retries of requests that could not be sent.")
+    api_key: PlainKey = Field(None, repr=False, description="API key that replaces the client's key.")
     chain: bool = Field(
-        False, description="The upstream is a kvproxy too: send it the client's Cache-Control and x-kvproxy-* headers."
+        False,
+        description="Forward the client's Cache-Control and x-kvproxy-* headers, because the upstream is a kvproxy, too.",
     )
     tokenizer: str = Field(
         "upstream",
-        description="What turns prompts into tokens, to compare them with mirrored pools: upstream (its /tokenize), a"
-        " folder, or a Hugging Face id.",
+        description="Tokenizer of prompts, to compare them with mirrored pools: upstream (its /tokenize), a folder,"
+        " or a Hugging"
+        " Face id.",
     )
 
 
-class UpstreamServer(BaseModel):
-    """One server that requests are forwarded to.
+class UpstreamServer(Section):
+    """An upstream.
 
-    Credentials in the URL become `authorization` (`user:password@`) or `api_key` (`key@`), so that the URL can be shown.
+    Credentials in the URL become `authorization` (`user:password@`) or `api_key` (`key@`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str = Field(description="Its address, as http://127.0.0.1:8000; with or without /v1.")
-    api_key: Key = Field(None, description="Sent to it in place of the client's own key; forward.api_key by default.")
-    authorization: Key = Field(
-        None, description="A whole Authorization header, sent to it in place of the client's own key."
-    )
-    weight: float = Field(1.0, gt=0, description="Its speed, compared with the others.")
-    kv_events: str | None = Field(None, description="Where it publishes KV events: tcp://host:5557, or :5557-5560.")
-    kv_replay: str | None = Field(None, description="Where it answers requests for missed events, in the same form.")
-    kv_topic: str = Field("", description="What the topics to follow begin with.")
+    url: str = Field(description="URL such as http://127.0.0.1:8000, with or without /v1.")
+    api_key: SecretKey = Field(None, description="API key that replaces the client's key; by default forward.api_key.")
+    authorization: SecretKey = Field(None, description="Authorization header that replaces the client's key.")
+    weight: float = Field(1.0, gt=0, description="Relative speed.")
+    kv_events: str | None = Field(None, description="Address of its KV events: tcp://host:5557, or :5557-5560.")
+    kv_replay: str | None = Field(None, description="Address to replay missed KV events, in the same form.")
+    kv_topic: str = Field("", description="Prefix of the topics.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
-        "sha256_cbor", description="The value of its --prefix-caching-hash-algo."
+        "sha256_cbor", description="Value of its --prefix-caching-hash-algo."
     )
-    hash_seed: str | None = Field(None, description="Its PYTHONHASHSEED; by default ours, or vLLM's fixed seed.")
+    hash_seed: str | None = Field(
+        None, description="Its PYTHONHASHSEED; by default that of kvproxy, or vLLM's fixed seed."
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _clean_url(cls, values: Any) -> Any:
-        """Move credentials out of the URL; a text alone is a URL."""
+        """Move credentials out of the URL; a string is a URL."""
         if isinstance(values, str):
             values = {"url": values}
         if not isinstance(values, dict) or not isinstance(values.get("url"), str):
             return values
-        read = read_url(values["url"])
-        keys = {"api_key": read.api_key, "authorization": read.authorization}
-        taken = {name: key for name, key in keys.items() if key is not None}
-        if taken and any(values.get(name) for name in keys):
-            raise ValueError(f"{read.url} has credentials in its URL and a key beside it: give one of them")
-        return values | {"url": read.url} | taken
+        parsed = parse_upstream_url(values["url"])
+        keys = {"api_key": parsed.api_key, "authorization": parsed.authorization}
+        found = {name: key for name, key in keys.items() if key is not None}
+        if found and any(values.get(name) for name in keys):
+            raise ValueError(f"{parsed.url} has credentials in its URL and a separate key: remove one of them")
+        return values | {"url": parsed.url} | found
 
 
-class RoutingSettings(BaseModel):
-    """Several upstreams."""
+class RoutingSettings(Section):
+    """Health checks and routing."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    health_interval: float = Field(5.0, gt=0, description="Seconds between two probes of an upstream.")
-    health_timeout: float = Field(5.0, gt=0, description="Seconds to wait for the answer to a probe.")
-    figures_interval: float = Field(
-        5.0, gt=0, description="Seconds between two looks at the figures that an upstream publishes at /metrics."
-    )
-    eject_after: int = Field(3, ge=1, description="Failures in a row after which an upstream gets no requests.")
+    health_interval: float = Field(5.0, gt=0, description="Seconds between health probes.")
+    health_timeout: float = Field(5.0, gt=0, description="Timeout of a health probe in seconds.")
+    figures_interval: float = Field(5.0, gt=0, description="Seconds between reads of an upstream's /metrics.")
+    eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")
     pinned_tokens_per_minute: int = Field(
         20_000,
         ge=1,
-        description="Prompt tokens that upstreams may compute a minute for pinned chains that they gave up.",
+        description="Maximum prompt tokens per minute to recompute evicted pinned chains.",
     )
     predicted_share: float = Field(
         0.0625,
         ge=0,
         le=1,
-        description="Share of the requests to a single mirrored upstream whose reuse is predicted, to check its mirror. With"
-        " several, all are.",
+        description="Share of requests to a single mirrored upstream whose reuse is predicted, to check the mirror."
+        " With several"
+        " upstreams, all requests are predicted.",
     )
     name: str | None = Field(
         None,
-        description="Name of all upstreams together in cache keys; by default their URLs, so that others share no answers.",
+        description="Name of the group of upstreams in cache keys; by default their URLs.",
     )
+
+
+class SlotSettings(Section):
+    """Slots of llama.cpp upstreams."""
+
+    disk_size: ByteSize = Field(
+        ByteSize(8 << 30),
+        description="Maximum bytes of slots in the --slot-save-path of each server; 0 disables saving.",
+    )
+    least_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
+    save_after: float = Field(2.0, ge=0, description="Seconds without a request until a slot is saved.")
+    wait: float = Field(30.0, ge=0, description="Maximum seconds to wait for a free slot before forwarding a request.")

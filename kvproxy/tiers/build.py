@@ -1,4 +1,4 @@
-"""The tiers that the settings ask for."""
+"""Creates the configured tiers."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.encrypted import EncryptedStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
-from kvproxy.tiers.sealed import SealedStore
 from kvproxy.tiers.store import ChunkStore, Data
 
-_REDIS_VALUE = 512 << 20
-_LEAST_PENDING = 64 << 20
+_MAX_REDIS_VALUE = 512 << 20
+_MIN_PENDING = 64 << 20
 
 
 def build_chain(
@@ -25,19 +25,19 @@ def build_chain(
     batch_tokens: int = 0,
     cipher: Cipher | None = None,
 ) -> TierChain | None:
-    """Host, then disk, then Redis, as far as they are set; None where none is.
+    """Create the configured tiers: host, disk, Redis. Return None if no tier is configured.
 
     Args:
-        settings: which tiers, and how large.
+        settings: the tiers.
         block_size: tokens in a block.
-        pin: moves a buffer into page-locked memory, where the device is CUDA.
-        token_bytes: keys and values of a token.
-        batch_tokens: most tokens of a step.
-        cipher: encrypts what leaves the process; None leaves chunks in clear.
+        pin: moves a buffer into page-locked memory, for CUDA.
+        token_bytes: bytes of a token's keys and values.
+        batch_tokens: maximum tokens of a step.
+        cipher: encrypts chunks on disk and in Redis.
 
     Raises:
-        SettingsError: a chunk is not a whole number of blocks or larger than a tier, the folder cannot be used, or the URL is
-            none.
+        SettingsError: the chunk size is not a multiple of the block size or exceeds a tier, the folder cannot be written, or
+            the URL is invalid.
     """
     if not settings.enabled:
         return None
@@ -47,45 +47,38 @@ def build_chain(
             f" use {max(1, settings.chunk_tokens // block_size) * block_size}",
             param="tiers.chunk_tokens",
         )
-    _check_room(settings, settings.chunk_tokens * token_bytes)
+    _check_chunk_fits(settings, settings.chunk_tokens * token_bytes)
     stores: list[ChunkStore] = []
 
-    def outside(store: ChunkStore) -> ChunkStore:
-        return store if cipher is None else SealedStore(store, cipher)
+    def encrypt(store: ChunkStore) -> ChunkStore:
+        return store if cipher is None else EncryptedStore(store, cipher)
 
     if settings.host is not None:
-        stores.append(HostStore(settings.host, pin) if pin else HostStore(settings.host))
+        stores.append(HostStore(settings.host, pin))
     if settings.disk is not None:
         try:
-            stores.append(outside(DiskStore(settings.disk, settings.disk_size)))
+            stores.append(encrypt(DiskStore(settings.disk, settings.disk_size)))
         except OSError as error:
             raise SettingsError(
-                f"tiers.disk {settings.disk} cannot be used ({error.strerror}): name a folder that can be written to",
+                f"cannot use tiers.disk {settings.disk} ({error.strerror}): name a writable folder",
                 param="tiers.disk",
             ) from None
     if settings.redis is not None:
-        stores.append(outside(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl)))
-    return TierChain(stores, pending=_pending(settings.chunk_tokens * token_bytes, batch_tokens * token_bytes))
+        stores.append(encrypt(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl)))
+    # Two steps: one is written while the next is computed. With less, long prompts lose chunks in the middle.
+    return TierChain(stores, pending=max(_MIN_PENDING, 2 * token_bytes * max(batch_tokens, settings.chunk_tokens)))
 
 
-def _pending(chunk: int, step: int) -> int:
-    """Most bytes on their way to the tiers: what two steps complete, so that one is written while the next is computed.
-
-    With less, a long prompt loses chunks in the middle, and what lies behind a missing chunk is never looked for.
-    """
-    return max(_LEAST_PENDING, 2 * step, 2 * chunk)
-
-
-def _check_room(settings: TierSettings, chunk: int) -> None:
+def _check_chunk_fits(settings: TierSettings, chunk: int) -> None:
     sizes: dict[str, int | None] = {
         "host": settings.host,
         "disk_size": settings.disk_size if settings.disk is not None else None,
-        "redis": _REDIS_VALUE if settings.redis is not None else None,
+        "redis": _MAX_REDIS_VALUE if settings.redis is not None else None,
     }
     for name, size in sizes.items():
         if size is not None and size < chunk:
             raise SettingsError(
-                f"tiers.{name}: a chunk of {settings.chunk_tokens} tokens takes {chunk / 2**20:.1f} MiB, and there is room for"
-                f" {size / 2**20:.1f}: lower tiers.chunk_tokens{'' if name == 'redis' else ', or raise it'}",
+                f"tiers.{name}: a chunk of {settings.chunk_tokens} tokens has {chunk / 2**20:.1f} MiB, the limit is"
+                f" {size / 2**20:.1f} MiB: lower tiers.chunk_tokens{'' if name == 'redis' else ', or raise the limit'}",
                 param=f"tiers.{name}",
             )

@@ -1,4 +1,4 @@
-"""What `kvproxy doctor` looks at in each tier. Each check returns what it found, or raises an error that names the fix."""
+"""Checks of the tiers for `kvproxy doctor`. A check returns its result, or raises an error with the fix."""
 
 import os
 import shutil
@@ -14,38 +14,38 @@ from kvproxy.tiers.store import TierError
 _GIB = 2**30
 
 
-def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, outlives: bool) -> str:
-    """Whether chunks are whole blocks, and are found again by a restart where a tier outlives the process."""
+def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
+    """Check that chunks are multiples of blocks, and that a restart finds them in persistent tiers."""
     if chunk_tokens % block_size:
         fitting = max(1, chunk_tokens // block_size) * block_size
         raise KvproxyError(
-            f"chunks of {chunk_tokens} tokens are no whole blocks of {block_size}: use tiers.chunk_tokens {fitting}"
+            f"chunks of {chunk_tokens} tokens are not a multiple of blocks of {block_size}: use tiers.chunk_tokens {fitting}"
         )
-    if outlives and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
+    if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(
-            f"{hash_algorithm} names blocks anew in each process, so a restart finds nothing: set PYTHONHASHSEED, or use"
+            f"{hash_algorithm} uses a random seed, so a restart finds no chunks: set PYTHONHASHSEED, or use"
             " engine.hash_algorithm sha256_cbor"
         )
-    return f"{chunk_tokens} tokens a chunk"
+    return f"{chunk_tokens} tokens per chunk"
 
 
 def check_host(limit: int) -> str:
-    """Whether the machine has the memory."""
+    """Check that the host has enough memory."""
     free = free_memory()
     if limit > free:
         raise KvproxyError(
-            f"{limit / _GIB:.1f} GiB are asked for and {free / _GIB:.1f} GiB of memory are free: lower --tier-host"
+            f"{limit / _GIB:.1f} GiB are configured and {free / _GIB:.1f} GiB are free: lower --tier-host"
         )
     return f"up to {limit / _GIB:.1f} of {free / _GIB:.1f} GiB of free memory"
 
 
 def check_disk(folder: Path, limit: int, own: str | None) -> str:
-    """Whether the folder can be written to, has the room, and whose chunks it holds.
+    """Check that the folder is private and writable and has space, and count its chunks.
 
     Args:
-        folder: the tier's.
-        limit: most bytes of it.
-        own: how the keys of the model's own chunks begin; None where that is not known.
+        folder: the tier's folder.
+        limit: the tier's maximum bytes.
+        own: key prefix of the model's chunks; None if unknown.
     """
     found = {path.stem: path.stat().st_size for path in folder.glob("*/*.chunk")} if folder.is_dir() else {}
     try:
@@ -59,38 +59,38 @@ def check_disk(folder: Path, limit: int, own: str | None) -> str:
             f"cannot write to {folder} ({error.strerror}): name another folder with --tier-disk"
         ) from None
     if folder.stat().st_mode & 0o077:
-        raise KvproxyError(f"others can look into {folder}, and chunks hold the tokens of prompts: chmod 700 {folder}")
+        raise KvproxyError(f"other users can read {folder}, which contains prompts: chmod 700 {folder}")
     used = sum(found.values())
     if limit - used > free:
         raise KvproxyError(
-            f"{folder} may grow by {(limit - used) / _GIB:.1f} GiB and has {free / _GIB:.1f} GiB left: lower"
-            " --tier-disk-size, or make room"
+            f"{folder} may grow by {(limit - used) / _GIB:.1f} GiB and the disk has {free / _GIB:.1f} GiB: lower"
+            " --tier-disk-size, or free disk space"
         )
-    return f"{folder}, {used / _GIB:.1f} of {limit / _GIB:.1f} GiB, {_whose(found, own)}"
+    return f"{folder}, {used / _GIB:.1f} of {limit / _GIB:.1f} GiB, {_count_chunks(found, own)}"
 
 
 def check_redis(settings: TierSettings, own: str | None) -> str:
-    """Whether the server answers, what it does when it is full, and whose chunks it holds."""
+    """Check that the server answers and evicts when full, and count its chunks."""
     assert settings.redis is not None
     store = RedisStore(settings.redis, settings.redis_timeout)
     try:
-        facts, keys = store.server(), store.keys()
+        info, keys = store.server_info(), store.keys()
     except TierError as error:
-        raise KvproxyError(f"no answer ({error}): start Redis, or leave --tier-redis out") from None
+        raise KvproxyError(f"no answer ({error}): start Redis, or remove --tier-redis") from None
     finally:
         store.close()
-    limit, policy = int(facts.get("maxmemory") or 0), facts.get("maxmemory_policy")
+    limit, policy = int(info.get("maxmemory") or 0), info.get("maxmemory_policy")
     if limit and policy == "noeviction":
-        raise KvproxyError("a full Redis refuses chunks: set its maxmemory-policy to allkeys-lru")
+        raise KvproxyError("Redis refuses chunks when it is full: set maxmemory-policy to allkeys-lru")
     room = f"maxmemory {limit / _GIB:.1f} GiB, {policy}" if limit else "no maxmemory: it grows until redis_ttl"
-    return f"redis {facts.get('redis_version')}, {room}, {_whose(keys, own)}"
+    return f"redis {info.get('redis_version')}, {room}, {_count_chunks(keys, own)}"
 
 
-def _whose(keys: Iterable[str], own: str | None) -> str:
+def _count_chunks(keys: Iterable[str], own: str | None) -> str:
     names = list(keys)
     if own is None or not names:
         return f"{len(names):,} chunks"
     others = sum(not name.startswith(own) for name in names)
     if others == len(names):
-        return f"{others:,} chunks, none of this model (or its weights, dtype, block size or hashing changed)"
+        return f"{others:,} chunks, none of this model (or its weights, dtype, block size, or hash algorithm changed)"
     return f"{len(names):,} chunks, {others:,} of other models"

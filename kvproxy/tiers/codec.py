@@ -1,10 +1,10 @@
-"""A chunk as bytes: who may read it, what it holds, and a checksum over all of it.
+"""The binary format of a chunk.
 
     magic 8 | checksum 16 | version u32 | tokens u32 | digest length u32 | header length u32 | payload length u64
     | fingerprint 32 | digest | token ids u32 .. | padding to 64 | payload
 
-Little-endian. The checksum (xxh3_128) covers everything after itself. `fingerprint` names the model, its weights and
-the layout of the payload; `digest` is the chain hash of the chunk's last block, so it names all tokens before it too.
+Little-endian. The checksum (xxh3_128) covers all bytes after it. `fingerprint` identifies the model, its weights, and the
+layout of the payload; `digest` is the hash of the chunk's last block, so it covers all previous tokens too.
 """
 
 import struct
@@ -20,7 +20,7 @@ from kvproxy.tiers.store import Data
 MAGIC = b"kvchunk\n"
 VERSION = 1
 ALIGNMENT = 64
-"""Bytes to which the payload is aligned in its buffer, so that a tensor can be laid over it."""
+"""Alignment of the payload in its buffer, for tensors."""
 
 _SUM_END = len(MAGIC) + 16
 _FIXED = struct.Struct("<IIIIQ32s")
@@ -28,7 +28,7 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """What a chunk must be to be used: of this model, at the end of this chain, over these tokens."""
+    """Identity of a chunk: its model, the hash of its last block, and its tokens."""
 
     fingerprint: bytes
     digest: bytes
@@ -36,42 +36,38 @@ class ChunkName:
 
     @property
     def key(self) -> str:
-        """What stores keep it under: models never meet, not even in a shared folder."""
+        """Key in stores; it includes the model."""
         return f"{key_prefix(self.fingerprint)}{self.digest.hex()}"
 
 
 def key_prefix(fingerprint: bytes) -> str:
-    """How the keys of a model's chunks begin."""
+    """Return the common prefix of the keys of a model's chunks."""
     return f"{fingerprint.hex()[:16]}-"
 
 
 def header_bytes(name: ChunkName) -> int:
-    """Where the payload begins in a chunk's buffer."""
+    """Return the offset of the payload in a chunk's buffer."""
     used = _SUM_END + _FIXED.size + len(name.digest) + 4 * len(name.tokens)
     return -(-used // ALIGNMENT) * ALIGNMENT
 
 
-def seal(buffer: memoryview, name: ChunkName) -> None:
-    """Write the header in front of a payload that is in the buffer already, at `header_bytes`."""
+def write_header(buffer: memoryview, name: ChunkName) -> None:
+    """Write the header and checksum of a buffer whose payload is complete at `header_bytes`."""
     start = header_bytes(name)
-    fixed = _FIXED.pack(
-        VERSION, len(name.tokens), len(name.digest), start, len(buffer) - start, name.fingerprint
-    )  # fmt: skip
-    header = fixed + name.digest + _ids(name.tokens)
+    header = _header(name, len(buffer))
     buffer[:start] = bytes(start)
     buffer[_SUM_END : _SUM_END + len(header)] = header
     buffer[: len(MAGIC)] = MAGIC
     buffer[len(MAGIC) : _SUM_END] = xxhash.xxh3_128_digest(buffer[_SUM_END:])
 
 
-def unseal(data: Data, name: ChunkName) -> memoryview | None:
-    """The payload of a chunk, or None unless it is whole and is what `name` says."""
+def read_payload(data: Data, name: ChunkName) -> memoryview | None:
+    """Return the payload of a chunk; None if the chunk is damaged or is not `name`."""
     view = memoryview(data)
     start = header_bytes(name)
     if len(view) < start or view[: len(MAGIC)] != MAGIC:
         return None
-    fixed = _FIXED.pack(VERSION, len(name.tokens), len(name.digest), start, len(view) - start, name.fingerprint)
-    header = fixed + name.digest + _ids(name.tokens)
+    header = _header(name, len(view))
     if view[_SUM_END : _SUM_END + len(header)] != header:
         return None
     if view[len(MAGIC) : _SUM_END] != xxhash.xxh3_128_digest(view[_SUM_END:]):
@@ -79,8 +75,11 @@ def unseal(data: Data, name: ChunkName) -> memoryview | None:
     return view[start:]
 
 
-def _ids(tokens: Sequence[int]) -> bytes:
-    ids = array("I", tokens)
+def _header(name: ChunkName, size: int) -> bytes:
+    """Return the header after the checksum, for a buffer of `size` bytes."""
+    start = header_bytes(name)
+    ids = array("I", name.tokens)
     if sys.byteorder == "big":
         ids.byteswap()
-    return ids.tobytes()
+    fixed = _FIXED.pack(VERSION, len(name.tokens), len(name.digest), start, size - start, name.fingerprint)
+    return fixed + name.digest + ids.tobytes()

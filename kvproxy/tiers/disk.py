@@ -1,8 +1,7 @@
-"""Chunks on disk, one file each: a restart finds what an earlier process wrote.
+"""Chunks on disk, one file each; they survive restarts.
 
-A chunk is written under a temporary name and renamed, so that a file with a chunk's name is always whole: killing the
-process loses the unfinished chunk and nothing else. It is not flushed to the device first; what a power cut leaves
-behind fails its checksum and is a miss. Each use sets the file's time, which is the order of eviction after a restart.
+A chunk is written to a temporary file and renamed, so a killed process loses only the unfinished chunk. It is not synced:
+after a power failure, incomplete chunks fail their checksum. The files' modification times keep the LRU order.
 """
 
 import contextlib
@@ -16,18 +15,18 @@ from threading import Lock
 from kvproxy.tiers.store import Data, StoreStats, TierError
 
 _SUFFIX = ".chunk"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStore:
-    """A folder of chunks under a limit of bytes; one process a folder. A full disk counts as the limit.
+    """A folder of chunks, used by one process. A full disk acts as the limit.
 
     Args:
-        folder: made where it is missing; readable by its owner only, since a chunk holds the tokens of its prompt.
-        limit: most bytes.
+        folder: created if missing; only its owner may read it, because chunks contain prompts.
+        limit: maximum bytes.
 
     Raises:
-        OSError: the folder cannot be made or read.
+        OSError: the folder cannot be created or read.
     """
 
     name = "disk"
@@ -39,7 +38,7 @@ class DiskStore:
         self._limit = limit
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._evictions = 0
-        self._written = 0
+        self._num_written = 0
         self._lock = Lock()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._scan()
@@ -55,9 +54,9 @@ class DiskStore:
         for _, key, size in sorted(found):
             self._sizes[key] = size
         for path in self._folder.glob("*.part"):
-            # Of a process that was killed while it wrote; one that still lives keeps its own.
+            # Left by a killed process; running processes keep theirs.
             pid = path.name.partition("-")[0]
-            if pid.isdigit() and not _alive(int(pid)):
+            if pid.isdigit() and not _is_running(int(pid)):
                 path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
@@ -95,7 +94,7 @@ class DiskStore:
             try:
                 self._write(path, data)
             except OSError as error:
-                if error.errno not in _FULL or not self._shrink(self._bytes - len(data)):
+                if error.errno not in _DISK_FULL or not self._shrink(self._bytes - len(data)):
                     raise
                 self._write(path, data)
         except OSError as error:
@@ -106,8 +105,8 @@ class DiskStore:
 
     def _write(self, path: Path, data: Data) -> None:
         with self._lock:
-            self._written += 1
-            part = self._folder / f"{os.getpid()}-{self._written}.part"
+            self._num_written += 1
+            part = self._folder / f"{os.getpid()}-{self._num_written}.part"
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with part.open("xb", buffering=0) as file:
@@ -120,22 +119,22 @@ class DiskStore:
             raise
 
     def _shrink(self, limit: int) -> int:
-        """Drop the least recently used chunks until `limit` bytes are left at the most; how many."""
-        dropped = 0
+        """Evict the least recently used chunks down to `limit` bytes; return their number."""
+        evicted = 0
         while True:
             with self._lock:
                 if self._bytes <= limit or not self._sizes:
-                    return dropped
+                    return evicted
                 key, size = self._sizes.popitem(last=False)
                 self._bytes -= size
                 self._evictions += 1
             self._path(key).unlink(missing_ok=True)
-            dropped += 1
+            evicted += 1
 
     def contains(self, key: str) -> bool:
         return key in self._sizes
 
-    def wants(self, key: str) -> bool:
+    def should_put(self, key: str) -> bool:
         return key not in self._sizes
 
     def delete(self, key: str) -> None:
@@ -145,12 +144,12 @@ class DiskStore:
         except OSError as error:
             raise TierError(f"cannot remove {self._path(key)}: {error.strerror}") from None
 
-    def clear(self, chosen: Callable[[str], bool]) -> int:
+    def clear(self, matches: Callable[[str], bool]) -> int:
         with self._lock:
-            doomed = [key for key in self._sizes if chosen(key)]
-        for key in doomed:
+            keys = [key for key in self._sizes if matches(key)]
+        for key in keys:
             self.delete(key)
-        return len(doomed)
+        return len(keys)
 
     def _forget(self, key: str) -> None:
         with self._lock:
@@ -161,10 +160,10 @@ class DiskStore:
             return StoreStats(self.name, len(self._sizes), self._bytes, self._limit, self._evictions)
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """No file is open between calls."""
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

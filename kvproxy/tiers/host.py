@@ -1,4 +1,4 @@
-"""Chunks in the host's memory, the least recently used dropped first."""
+"""Chunks in host memory, evicted in LRU order."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,23 +7,19 @@ from threading import Lock
 from kvproxy.tiers.store import Data, StoreStats
 
 
-def _as_it_is(data: Data) -> Data:
-    return data
-
-
 class HostStore:
-    """A dictionary of buffers under a limit of bytes.
+    """Buffers in memory.
 
     Args:
-        limit: most bytes.
-        pin: moves a buffer into page-locked memory, from which a GPU copies fastest; by default it stays where it is.
+        limit: maximum bytes.
+        pin: moves a buffer into page-locked memory, from which GPUs copy faster.
     """
 
     name = "host"
     remote = False
     available = True
 
-    def __init__(self, limit: int, pin: Callable[[Data], Data] = _as_it_is) -> None:
+    def __init__(self, limit: int, pin: Callable[[Data], Data] | None = None) -> None:
         self._limit = limit
         self._pin = pin
         self._chunks: OrderedDict[str, Data] = OrderedDict()
@@ -41,36 +37,36 @@ class HostStore:
     def put(self, key: str, data: Data) -> None:
         if len(data) > self._limit:
             return
-        kept = self._pin(data)
+        stored = data if self._pin is None else self._pin(data)
         with self._lock:
-            self._drop(key)
-            self._chunks[key] = kept
-            self._bytes += len(kept)
+            self._remove(key)
+            self._chunks[key] = stored
+            self._bytes += len(stored)
             while self._bytes > self._limit:
-                self._drop(next(iter(self._chunks)))
+                self._remove(next(iter(self._chunks)))
                 self._evictions += 1
 
     def contains(self, key: str) -> bool:
         return key in self._chunks
 
-    def wants(self, key: str) -> bool:
+    def should_put(self, key: str) -> bool:
         return key not in self._chunks
 
     def delete(self, key: str) -> None:
         with self._lock:
-            self._drop(key)
+            self._remove(key)
 
-    def clear(self, chosen: Callable[[str], bool]) -> int:
+    def clear(self, matches: Callable[[str], bool]) -> int:
         with self._lock:
-            doomed = [key for key in self._chunks if chosen(key)]
-            for key in doomed:
-                self._drop(key)
-            return len(doomed)
+            keys = [key for key in self._chunks if matches(key)]
+            for key in keys:
+                self._remove(key)
+            return len(keys)
 
-    def _drop(self, key: str) -> None:
-        old = self._chunks.pop(key, None)
-        if old is not None:
-            self._bytes -= len(old)
+    def _remove(self, key: str) -> None:
+        data = self._chunks.pop(key, None)
+        if data is not None:
+            self._bytes -= len(data)
 
     def stats(self) -> StoreStats:
         with self._lock:

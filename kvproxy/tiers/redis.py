@@ -1,4 +1,4 @@
-"""Chunks in Redis or Valkey, shared between machines. Down or slow, it is passed over and tried again later."""
+"""Chunks in Redis or Valkey, shared between machines, behind a circuit breaker."""
 
 import time
 from collections import OrderedDict
@@ -13,66 +13,68 @@ from kvproxy.tiers.store import Data, StoreStats, TierError
 
 
 class CircuitBreaker:
-    """Closed (calls go through) until `failures` in a row; then open for `rest` seconds; then one call decides.
+    """Opens after `failures` consecutive failures; one trial call after `reset_seconds` decides whether it closes.
 
     Args:
-        failures: failed calls in a row that open it.
-        rest: seconds without calls.
-        clock: seconds, ever growing.
+        failures: consecutive failures that open the circuit.
+        reset_seconds: seconds without calls.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, failures: int = 3, rest: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, failures: int = 3, reset_seconds: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._failures = failures
-        self._rest = rest
+        self._reset_seconds = reset_seconds
         self._clock = clock
         self._count = 0
-        self._opened: float | None = None
+        self._opened_at: float | None = None
         self._lock = Lock()
 
     @property
     def ready(self) -> bool:
-        """Whether a call would be allowed now."""
-        opened = self._opened
-        return opened is None or self._clock() - opened >= self._rest
+        """Whether a call is allowed now."""
+        opened_at = self._opened_at
+        return opened_at is None or self._clock() - opened_at >= self._reset_seconds
 
     def allow(self) -> bool:
-        """Whether to make a call now; its outcome must then be told by `success` or `failure`."""
+        """Reserve a call, which must end with `success` or `failure`; return False while the circuit is open."""
         with self._lock:
             if not self.ready:
                 return False
-            if self._opened is not None:
-                # The trial: whoever comes meanwhile still finds the circuit open.
-                self._opened = self._clock()
+            if self._opened_at is not None:
+                # A trial call: the circuit stays open for other calls.
+                self._opened_at = self._clock()
             return True
 
     def success(self) -> None:
         with self._lock:
             self._count = 0
-            self._opened = None
+            self._opened_at = None
 
     def failure(self) -> None:
         with self._lock:
             self._count += 1
             if self._count >= self._failures:
-                self._opened = self._clock()
+                self._opened_at = self._clock()
 
 
 T = TypeVar("T")
 _PREFIX = "kvproxy:chunk:"
-_REMEMBERED = 100_000
+_MAX_KNOWN_KEYS = 100_000
 
 
 class RedisStore:
-    """Chunks as plain string values; Redis' own `maxmemory` policy decides what goes first.
+    """Chunks as string values; Redis evicts them by its `maxmemory` policy.
 
     Args:
         url: redis://, rediss:// or unix://.
-        timeout: seconds for a connection and for each read or write; a call that takes longer in all counts as failed.
-        ttl: seconds after which Redis drops a chunk; None keeps it.
-        breaker: when to leave Redis alone.
+        timeout: seconds for a connection, and for each read or write; a longer call counts as a failure.
+        ttl: seconds until Redis deletes a chunk; None for no expiry.
+        breaker: the circuit breaker.
 
     Raises:
-        SettingsError: the URL is none, or redis-py is missing. A server that does not answer is no error.
+        SettingsError: the URL is invalid, or redis-py is missing.
     """
 
     name = "redis"
@@ -99,12 +101,12 @@ class RedisStore:
                 decode_responses=False,
             )
         except ValueError as error:
-            raise SettingsError(f"tiers.redis is no Redis URL ({error}): use redis://HOST:PORT/DB") from None
+            raise SettingsError(f"tiers.redis is not a Redis URL ({error}): use redis://HOST:PORT/DB") from None
         self._errors: tuple[type[Exception], ...] = (RedisError, OSError)
         self._timeout = timeout
         self._ttl = None if ttl is None else max(1, int(ttl))
         self._breaker = breaker or CircuitBreaker()
-        # Keys that this process has put, so that it does not send a chunk again each time it is used.
+        # Keys in Redis, so that a chunk is not sent again at each use.
         self._known: OrderedDict[str, int] = OrderedDict()
         self._lock = Lock()
 
@@ -125,25 +127,25 @@ class RedisStore:
         self._remember(key, len(data))
 
     def contains(self, key: str) -> bool:
-        there = bool(self._call(lambda: self._client.exists(_PREFIX + key)))
-        if not there:
+        exists = bool(self._call(lambda: self._client.exists(_PREFIX + key)))
+        if not exists:
             self._forget(key)
-        return there
+        return exists
 
-    def wants(self, key: str) -> bool:
+    def should_put(self, key: str) -> bool:
         return key not in self._known and self._breaker.ready
 
     def delete(self, key: str) -> None:
         self._call(lambda: self._client.delete(_PREFIX + key))
         self._forget(key)
 
-    def clear(self, chosen: Callable[[str], bool]) -> int:
-        dropped = 0
+    def clear(self, matches: Callable[[str], bool]) -> int:
+        num_deleted = 0
         for keys in self._scan():
-            doomed = [key for key in keys if chosen(key)]
-            if doomed:
-                dropped += self._unlink(doomed)
-        return dropped
+            found = [key for key in keys if matches(key)]
+            if found:
+                num_deleted += self._unlink(found)
+        return num_deleted
 
     def _unlink(self, keys: list[str]) -> int:
         for key in keys:
@@ -151,7 +153,7 @@ class RedisStore:
         return int(self._call(lambda: self._client.unlink(*(_PREFIX + key for key in keys))))
 
     def keys(self) -> Iterator[str]:
-        """All chunks that are there, of every model and machine."""
+        """Return the keys of all chunks, of every model and machine."""
         return chain.from_iterable(self._scan())
 
     def _scan(self) -> Iterator[list[str]]:
@@ -162,21 +164,21 @@ class RedisStore:
             if not cursor:
                 return
 
-    def server(self) -> dict[str, Any]:
-        """What the server says of itself: its version, `maxmemory` and `maxmemory_policy`, ..."""
+    def server_info(self) -> dict[str, Any]:
+        """Return the server's version, `maxmemory`, `maxmemory_policy`, and more."""
         return dict(self._call(self._client.info))
 
     def _call(self, command: Callable[[], T]) -> T:
         if not self._breaker.allow():
-            raise TierError("redis is left alone after failures")
-        began = time.monotonic()
+            raise TierError("redis is not used for a few seconds after failures")
+        start = time.monotonic()
         try:
             value = command()
         except self._errors as error:
             self._breaker.failure()
             raise TierError(f"redis: {error}") from None
-        # redis-py's timeout is for each read: a server that drips would keep every request waiting.
-        if time.monotonic() - began > self._timeout:
+        # redis-py's timeout applies to each read, so a slow server could exceed it many times.
+        if time.monotonic() - start > self._timeout:
             self._breaker.failure()
         else:
             self._breaker.success()
@@ -186,7 +188,7 @@ class RedisStore:
         with self._lock:
             self._known[key] = size
             self._known.move_to_end(key)
-            if len(self._known) > _REMEMBERED:
+            if len(self._known) > _MAX_KNOWN_KEYS:
                 self._known.popitem(last=False)
 
     def _forget(self, key: str) -> None:

@@ -1,27 +1,27 @@
-"""The seam to wherever chunks are kept."""
+"""The protocol of chunk stores, and their statistics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 Data = bytes | bytearray | memoryview
-"""A chunk as `codec` writes it. What a store hands out must be writable (`bytearray`), for torch reads it in place."""
+"""A chunk as `codec` writes it. `get` returns a writable buffer (`bytearray`), because torch reads it in place."""
 
 
 class TierError(Exception):
-    """A store cannot answer now; the chain counts it and goes on without the store."""
+    """A store failed; the chain counts the error and continues without the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """A store at one moment.
+    """Statistics of a store.
 
     Attributes:
         name: host, disk or redis.
-        chunks, bytes: what it holds, as far as this process knows.
-        limit: most bytes; None where the store itself decides.
-        evictions: chunks dropped for room.
-        available: False while it is passed over after failures.
+        chunks, bytes: content, as far as this process knows.
+        limit: maximum bytes; None if the store decides.
+        evictions: chunks evicted to make room.
+        available: False while the store is not used after failures.
     """
 
     name: str
@@ -32,37 +32,57 @@ class StoreStats:
     available: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class TierStats(StoreStats):
+    """Statistics of a tier since the start.
+
+    Attributes:
+        hits, misses: lookups with and without a chunk.
+        damaged: invalid chunks, which were deleted.
+        errors: failed calls.
+        dropped: chunks that were never written, because too many were pending.
+        bytes_loaded: bytes of the hits.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
+    errors: int = 0
+    dropped: int = 0
+    bytes_loaded: int = 0
+
+
 class ChunkStore(Protocol):
-    """Chunks by key, safe to call from several threads. Any method but `wants` and `stats` may raise TierError."""
+    """Chunks by key; thread-safe. All methods except `should_put` and `stats` may raise TierError."""
 
     name: str
     remote: bool
-    """Whether `contains` asks another machine; the engine's thread asks local stores only."""
+    """Whether `contains` calls another machine; the engine thread calls it on local stores only."""
 
     @property
     def available(self) -> bool:
-        """False while the store is left alone after failures."""
+        """False while the store is not used after failures."""
 
     def get(self, key: str) -> Data | None:
-        """A chunk, or None."""
+        """Return a chunk, or None."""
 
     def put(self, key: str, data: Data) -> None:
-        """Keep a chunk; the buffer is not written to afterwards."""
+        """Store a chunk; the caller does not change the buffer afterwards."""
 
     def contains(self, key: str) -> bool:
-        """Whether a chunk is there, without counting it as used."""
+        """Return whether the store has a chunk; does not count as a use."""
 
-    def wants(self, key: str) -> bool:
-        """Whether a `put` is worth its while; answered at once, from what is known here."""
+    def should_put(self, key: str) -> bool:
+        """Return whether a chunk should be stored; uses local information only."""
 
     def delete(self, key: str) -> None:
-        """Drop a chunk, if it is there."""
+        """Delete a chunk if it exists."""
 
-    def clear(self, chosen: Callable[[str], bool]) -> int:
-        """Drop the chunks whose keys are chosen; how many."""
+    def clear(self, matches: Callable[[str], bool]) -> int:
+        """Delete the chunks with matching keys; return their number."""
 
     def stats(self) -> StoreStats:
-        """Figures of this moment."""
+        """Return the store's statistics."""
 
     def close(self) -> None:
-        """Release files and connections."""
+        """Close files and connections."""

@@ -1,10 +1,8 @@
-"""One OpenAI-compatible server: bytes pass through as they are, in both directions."""
+"""HTTP client for one OpenAI-compatible server. Bodies pass unchanged in both directions."""
 
 from collections.abc import Mapping
 
-from pydantic import SecretStr
-
-from kvproxy.apis.control import ADMIN_TOKEN, OURS
+from kvproxy.apis.control import ADMIN_TOKEN, HEADER_PREFIX
 from kvproxy.apis.json import JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.admission import Admission
@@ -12,46 +10,35 @@ from kvproxy.backends.protocol import Body, Headers, Relayed
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.upstreams.connection import Connection, Timeouts, end_to_end
+from kvproxy.upstreams.connection import ConnectionPool, Timeouts, end_to_end
 
-_SPARE = 8
-"""Connections for probes, beyond those for requests."""
-_KEYS = ("authorization", "x-api-key", "api-key")
+_PROBE_CONNECTIONS = 8
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 
 
-class Upstream:
-    """Forwards to a URL.
-
-    Args:
-        server: its URL and keys.
-        settings: timeouts, connections, retries.
-        limits: how many requests may wait for a connection.
-    """
-
+class UpstreamClient:
     def __init__(
         self, server: UpstreamServer, settings: UpstreamSettings, limits: LimitSettings = LimitSettings()
     ) -> None:
         self.url = server.url
         self._server = server
         self._settings = settings
-        self._connection = Connection(
-            server.url, Timeouts(settings.connect_timeout, settings.read_timeout), settings.max_connections + _SPARE
-        )
-        self.door = Admission(settings.max_connections, limits.waiting, limits.waiting_seconds)
+        timeouts = Timeouts(settings.connect_timeout, settings.read_timeout)
+        self._connections = ConnectionPool(server.url, timeouts, settings.max_connections + _PROBE_CONNECTIONS)
+        self.admission = Admission(settings.max_connections, limits.waiting, limits.waiting_seconds)
 
     def open(self) -> None:
-        """Get ready; called on the event loop."""
-        self._connection.open()
+        """Open the connection pool; requires a running event loop."""
+        self._connections.open()
 
     async def close(self) -> None:
-        """Release the connections."""
-        await self._connection.close()
+        await self._connections.close()
 
     async def models(self) -> JsonObject:
-        """OpenAI's list of models.
+        """Return OpenAI's list of models.
 
         Raises:
-            UpstreamError: the upstream cannot be reached, or answers with something else.
+            UpstreamError: the upstream is unreachable, or its response is not valid.
         """
         reply = await self.forward("GET", "/v1/models", {}, b"")
         try:
@@ -59,98 +46,68 @@ class Upstream:
         except ValueError:
             models = None
         if not isinstance(models, dict):
-            raise UpstreamUnreachable(f"the upstream {self.url} answered /v1/models with something else")
+            raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
         return models
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Forward a request; returns with the upstream's headers."""
         path = request.api.path + (f"?{request.query}" if request.query else "")
-        # The flow reads what passes by, so it must not be compressed.
+        # The flow parses the response, so it must not be compressed.
         headers = {**request.headers, "accept-encoding": "identity", "x-request-id": request.request_id}
         if not self._settings.chain:
-            headers.pop("cache-control", None)  # It was for this proxy.
+            headers.pop("cache-control", None)  # It addresses this proxy.
         return await self.forward("POST", path, headers, request.raw)
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
-        """Pass any request through untouched; see `Forwarder`.
+        """Forward any request unchanged; see `Forwarder`.
 
         Raises:
             InvalidRequest: the path does not begin with a slash.
             Overloaded: too many requests wait for a connection.
-            UpstreamError: there was no answer.
+            UpstreamError: the upstream did not respond.
         """
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
-        await self.door.enter()
+        await self.admission.enter()
         try:
-            reply = await self._request(method, path, headers, body)
+            reply = await self.request(method, path, headers, body)
         except BaseException:
-            self.door.leave()
+            self.admission.leave()
             raise
-        reply.when_over.append(self.door.leave)
+        reply.on_end.append(self.admission.leave)
         return reply
 
-    async def probe(self) -> int:
-        """The status that `/health` answers with; it waits for no other request."""
-        reply = await self.aside("GET", "/health", {}, b"")
-        await reply.close()
-        return reply.status
-
-    async def page(self, path: str, most: int) -> bytes | None:
-        """A page of its own, which waits for no other request; None where it answers otherwise than with 200.
-
-        Args:
-            most: bytes that are read of it.
-        """
-        reply = await self._request("GET", path, {"accept-encoding": "identity"}, b"")
-        read = bytearray()
-        try:
-            async for chunk in reply.chunks:
-                read += chunk
-                if len(read) > most:
-                    break
-        finally:
-            await reply.close()
-        return bytes(read[:most]) if reply.status == 200 else None
-
-    async def aside(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
-        """Ask a question of our own, beside the clients' requests: it waits for none of them. Raises an UpstreamError."""
-        return await self._request(method, path, headers, body)
-
-    async def _request(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+    async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> Relayed:
+        """Send a request at once, even if client requests wait for a connection. Raises UpstreamError."""
         sent = self._headers(headers, path, whole=isinstance(body, bytes))
-        # A body that comes in parts is used up by the first try.
-        tries = 1 + (self._settings.retries if isinstance(body, bytes) else 0)
+        # A streamed body cannot be sent twice.
+        retries = self._settings.retries if isinstance(body, bytes) else 0
         while True:
-            tries -= 1
             try:
-                return await self._connection.request(method, path, sent, body)
+                return await self._connections.request(method, path, sent, body)
             except UpstreamError as error:
-                # A request that never left cannot do anything twice.
-                if not error.unsent or tries == 0:
+                if not error.unsent or retries == 0:
                     raise
+                retries -= 1
 
     def _headers(self, headers: Mapping[str, str], path: str, *, whole: bool) -> Headers:
-        sent = [(name, value) for name, value in end_to_end(headers.items()) if name != ADMIN_TOKEN]
-        if not self._settings.chain:
-            sent = [(name, value) for name, value in sent if not name.startswith(OURS)]
-        if whole:
-            sent = [(name, value) for name, value in sent if name != "content-length"]
+        def is_sent(name: str) -> bool:
+            if name == ADMIN_TOKEN or (whole and name == "content-length"):
+                return False
+            return self._settings.chain or not name.startswith(HEADER_PREFIX)
+
+        sent = [(name, value) for name, value in end_to_end(headers.items()) if is_sent(name)]
         return self._with_key(sent, path)
 
     def _with_key(self, headers: Headers, path: str) -> Headers:
-        """Headers with the server's key in place of the client's own, in the header that the client or the API uses."""
-        key = secret(self._server.authorization) or secret(self._server.api_key)
-        if key is None:
+        """Replace the client's key by the server's, in the header that the client or the API uses."""
+        secret = self._server.authorization or self._server.api_key
+        if secret is None:
             return headers
-        kept = [(name, value) for name, value in headers if name not in _KEYS]
+        key = secret.get_secret_value()
+        others = [(name, value) for name, value in headers if name not in _KEY_HEADERS]
         if self._server.authorization is not None:
-            return [*kept, ("authorization", key)]
-        given = [name for name in _KEYS if any(name == header for header, _ in headers)]
-        name = given[0] if given else "x-api-key" if path.startswith("/v1/messages") else "authorization"
-        return [*kept, (name, f"Bearer {key}" if name == "authorization" else key)]
-
-
-def secret(value: SecretStr | None) -> str | None:
-    """What a secret says."""
-    return None if value is None else value.get_secret_value()
+            return [*others, ("authorization", key)]
+        default = "x-api-key" if path.startswith("/v1/messages") else "authorization"
+        sent = {name for name, _ in headers}
+        header = next((name for name in _KEY_HEADERS if name in sent), default)
+        return [*others, (header, f"Bearer {key}" if header == "authorization" else key)]

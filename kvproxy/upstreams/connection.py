@@ -1,12 +1,12 @@
-"""HTTP to one server through aiohttp. Its exceptions become ours here, and only here are its private parts touched.
+"""HTTP connections to one server through aiohttp, with exceptions of `kvproxy.errors`.
 
-A connection is reused only if the request on it was written to its declared end and the response was read to its end.
+A connection is reused only if its request was written to the declared end and its response was read to the end.
 
-aiohttp has five faults that a proxy cannot afford. It blocks readers of some malformed bodies for ever; it takes a reset for a
-proper end if only the end of the connection ends the body; it reports a break before it hands out the bytes that came ahead of
-it; it reuses a connection after a body that was shorter than its Content-Length; and it gives bytes that arrive on an idle
-connection to the next request. The private parts are `content._buffer`, `connection.protocol.closed`, and
-`connector._factory`; the tests fail if they change.
+A proxy must avoid five faults of aiohttp: it blocks readers of some malformed bodies for ever; it takes a reset for the end of
+a body without a length; it reports a failure before the bytes that arrived earlier; it reuses a connection after a body that
+was shorter than its Content-Length; and it gives bytes that arrive on an idle connection to the next request. Only this module
+uses private attributes of aiohttp: `content._buffer`, `connection.protocol.closed`, and `connector._factory`. Tests fail if
+they change.
 """
 
 import asyncio
@@ -25,130 +25,116 @@ from yarl import URL
 from kvproxy.backends.protocol import Body, Headers, Relayed
 from kvproxy.errors import InvalidRequest, UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 
-# RFC 9110, section 7.6.1: these speak of one connection and end there.
+# RFC 9110, section 7.6.1.
 _HOP_BY_HOP = frozenset("connection keep-alive te trailer transfer-encoding upgrade http2-settings host expect".split())
 _PROXY = "proxy-"
-# A Connection header may not name these: without its length, a body would have no end.
-_NEVER_HOP_BY_HOP = frozenset(("content-length",))
-# aiohttp adds these where they are missing; an upstream is to see what the client sent.
-_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-# Servers close idle connections after 5 s and more; a request must not meet one that is being closed.
+# A body would have no end if a Connection header removed its length.
+_ALWAYS_END_TO_END = frozenset(("content-length",))
+# Defaults of aiohttp that the client did not send.
+_SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+# Most servers close idle connections after 5 s or more; a request must not use a closing connection.
 _KEEPALIVE_SECONDS = 4.0
-_CLOSING = "closing transport"  # What aiohttp says of a write that was not begun.
-_LONGEST_HEADER = 64 * 1024
+_CLOSING = "closing transport"  # aiohttp's message for a write that did not start.
+_MAX_HEADER_BYTES = 64 * 1024
 _LARGE_BODY = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds to wait for a connection, and between two parts of an answer."""
+    """Seconds for connecting, and between two chunks of a response."""
 
     connect: float
     read: float
 
 
-class Connection:
-    """Connections to one server.
-
-    Args:
-        base: its URL, without a path.
-        timeouts: how long to wait.
-        most: open connections.
-    """
-
-    def __init__(self, base: str, timeouts: Timeouts, most: int) -> None:
+class ConnectionPool:
+    def __init__(self, base: str, timeouts: Timeouts, limit: int) -> None:
         self._base = base
         self._timeouts = timeouts
-        self._most = most
-        self._opened: aiohttp.ClientSession | None = None
+        self._limit = limit
+        self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Get ready; called on the event loop."""
-        connector = aiohttp.TCPConnector(limit=self._most, keepalive_timeout=_KEEPALIVE_SECONDS)
-        connector._factory = cast("partial[ResponseHandler]", partial(_OneResponse, loop=asyncio.get_running_loop()))
-        self._opened = aiohttp.ClientSession(
+        """Open the session; requires a running event loop."""
+        connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS)
+        connector._factory = cast(
+            "partial[ResponseHandler]", partial(_StrictConnection, loop=asyncio.get_running_loop())
+        )
+        self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._timeouts.connect, sock_read=self._timeouts.read
             ),
-            # Cookies belong to clients: none may be kept here and sent for another one.
+            # Cookies belong to one client and must not be sent with requests of other clients.
             cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_NOT_ADDED,
+            skip_auto_headers=_SKIPPED_HEADERS,
             auto_decompress=False,
-            max_line_size=_LONGEST_HEADER,
-            max_field_size=_LONGEST_HEADER,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
         )
 
     async def close(self) -> None:
-        """Release the connections."""
-        if self._opened is not None:
-            await self._opened.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def request(self, method: str, path: str, headers: Headers, body: Body) -> Relayed:
-        """Send a request; returns with the answer's head.
-
-        Args:
-            path: with its leading slash, and the query.
-            headers: as they are to arrive.
+        """Send a request; returns with the head of the response.
 
         Raises:
-            UpstreamError: there was no answer; `unsent` tells that the request never left.
+            UpstreamError: the server did not respond; `unsent` is set if no byte of the request was sent.
         """
-        assert self._opened is not None, "open() comes first"
-        assert path.startswith("/"), "a path without a slash would name another host"
+        assert self._session is not None, "call open() first"
+        assert path.startswith("/"), "the path needs a leading slash"
         data: bytes | io.BytesIO | AsyncIterator[bytes] | None
         if isinstance(body, bytes):
             data = io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
         else:
-            data = _of_declared_length(body, headers)
+            data = _check_length(body, headers)
         url = URL(self._base + path, encoded=True)
         try:
-            answer = await self._opened.request(method, url, headers=headers, data=data, allow_redirects=False)
+            response = await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
-            known = self._before_answer(error)
-            # Its head and a small body are written at once, or not at all.
-            known.unsent = known.unsent or (isinstance(data, bytes) and _ended_before(error))
-            raise known from None
-        if not 200 <= answer.status <= 599:
-            answer.close()
-            raise UpstreamBroken(
-                f"the upstream {self._base} answered with the status {answer.status}, which is not valid"
-            )
-        return _relayed(answer)
+            failure = self._request_error(error)
+            # The head and a small body are written in one call.
+            failure.unsent = failure.unsent or (isinstance(data, bytes) and _was_closed_before_write(error))
+            raise failure from None
+        if not 200 <= response.status <= 599:
+            response.close()
+            raise UpstreamBroken(f"the upstream {self._base} answered with the invalid status {response.status}")
+        return _relay(response)
 
-    def _before_answer(self, error: Exception) -> UpstreamError:
-        """Our error for one of aiohttp's that came before an answer."""
-        known: UpstreamError
+    def _request_error(self, error: Exception) -> UpstreamError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
-            known = UpstreamTimeout(f"no connection to {self._base} within {self._timeouts.connect:g} s")
-            known.unsent = True
+            failure: UpstreamError = UpstreamTimeout(
+                f"no connection to {self._base} within {self._timeouts.connect:g} s"
+            )
         elif isinstance(error, aiohttp.ClientConnectorError):
-            known = UpstreamUnreachable(
+            failure = UpstreamUnreachable(
                 f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({error})"
             )
-            known.unsent = True
         elif isinstance(error, TimeoutError):
-            known = UpstreamTimeout(f"{self._base} gave no answer in {self._timeouts.read:g} s")
+            return UpstreamTimeout(f"{self._base} did not respond within {self._timeouts.read:g} s")
         else:
-            known = UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
-        return known
+            return UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
+        failure.unsent = True
+        return failure
 
 
-def _ended_before(error: Exception) -> bool:
-    """Whether the server closed an idle connection just as it was taken, so that nothing was written to it."""
+def _was_closed_before_write(error: Exception) -> bool:
+    """Whether the server closed an idle connection at the moment of its reuse."""
     return isinstance(error.__cause__, aiohttp.ClientConnectionResetError) and _CLOSING in str(error.__cause__)
 
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Headers that are not about one connection, names in lower case."""
+    """Return the headers that are not hop-by-hop, with names in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
-    dropped = _HOP_BY_HOP | (named - _NEVER_HOP_BY_HOP)
+    dropped = _HOP_BY_HOP | (named - _ALWAYS_END_TO_END)
     return [(name, value) for name, value in lower if name not in dropped and not name.startswith(_PROXY)]
 
 
-class _OneResponse(ResponseHandler):
-    """aiohttp's connection, closed by any byte after the end of a response: no later request may take it for its response."""
+class _StrictConnection(ResponseHandler):
+    """Closes the connection if bytes arrive after the end of a response, so that no later request receives them."""
 
     _last: StreamReader | None = None
 
@@ -170,47 +156,46 @@ class _OneResponse(ResponseHandler):
         super().data_received(data)
 
 
-async def _of_declared_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
-    """The parts of a body; fails if they are shorter or longer than its Content-Length, so that the connection closes."""
+async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
+    """Pass a body, and fail if its size differs from its Content-Length, so that the connection closes."""
     declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
     written = 0
-    async for part in body:
-        written += len(part)
+    async for chunk in body:
+        written += len(chunk)
         if declared is not None and written > declared:
             raise InvalidRequest(f"the body has more than the {declared:,} bytes of its Content-Length")
-        yield part
+        yield chunk
     if declared is not None and written < declared:
         raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
 
 
-def _relayed(answer: aiohttp.ClientResponse) -> Relayed:
-    raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
+def _relay(response: aiohttp.ClientResponse) -> Relayed:
+    raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
     headers = end_to_end(raw)
     if any(name.lower() == "transfer-encoding" for name, _ in raw):
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
-    begun: list[Callable[[], None]] = []
-    over: list[Callable[[], None]] = []
+    on_first_chunk: list[Callable[[], None]] = []
+    on_end: list[Callable[[], None]] = []
 
     async def close() -> None:
-        _call(over)
-        # An answer that was read to its end has given its connection back; any other connection is of no more use.
-        answer.close()
+        _call(on_end)
+        # A response that was read to its end has already returned its connection.
+        response.close()
 
-    return Relayed(answer.status, headers, _chunks(answer, begun, over), close, begun, over)
+    return Relayed(response.status, headers, _chunks(response, on_first_chunk, on_end), close, on_first_chunk, on_end)
 
 
-def _call(hooks: list[Callable[[], None]]) -> None:
-    """Call each once."""
-    while hooks:
-        hooks.pop()()
+def _call(callbacks: list[Callable[[], None]]) -> None:
+    while callbacks:
+        callbacks.pop()()
 
 
 async def _chunks(
-    answer: aiohttp.ClientResponse, begun: list[Callable[[], None]], over: list[Callable[[], None]]
+    response: aiohttp.ClientResponse, on_first_chunk: list[Callable[[], None]], on_end: list[Callable[[], None]]
 ) -> AsyncIterator[bytes]:
-    content = answer.content
-    protocol = answer.connection.protocol if answer.connection is not None else None
+    content = response.content
+    protocol = response.connection.protocol if response.connection is not None else None
     closed = protocol.closed if protocol is not None else None
 
     def wake(closed: "asyncio.Future[None]") -> None:
@@ -221,33 +206,32 @@ async def _chunks(
         closed.add_done_callback(wake)
     try:
         async for chunk in content.iter_any():
-            if begun:
-                _call(begun)
+            _call(on_first_chunk)
             yield chunk
-        if closed is not None and not _framed(answer) and closed.done() and closed.exception() is not None:
-            raise UpstreamBroken("the upstream broke its answer off")
+        if closed is not None and not _has_framing(response) and closed.done() and closed.exception() is not None:
+            raise UpstreamBroken("the upstream broke its response off")
     except TimeoutError:
-        raise UpstreamBroken("the upstream went silent in the middle of its answer") from None
+        raise UpstreamBroken("the upstream stopped sending in the middle of its response") from None
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
-        # Send the client what already arrived, then report the error. aiohttp calls some ends a RuntimeError.
+        # Send the client the bytes that arrived before the failure. aiohttp raises RuntimeError for some failures.
         for chunk in list(content._buffer):
             yield chunk
-        raise UpstreamBroken(f"the upstream broke its answer off: {error or type(error).__name__}") from None
+        raise UpstreamBroken(f"the upstream broke its response off: {error or type(error).__name__}") from None
     finally:
-        _call(over)
+        _call(on_end)
         if closed is not None:
-            # The connection lives on for other requests, which must find no more than this one callback of it.
+            # The connection serves later requests; callbacks must not accumulate.
             closed.remove_done_callback(wake)
             closed.remove_done_callback(_retrieve)
             closed.add_done_callback(_retrieve)
-        answer.close()
+        response.close()
 
 
-def _framed(answer: aiohttp.ClientResponse) -> bool:
-    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in answer.raw_headers)
+def _has_framing(response: aiohttp.ClientResponse) -> bool:
+    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
 
 
 def _retrieve(closed: "asyncio.Future[None]") -> None:
-    """Keeps asyncio from complaining that nobody asked how an idle connection ended."""
+    """Retrieve the exception of an idle connection, which asyncio would log otherwise."""
     if not closed.cancelled():
         closed.exception()

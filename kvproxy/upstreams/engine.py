@@ -1,4 +1,4 @@
-"""One upstream with its mirror, load and health."""
+"""One upstream with its mirror, load, health and slots."""
 
 import asyncio
 import logging
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed, ServingUpstream
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.upstreams.client import Upstream
-from kvproxy.upstreams.engine_reports.metrics import EngineFigures, read_figures
-from kvproxy.upstreams.engine_reports.mirror_problems import Watch
+from kvproxy.upstreams.client import UpstreamClient
+from kvproxy.upstreams.engine_reports.metrics import EngineMetrics, read_metrics
+from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.routing import Candidate, Load
@@ -27,31 +27,25 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.llama.slots import SlotsStatus
 
 _log = logging.getLogger("kvproxy")
-_MOST_MODELS = 64
-_OTHERS = "others"
-_LONGEST_PAGE = 4 * 2**20
-_SELDOM = 300.0
-"""Seconds until a server that has no figures is asked again."""
+_MAX_MODELS = 64
+_OTHER_MODELS = "others"
+_MAX_METRICS_BYTES = 4 * 2**20
+_NO_METRICS_SECONDS = 300.0
+"""Pause before the next request to a server without metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What `kvproxy upstreams` shows of one.
+    """Status of one upstream, for `kvproxy upstreams`.
 
     Attributes:
-        state: `up`, `draining` or `ejected`.
-        requests: under way.
-        load: tokens of work that it has still to do.
+        requests: requests in flight.
+        load: tokens of work.
         sent: requests since the start.
-        failures: in a row.
-        error: what went wrong last; None after a success.
-        cached_blocks: blocks that its mirror knows; None without a mirror, like the fields below.
-        complete: whether the mirror knows everything.
-        reuse: what it said that it reused, by model.
-        figures: what it says of itself; None where it does not tell.
-        notes: what is wrong between it and us, a sentence each, with its fix.
-        advice: what would make it better, a sentence each.
-        slots: figures of a llama.cpp server's slots; None for any other server.
+        failures: consecutive failures.
+        complete: whether the mirror missed no event; None without a mirror.
+        notes: problems with their fixes.
+        advice: possible improvements.
     """
 
     url: str
@@ -67,26 +61,20 @@ class EngineStatus:
     complete: bool | None
     streams: tuple[StreamStatus, ...]
     reuse: dict[str, ReuseFigures]
-    figures: EngineFigures | None
+    figures: EngineMetrics | None
     notes: tuple[str, ...]
     advice: tuple[str, ...]
     slots: "SlotsStatus | None"
 
 
 class FleetEngine:
-    """An upstream with its mirror, load and health.
-
-    Args:
-        server: its URL, keys, weight and events.
-        forward: timeouts and connections.
-        routing: when it is ejected.
-        limits: how many requests may wait for it.
+    """An upstream with its mirror, load, health and slots.
 
     Raises:
-        SettingsError: an events endpoint is none.
+        SettingsError: the events endpoint is not valid.
 
     Attributes:
-        llama: its slots, should it be llama.cpp; None where nobody asks.
+        llama: slots of llama.cpp; None if the engine publishes events.
     """
 
     def __init__(
@@ -98,107 +86,119 @@ class FleetEngine:
     ) -> None:
         self.url = server.url
         self.weight = server.weight
-        self.upstream = Upstream(server, forward, limits)
+        self.client = UpstreamClient(server, forward, limits)
         self.health = Health(routing.eject_after)
-        self._probe_timeout = routing.health_timeout
-        self._reported = False
         self.load = Load()
         self.sent = 0
-        self.mirror = _mirror(server)
+        self.mirror = _make_mirror(server)
         self.reuse: dict[str, ReuseFigures] = {}
-        self._watch = Watch(server, self.mirror)
-        self._notes: list[str] = []
-        self._figures: tuple[float, EngineFigures] | None = None
-        self._ask_again = 0.0
         self.llama: LlamaServer | None = None
+        self._probe_timeout = routing.health_timeout
+        self._outage_logged = False
+        self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
+        self._problems: list[str] = []
+        self._metrics: tuple[float, EngineMetrics] | None = None
+        self._next_metrics = 0.0
 
     async def start(self) -> None:
-        """Open connections and follow the engine's events."""
-        self.upstream.open()
+        self.client.open()
         if self.mirror is not None:
             await self.mirror.start()
 
     async def close(self) -> None:
-        """Close them."""
         if self.mirror is not None:
             await self.mirror.close()
         if self.llama is not None:
             await self.llama.close()
-        await self.upstream.close()
+        await self.client.close()
 
     async def probe(self) -> None:
-        """Ask whether it is there: any answer that is not a server error will do, since not all have the route."""
+        """Request `/health`. Any status below 500 is a success, since not all servers have the route."""
         try:
             async with asyncio.timeout(self._probe_timeout):
-                status = await self.upstream.probe()
+                reply = await self.client.request("GET", "/health", {})
+                await reply.close()
         except TimeoutError:
-            self._probed(f"/health gave no answer in {self._probe_timeout:g} s")
+            self._record_probe(f"/health did not respond within {self._probe_timeout:g} s")
         except KvproxyError as error:
-            self._probed(error.message)
+            self._record_probe(error.message)
         else:
-            self._probed(None if status < 500 else f"/health answered {status}")
-        if self.llama is not None and not self.llama.asked and self.health.error is None:
-            await self.llama.recognise()
+            self._record_probe(None if reply.status < 500 else f"/health answered {reply.status}")
+        if self.llama is not None and not self.llama.is_identified and self.health.error is None:
+            await self.llama.identify()
 
-    def _probed(self, failure: str | None) -> None:
+    def _record_probe(self, failure: str | None) -> None:
         if failure is None:
-            if self._reported:
-                self._reported = False
-                _log.info("the upstream %s answers again", self.url)
-            self.health.succeeded()
+            if self._outage_logged:
+                self._outage_logged = False
+                _log.info("the upstream %s responds again", self.url)
+            self.health.record_success()
             return
-        self.health.failed(failure)
-        if not self._reported:
-            self._reported = True
-            _log.warning("the upstream %s does not answer: %s", self.url, failure)
+        self.health.record_failure(failure)
+        if not self._outage_logged:
+            self._outage_logged = True
+            _log.warning("the upstream %s does not respond: %s", self.url, failure)
         if self.llama is not None:
-            # What comes back may be another server.
-            self.llama.asked = False
+            # Another server may start at this URL.
+            self.llama.is_identified = False
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Forward a request, to the slot that serves it best where the engine has slots."""
-        placed = None if self.llama is None else await self.llama.place(request)
-        if placed is None:
-            return await self.upstream.send(request)
+        """Forward a request, to the best slot if the engine has slots."""
+        placement = None if self.llama is None else await self.llama.place(request)
+        if placement is None:
+            return await self.client.send(request)
         try:
-            reply = await self.upstream.send(placed.request)
+            reply = await self.client.send(placement.request)
         except BaseException:
-            placed.gone()
+            placement.abandon()
             raise
-        placed.follow(reply)
-        reply.served_by = self.serving_upstream(placed.predicted, placed.work)
+        placement.follow(reply)
+        reply.served_by = self.serving_upstream(placement.predicted, placement.work)
         return reply
 
-    async def look(self) -> None:
-        """Read what it says of itself, and see whether anything is wrong between it and us."""
-        if time.monotonic() >= self._ask_again:
+    async def check(self) -> None:
+        """Read the engine's metrics and look for problems of its mirror."""
+        if time.monotonic() >= self._next_metrics:
             try:
                 async with asyncio.timeout(self._probe_timeout):
-                    page = await self.upstream.page("/metrics", _LONGEST_PAGE)
-                found = None if page is None else await asyncio.to_thread(read_figures, page.decode("utf-8", "replace"))
+                    page = await self._metrics_page()
+                found = None if page is None else await asyncio.to_thread(read_metrics, page.decode("utf-8", "replace"))
             except (TimeoutError, KvproxyError):
-                pass  # What it said last grows old, which its age tells.
+                pass  # Keep the last metrics; their age is shown.
             except ValueError:
-                self._ask_again = time.monotonic() + _SELDOM
+                self._next_metrics = time.monotonic() + _NO_METRICS_SECONDS
             else:
-                self._figures = None if found is None else (time.monotonic(), found)
-                self._ask_again = 0.0 if found is not None else time.monotonic() + _SELDOM
-        self._notes = self._watch.look(up=not self.health.failures, figures=self.figures(), reuse=self.reuse)
+                self._metrics = None if found is None else (time.monotonic(), found)
+                self._next_metrics = 0.0 if found is not None else time.monotonic() + _NO_METRICS_SECONDS
+        if self._monitor is not None:
+            up = not self.health.failures
+            self._problems = self._monitor.check(up=up, metrics=self.metrics(), reuse=self.reuse)
 
-    def figures(self) -> EngineFigures | None:
-        """What it said last of itself, with its age."""
-        if self._figures is None:
+    async def _metrics_page(self) -> bytes | None:
+        reply = await self.client.request("GET", "/metrics", {"accept-encoding": "identity"})
+        page = bytearray()
+        try:
+            async for chunk in reply.chunks:
+                page += chunk
+                if len(page) > _MAX_METRICS_BYTES:
+                    break
+        finally:
+            await reply.close()
+        return bytes(page[:_MAX_METRICS_BYTES]) if reply.status == 200 else None
+
+    def metrics(self) -> EngineMetrics | None:
+        """Return the last reported metrics with their age."""
+        if self._metrics is None:
             return None
-        at, figures = self._figures
-        return replace(figures, age=round(time.monotonic() - at, 1))
+        reported_at, metrics = self._metrics
+        return replace(metrics, age=round(time.monotonic() - reported_at, 1))
 
-    def candidate(self, prompt: Prompt | None) -> Candidate:
-        """How it would fare with a prompt whose digests are there already; see `mirror.match.prepare`."""
+    def candidate(self, prompt: HashedPrompt | None) -> Candidate:
+        """Return the engine as a candidate for a prompt with computed digests; see `mirror.match.compute_hashes`."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
         return Candidate(self.url, matched, self.load.tokens, self.weight)
 
     def status(self) -> EngineStatus:
-        """What `kvproxy upstreams` shows."""
         mirror = self.mirror
         return EngineStatus(
             url=self.url,
@@ -210,35 +210,37 @@ class FleetEngine:
             failures=self.health.failures,
             ejections=self.health.ejections,
             error=self.health.error,
-            cached_blocks=None if mirror is None else mirror.figures().cached,
+            cached_blocks=None if mirror is None else mirror.report().cached,
             complete=None if mirror is None else mirror.complete,
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,
-            figures=self.figures(),
-            notes=(*self._notes, *(self.llama.notes() if self.llama else ())),
+            figures=self.metrics(),
+            notes=(*self._problems, *(self.llama.problems() if self.llama else ())),
             advice=tuple(self.llama.advice()) if self.llama else (),
             slots=self.llama.status() if self.llama else None,
         )
 
     def serving_upstream(self, predicted: int | None, work: int) -> ServingUpstream:
-        """Goes with an answer, so that what it reports comes back here.
+        """Return this engine as the upstream of a response, with a callback for the reported reuse.
 
         Args:
-            predicted: tokens that it was expected to reuse; None where nobody knows.
-            work: tokens that it was expected to compute.
+            predicted: tokens that should be reused; None without a prediction.
+            work: tokens that should be computed.
         """
-        self._watch.computed(work, reported=False)
 
-        def reported(model: str, prompt_tokens: int, cached_tokens: int) -> None:
-            # A client that makes names up must not fill the memory.
-            name = model if model in self.reuse or len(self.reuse) < _MOST_MODELS else _OTHERS
+        def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
+            # Invented model names must not fill the memory.
+            name = model if model in self.reuse or len(self.reuse) < _MAX_MODELS else _OTHER_MODELS
             self.reuse.setdefault(name, ReuseFigures()).add(prompt_tokens, cached_tokens, predicted)
-            self._watch.computed(prompt_tokens - cached_tokens, reported=True)
+            if self._monitor is not None:
+                self._monitor.add_computed(prompt_tokens - cached_tokens, reported=True)
 
-        return ServingUpstream(self.url, predicted, reported)
+        if self._monitor is not None:
+            self._monitor.add_computed(work, reported=False)
+        return ServingUpstream(self.url, predicted, report_reuse)
 
 
-def _mirror(server: UpstreamServer) -> "Mirror | None":
+def _make_mirror(server: UpstreamServer) -> "Mirror | None":
     if server.kv_events is None:
         return None
     from kvproxy.mirror.mirror import Mirror

@@ -1,4 +1,4 @@
-"""Upstreams as one backend, one or several: each request goes to the engine that can answer it with the least work."""
+"""One or several upstreams as one backend: each request goes to the engine with the lowest cost."""
 
 import asyncio
 import logging
@@ -6,82 +6,51 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.backends.protocol import Body, Forwarder, Relayed
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
-from kvproxy.mirror.match import prepare
-from kvproxy.mirror.prompt import Prompt
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.match import compute_hashes
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.affinity import Affinity
-from kvproxy.upstreams.client import Upstream
+from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import Ring, choose
 
-_BYTES_PER_TOKEN = 4
 TOKENIZE_SECONDS = 0.5
-"""How long a request waits for an engine to tell its tokens; then it is routed without."""
+"""Timeout of an engine's tokenizer; afterwards the request is routed without tokens."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Engines in the order in which to try them; how many tokens each would have to compute, and is known to reuse."""
+    """Engines in order of preference, with the tokens that each must compute and should reuse."""
 
     engines: list[FleetEngine]
     work: dict[str, int]
     predicted: dict[str, int | None]
 
 
-class Checks:
-    """Which requests to a single upstream are predicted all the same, so that its mirror is checked.
-
-    Args:
-        share: of the requests, from 0 to 1.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._owed = 0.0
-
-    def due(self, engine: FleetEngine, request: ApiRequest) -> bool:
-        """Whether this request is one of them."""
-        if engine.mirror is None or not predictable(request):
-            return False
-        self._owed += self._share
-        due = self._owed >= 1.0
-        self._owed -= due
-        return due
-
-
 class Fleet:
-    """Routes requests over engines that serve the same model.
-
-    Args:
-        engines: one or more.
-        tokenizer: turns requests into the tokens that mirrors know; asked only where it decides something.
-        settings: probes and ejection.
-    """
+    """Routes requests over engines that serve the same model."""
 
     def __init__(self, engines: Sequence[FleetEngine], tokenizer: PromptTokenizer, settings: RoutingSettings) -> None:
         self.engines = {engine.url: engine for engine in engines}
         self.tokenizer = tokenizer
         self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
         self.forwarder: Forwarder | None = self
+        self._settings = settings
         self._ring = Ring({engine.url: engine.weight for engine in engines})
-        self._interval = settings.health_interval
         self._affinity = Affinity()
-        self._check = Checks(settings.predicted_share)
-        self._look_interval = settings.figures_interval
+        self._owed_predictions = 0.0
         self._tasks: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
         for engine in self.engines.values():
             await engine.start()
-        self._tasks = [
-            asyncio.create_task(self._each(FleetEngine.probe, self._interval)),
-            asyncio.create_task(self._each(FleetEngine.look, self._look_interval)),
-        ]
+        self.run(self._repeat(FleetEngine.probe, self._settings.health_interval))
+        self.run(self._repeat(FleetEngine.check, self._settings.figures_interval))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -91,16 +60,14 @@ class Fleet:
             await engine.close()
 
     def run(self, work: Coroutine[None, None, None]) -> None:
-        """Let something run until the fleet is closed."""
+        """Run a coroutine until the fleet is closed."""
         self._tasks.append(asyncio.ensure_future(work))
 
-    async def _each(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
-        """Do something with all engines at once, again and again."""
+    async def _repeat(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
         while True:
-            done = await asyncio.gather(*map(work, self.engines.values()), return_exceptions=True)
-            for failed in done:
-                if isinstance(failed, Exception):
-                    _log.error("a probe failed, and is tried again", exc_info=failed)
+            for result in await asyncio.gather(*map(work, self.engines.values()), return_exceptions=True):
+                if isinstance(result, Exception):
+                    _log.error("a probe failed, and will be repeated", exc_info=result)
             await asyncio.sleep(interval)
 
     def failure(self) -> str | None:
@@ -110,25 +77,25 @@ class Fleet:
         return "; ".join(engine.health.error or f"{engine.url} is {engine.health.state}" for engine in engines)
 
     async def models(self) -> JsonObject:
-        return await self._first().upstream.models()
+        return await self._first().client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
-        """Pass any other request to the first engine that is up: what it names may live there only."""
-        return await self._first().upstream.forward(method, path, headers, body)
+        """Forward any other request to the first available engine, since its state may exist only there."""
+        return await self._first().client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Forward a request, to the next best engine where one cannot be reached; never after its answer's first part.
+        """Send a request. If an engine fails before its first chunk, try the next one.
 
         Raises:
-            Overloaded: no engine is up.
-            UpstreamError: the last engine that was tried gave no answer.
+            Overloaded: no engine is available.
+            UpstreamError: the last engine failed.
         """
         route = await self._route(request)
         for engine in route.engines[:-1]:
             try:
                 reply = await self._send(engine, request, route)
             except UpstreamError as error:
-                if not (error.unsent or _repeatable(request)):
+                if not (error.unsent or _is_repeatable(request)):
                     raise
                 _log.warning("%s: trying another engine", error.message)
                 continue
@@ -138,73 +105,82 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available(self) -> list[FleetEngine]:
-        """Engines that may be asked; rather one that failed a moment ago than none.
+        """Return the available engines, or the ejected ones if no engine is available.
 
         Raises:
-            Overloaded: all are draining.
+            Overloaded: all engines are draining.
         """
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
         if not up:
-            raise Overloaded("every upstream is draining: kvproxy upstreams undrain lets one back in")
+            raise Overloaded("all upstreams are draining: restore one with kvproxy upstreams undrain")
         return up
 
-    def upstreams(self) -> list[Upstream]:
-        """Upstreams that may be asked what tokens their mirrors mean, those that are up first."""
+    def tokenizer_clients(self) -> list[UpstreamClient]:
+        """Return clients of the mirrored engines, for their tokenizers; available engines first."""
         mirrored = [engine for engine in self.engines.values() if engine.mirror is not None]
         engines = sorted(mirrored, key=lambda engine: not engine.health.available)
-        return [engine.upstream for engine in engines]
+        return [engine.client for engine in engines]
 
     async def _route(self, request: ApiRequest) -> _Route:
         available = self.available()
-        length = len(request.raw) // _BYTES_PER_TOKEN
-        if len(available) == 1 and not self._check.due(available[0], request):
-            return _Route(available, {available[0].url: length}, {available[0].url: None})
+        length = len(request.raw) // BYTES_PER_TOKEN
+        if len(available) == 1 and not self._must_predict(available[0], request):
+            return _Route(available, {available[0].url: length}, {})
         order = self._ring.order(self._affinity.key(request))
         place = {name: index for index, name in enumerate(order)}
-        prompt = await self._prompt(request, sorted(available, key=lambda engine: place[engine.url]))
+        prompt = await self._tokenize(request, sorted(available, key=lambda engine: place[engine.url]))
         length = len(prompt.tokens) if prompt else length
         candidates = [engine.candidate(prompt) for engine in available]
         work = {candidate.name: length - (candidate.matched or 0) for candidate in candidates}
-        predicted = {candidate.name: candidate.matched for candidate in candidates if predictable(request)}
+        predicted = {candidate.name: candidate.matched for candidate in candidates if _is_predictable(request)}
         return _Route([self.engines[name] for name in choose(candidates, length, order)], work, predicted)
 
-    async def _prompt(self, request: ApiRequest, available: Sequence[FleetEngine]) -> Prompt | None:
-        """The request's tokens with their digests, where a mirror could know them."""
-        # Another engine's /tokenize may be another route: llama.cpp's finds no text in what vLLM's reads.
-        mirrored = [engine for engine in available if engine.mirror is not None]
-        mirrors = [engine.mirror for engine in mirrored if engine.mirror is not None]
-        if not mirrors:
+    def _must_predict(self, engine: FleetEngine, request: ApiRequest) -> bool:
+        """Whether to predict the reuse of a single engine, to check a share of its mirror's predictions."""
+        if engine.mirror is None or not _is_predictable(request):
+            return False
+        self._owed_predictions += self._settings.predicted_share
+        is_due = self._owed_predictions >= 1.0
+        self._owed_predictions -= is_due
+        return is_due
+
+    async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> HashedPrompt | None:
+        """Tokenize the prompt and compute its digests for the mirrors; None without a mirror."""
+        # Ask only mirrored engines: llama.cpp's /tokenize has another format.
+        mirrored = [(engine, engine.mirror) for engine in available if engine.mirror is not None]
+        if not mirrored:
             return None
         try:
-            # The engine that would serve it is asked, and no other: a second one would cost as much time again.
-            prompt = await self.tokenizer.prompt(request, [mirrored[0].upstream], TOKENIZE_SECONDS)
+            # Ask only the preferred engine: each further one would delay the request by a timeout.
+            prompt = await self.tokenizer.prompt(request, [mirrored[0][0].client], TOKENIZE_SECONDS)
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
             return None
-        await asyncio.to_thread(prepare, prompt, [recipe for mirror in mirrors for recipe in mirror.recipes()])
+        await asyncio.to_thread(
+            compute_hashes, prompt, [scheme for _, mirror in mirrored for scheme in mirror.hash_schemes()]
+        )
         return prompt
 
     async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> Relayed:
-        ticket = engine.load.add(route.work[engine.url])
+        load = engine.load.add(route.work[engine.url])
         engine.sent += 1
         try:
             reply = await engine.send(request)
-            reply.when_begun.append(ticket.begun)
-            reply.when_over.append(ticket.ended)
+            reply.on_first_chunk.append(load.finish_prefill)
+            reply.on_end.append(load.finish)
             if reply.status == 200 and engine is not route.engines[-1]:
-                # Until then another engine can take the request.
-                await reply.begin()
+                # Another engine can still take the request before the first chunk.
+                await reply.wait_for_first_chunk()
         except BaseException as error:
-            ticket.ended()
+            load.finish()
             if isinstance(error, UpstreamError):
-                engine.health.failed(error.message)
+                engine.health.record_failure(error.message)
             raise
         if reply.status < 500:
-            engine.health.succeeded()
-        reply.served_by = reply.served_by or engine.serving_upstream(
-            route.predicted.get(engine.url), route.work[engine.url]
-        )
+            engine.health.record_success()
+        if reply.served_by is None:
+            reply.served_by = engine.serving_upstream(route.predicted.get(engine.url), route.work[engine.url])
         return reply
 
     def _first(self) -> FleetEngine:
@@ -212,30 +188,30 @@ class Fleet:
         return next((engine for engine in engines if engine.health.available), engines[0])
 
     def engine(self, name: str) -> FleetEngine:
-        """An engine by its URL, or its place in the list from 1.
+        """Return an engine by its URL, or by its number from 1.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no such engine exists.
         """
         engines = list(self.engines.values())
         if name.isdecimal() and len(name) < 5 and 0 < int(name) <= len(engines):
             return engines[int(name) - 1]
         found = self.engines.get(name.rstrip("/").removesuffix("/v1"))
         if found is None:
-            raise NotFound(f"no upstream {name[:200]!r}: kvproxy upstreams lists them")
+            raise NotFound(f"no upstream {name[:200]!r}: see kvproxy upstreams")
         return found
 
 
-def predictable(request: ApiRequest) -> bool:
-    """Whether what an engine reports of a request can be told before.
+def _is_predictable(request: ApiRequest) -> bool:
+    """Whether the reported reuse can be predicted.
 
-    Log-probabilities of the prompt need all of it computed. Of several answers, each looks the prefix cache up, and a later one
-    finds what the first has computed; vLLM reports one of them.
+    Log-probabilities of the prompt require computing all of it. With several completions, each looks up the prefix cache, and
+    vLLM reports one of the lookups.
     """
     body = request.body
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
 
 
-def _repeatable(request: ApiRequest) -> bool:
-    """Whether computing a request twice does nothing twice: it leaves nothing behind on the engine."""
+def _is_repeatable(request: ApiRequest) -> bool:
+    """Whether the request has no side effect on the engine."""
     return request.api.name != "responses" and not request.body.get("store")

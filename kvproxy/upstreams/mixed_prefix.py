@@ -1,4 +1,4 @@
-"""The prefix caches of a fleet in which some engines publish events and others are llama.cpp."""
+"""The prefix caches of a fleet with both mirrored engines and llama.cpp servers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.prefix_cache import NoPrefix, PrefixCache, PrefixFigures, PrefixReport, ResetReport
-from kvproxy.blocks.map import PoolMap, map_rows
+from kvproxy.backends.prefix_cache import PrefixCache, PrefixFigures, PrefixReport, ResetReport
+from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache, NotFound
@@ -17,36 +17,29 @@ from kvproxy.upstreams.mirrored_prefix import MirroredPrefix
 Row = TypeVar("Row")
 
 
-class MixedPrefix(NoPrefix):
-    """See `PrefixCache`. Both kinds are asked, and what one of them refuses the other may have.
-
-    Args:
-        mirrored: the engines that publish events.
-        slots: the others; it refuses everything as long as none of them is llama.cpp.
-    """
-
+class MixedPrefix(PrefixCache):
     def __init__(self, mirrored: MirroredPrefix, slots: SlotPrefix) -> None:
         self._mirrored = mirrored
         self._slots = slots
 
-    async def _rows(self, ask: Callable[[PrefixCache], Awaitable[list[Row]]]) -> list[Row]:
-        """Rows of both; raises a NoPrefixCache where neither has any."""
+    async def _rows(self, read: Callable[[PrefixCache], Awaitable[list[Row]]]) -> list[Row]:
+        """Return the rows of both views. Raises NoPrefixCache if both views do."""
         found: list[Row] = []
-        refusals = []
-        for each in (self._mirrored, self._slots):
+        errors = []
+        for view in (self._mirrored, self._slots):
             try:
-                found += await ask(each)
-            except NoPrefixCache as refusal:
-                refusals.append(refusal)
-        if len(refusals) == 2:
-            raise refusals[0]
+                found += await read(view)
+            except NoPrefixCache as error:
+                errors.append(error)
+        if len(errors) == 2:
+            raise errors[0]
         return found
 
     async def blocks(self) -> list[BlockRow]:
-        return await self._rows(lambda each: each.blocks())
+        return await self._rows(lambda view: view.blocks())
 
     async def queue(self) -> list[BlockRow]:
-        return await self._rows(lambda each: each.queue())
+        return await self._rows(lambda view: view.queue())
 
     async def map(self) -> PoolMap:
         return await asyncio.to_thread(map_rows, await self.blocks())
@@ -55,10 +48,10 @@ class MixedPrefix(NoPrefix):
         return await self._mirrored.tree(parent, start, limit)
 
     async def chains(self) -> list[ChainRow]:
-        return await self._rows(lambda each: each.chains())
+        return await self._rows(lambda view: view.chains())
 
     async def pins(self) -> list[PinRow]:
-        return await self._rows(lambda each: each.pins())
+        return await self._rows(lambda view: view.pins())
 
     async def show(self, name: str) -> BlockContent | None:
         found = await self._mirrored.show(name)
@@ -67,17 +60,17 @@ class MixedPrefix(NoPrefix):
         return await self._slots.show(name)
 
     async def figures(self) -> PrefixFigures:
-        """The pool is that of the mirrored engines: slots have no blocks of one size."""
+        """Return the pool of the mirrored engines, since slots have no blocks of one size."""
         return replace(await self._mirrored.figures(), slots=self._slots.active)
 
     async def reset(self) -> ResetReport:
-        done = (await self._mirrored.reset()).engines
+        engines = (await self._mirrored.reset()).engines
         if self._slots.active:
-            done += (await self._slots.reset()).engines
-        return ResetReport(all(each.reset for each in done), engines=done)
+            engines += (await self._slots.reset()).engines
+        return ResetReport(all(each.reset for each in engines), engines=engines)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
-        """The report of the kind that holds more, with what each engine of both holds."""
+        """Return the report of the view with the longer prefix, with the engines of both."""
         mirrored, slots = await self._mirrored.explain(request), await self._slots.explain(request)
         known = [each for each in (mirrored, slots) if each is not None and each.prompt_tokens is not None]
         if not known:
@@ -86,7 +79,7 @@ class MixedPrefix(NoPrefix):
         return replace(max(known, key=lambda each: each.reusable), engines=engines)
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Keep a prompt where most of it is held, or the chain of a leaf on the engine that has it."""
+        """Pin a prompt in the view with the longer prefix, or the chain of a leaf."""
         if not self._slots.active:
             return await self._mirrored.pin(name, ttl, request, leaf)
         if request is None:
@@ -99,5 +92,5 @@ class MixedPrefix(NoPrefix):
         return await (self._slots if in_slots else self._mirrored).pin(name, ttl, request, None)
 
     async def unpin(self, name: str) -> bool:
-        done = await self._mirrored.unpin(name)
-        return (self._slots.active and await self._slots.unpin(name)) or done
+        removed = await self._mirrored.unpin(name)
+        return (self._slots.active and await self._slots.unpin(name)) or removed

@@ -1,4 +1,4 @@
-"""Requests as the tokens that an engine makes of them: by its own `/tokenize`, or by the model's tokenizer here."""
+"""Tokenizes requests as an engine does: with its own `/tokenize`, or with the model's tokenizer in this process."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,99 +11,95 @@ from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import Json, JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
-from kvproxy.mirror.prompt import Prompt
-from kvproxy.upstreams.client import Upstream
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.upstreams.client import UpstreamClient
 
-UPSTREAM = "upstream"
-_SHAPING = (
+_UPSTREAM = "upstream"
+# vLLM's fields that change the tokens of a prompt.
+_TOKENIZER_FIELDS = (
     "add_generation_prompt",
     "add_special_tokens",
     "chat_template",
     "chat_template_kwargs",
     "continue_final_message",
 )
-"""Fields of chats and completions that change a prompt's tokens, by vLLM's names."""
 
 
 class PromptTokenizer(Protocol):
-    """Turns requests into tokens and back."""
-
-    async def prompt(self, request: ApiRequest, ask: Sequence[Upstream], seconds: float) -> Prompt:
-        """The tokens of a request.
+    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
+        """Tokenize a request.
 
         Args:
-            ask: upstreams that may be asked, in this order until one answers.
-            seconds: how long to wait for each.
+            clients: upstreams to try in this order.
+            seconds: timeout of each.
 
         Raises:
-            KvproxyError: they cannot be told.
+            KvproxyError: the request cannot be tokenized.
         """
 
-    async def text(self, tokens: Sequence[int], ask: Sequence[Upstream], seconds: float) -> str:
-        """The text of tokens; raises a KvproxyError where nobody can tell."""
+    async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
+        """Return the text of tokens. Raises KvproxyError."""
 
 
 def load_tokenizer(name: str) -> PromptTokenizer:
-    """The tokenizer that a setting names: `upstream`, `demo`, a folder, or a Hugging Face id.
+    """Load the tokenizer of setting forward.tokenizer: `upstream`, `demo`, a folder, or a Hugging Face id.
 
     Raises:
         SettingsError: it cannot be loaded.
     """
-    return UpstreamTokenizer() if name == UPSTREAM else LocalTokenizer(name)
+    return UpstreamTokenizer() if name == _UPSTREAM else LocalTokenizer(name)
 
 
 class UpstreamTokenizer:
-    """Asks upstreams; `/tokenize` and `/detokenize` as vLLM has them."""
+    """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
-    async def prompt(self, request: ApiRequest, ask: Sequence[Upstream], seconds: float) -> Prompt:
-        form = prompt_form(request)
-        if isinstance(form, tuple):
-            return Prompt(form, salt=_salt(request))
+    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
+        source = prompt_input(request)
+        if isinstance(source, tuple):
+            return HashedPrompt(source, salt=_salt(request))
         body: JsonObject = {"model": request.model}
         if request.api.name in ("chat", "completions"):
-            body |= {name: request.body[name] for name in _SHAPING if name in request.body}
-        if isinstance(form, Conversation):
-            body["messages"] = list(form.messages)
-            if form.tools:
-                body["tools"] = list(form.tools)
-        else:
-            body["prompt"] = form
+            body |= {name: request.body[name] for name in _TOKENIZER_FIELDS if name in request.body}
+        body |= source.to_chat() if isinstance(source, Conversation) else {"prompt": source}
         authorization = {name: value for name, value in request.headers.items() if name == "authorization"}
-        tokens = (await _ask(ask, "/tokenize", body, authorization, seconds)).get("tokens")
+        tokens = (await _post(clients, "/tokenize", body, authorization, seconds)).get("tokens")
         ids = [token for token in tokens if isinstance(token, int)] if isinstance(tokens, list) else []
         if not ids:
-            raise UpstreamUnreachable("the upstream's /tokenize gave no tokens: set forward.tokenizer to the model's")
-        return Prompt(ids, salt=_salt(request))
+            raise UpstreamUnreachable(
+                "the upstream's /tokenize returned no tokens: set forward.tokenizer to the model's tokenizer"
+            )
+        return HashedPrompt(ids, salt=_salt(request))
 
-    async def text(self, tokens: Sequence[int], ask: Sequence[Upstream], seconds: float) -> str:
-        answer = await _ask(ask, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
-        return str(answer.get("prompt", ""))
+    async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
+        reply = await _post(clients, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
+        return str(reply.get("prompt", ""))
 
 
-async def _ask(
-    upstreams: Sequence[Upstream], path: str, body: JsonObject, headers: dict[str, str], seconds: float
+async def _post(
+    clients: Sequence[UpstreamClient], path: str, body: JsonObject, headers: dict[str, str], seconds: float
 ) -> JsonObject:
-    message = "none is up"
-    for upstream in upstreams:
+    """Return the first valid reply of the clients."""
+    failure = "no upstream is available"
+    for client in clients:
         try:
             async with asyncio.timeout(seconds):
                 sent = {"content-type": "application/json", **headers}
-                reply = await upstream.forward("POST", path, sent, orjson.dumps(body))
+                reply = await client.forward("POST", path, sent, orjson.dumps(body))
                 data = await reply.body()
-            answer: Json = loads(data) if reply.status == 200 else None
+            parsed: Json = loads(data) if reply.status == 200 else None
         except TimeoutError:
-            message = f"{upstream.url} gave no answer in {seconds:g} s"
+            failure = f"{client.url} did not respond within {seconds:g} s"
         except (UpstreamError, ValueError) as error:
-            message = str(error)
+            failure = str(error)
         else:
-            if isinstance(answer, dict):
-                return answer
-            message = f"{upstream.url} answered {reply.status}"
-    raise UpstreamUnreachable(f"no upstream could {path[1:]} ({message}): set forward.tokenizer to the model's")
+            if isinstance(parsed, dict):
+                return parsed
+            failure = f"{client.url} answered {reply.status}"
+    raise UpstreamUnreachable(f"{path} failed ({failure}): set forward.tokenizer to the model's tokenizer")
 
 
 class LocalTokenizer:
-    """The model's own tokenizer and chat template, on this machine, on threads of their own.
+    """The model's tokenizer and chat template in this process, on its own threads.
 
     Raises:
         SettingsError: it cannot be loaded.
@@ -120,48 +116,47 @@ class LocalTokenizer:
             loaded = AutoTokenizer.from_pretrained(model_path() if name == DEMO else name)
         except (OSError, ValueError) as error:
             raise SettingsError(
-                f"cannot load the tokenizer {name!r} ({error}): see setting forward.tokenizer"
+                f"cannot load the tokenizer {name!r} ({error}): correct the setting forward.tokenizer"
             ) from None
         self._tokenizer = AsyncTokenizer(ChatTokenizer(loaded, frozenset()))
 
-    async def prompt(self, request: ApiRequest, ask: Sequence[Upstream], seconds: float) -> Prompt:
-        return Prompt(await self.tokens(prompt_form(request)), salt=_salt(request))
+    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
+        return HashedPrompt(await self.encode(prompt_input(request)), salt=_salt(request))
 
-    async def tokens(self, form: PromptInput) -> Sequence[int]:
-        """The tokens of a prompt; raises a KvproxyError where the tokenizer or the template refuses it."""
-        match form:
+    async def encode(self, source: PromptInput) -> Sequence[int]:
+        """Tokenize a prompt. Raises KvproxyError if the tokenizer or the template rejects it."""
+        match source:
             case Conversation():
-                return await self._tokenizer.chat(list(form.messages), list(form.tools) or None)
+                return await self._tokenizer.chat(list(source.messages), list(source.tools) or None)
             case str():
-                return await self._tokenizer.encode(form)
-        return form
+                return await self._tokenizer.encode(source)
+        return source
 
-    async def words(self, text: str) -> list[int]:
-        """A text as a model writes it, without what a prompt begins and ends with."""
-        around, ids = await self._tokenizer.encode(""), await self._tokenizer.encode(text)
-        begin = next(
-            (place for place, (one, other) in enumerate(zip(around, ids, strict=False)) if one != other), len(around)
-        )
-        return ids[begin : len(ids) - (len(around) - begin)]
+    async def encode_output(self, text: str) -> list[int]:
+        """Tokenize a model's output, without the special tokens that begin and end a prompt."""
+        special, ids = await self._tokenizer.encode(""), await self._tokenizer.encode(text)
+        pairs = zip(special, ids, strict=False)
+        begin = next((place for place, (one, other) in enumerate(pairs) if one != other), len(special))
+        return ids[begin : len(ids) - (len(special) - begin)]
 
-    async def text(self, tokens: Sequence[int], ask: Sequence[Upstream], seconds: float) -> str:
+    async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
         return "".join(await self._tokenizer.token_texts(list(tokens)))
 
 
-def prompt_form(request: ApiRequest) -> PromptInput:
-    """The prompt of a request; Messages and Responses are read as the chats that they amount to.
+def prompt_input(request: ApiRequest) -> PromptInput:
+    """Return the prompt of a request. Messages and Responses are converted to chats.
 
     Raises:
-        InvalidRequest: it has none, or parts that are no text.
+        InvalidRequest: the request has no prompt, or parts other than text.
     """
     codec = CODECS.get(request.api.name)
     if codec is None:
-        raise InvalidRequest(f"{request.api.name} have no prompt that blocks are shared for")
+        raise InvalidRequest(f"requests to {request.api.name} have no prompt with a prefix cache")
     try:
         return codec.decode_prompt(request.body)
     except (KeyError, TypeError, ValueError):
-        # An upstream's requests are not checked here before.
-        raise InvalidRequest("the prompt of this request cannot be read here") from None
+        # Requests to an upstream are not validated before.
+        raise InvalidRequest("the prompt of this request is not valid") from None
 
 
 def _salt(request: ApiRequest) -> str | None:

@@ -1,6 +1,6 @@
-"""The choice itself: the longest prefix held, traded against load; consistent hashing where nothing is known.
+"""Chooses an engine: the longest cached prefix against the load, or consistent hashing if nothing is cached.
 
-Load and cost are counted in tokens of prefill, so that they can be added up: see `load`.
+Load and cost are counted in prefill tokens, so that they can be added.
 """
 
 import bisect
@@ -10,14 +10,24 @@ from dataclasses import dataclass, field
 import xxhash
 
 _POINTS = 160
-"""Points of an engine of weight 1; more make shares more even."""
+"""Ring points of an engine of weight 1."""
+DECODE_TOKENS = 128
+"""Prefill tokens that a decoding response counts for, since it takes part in every step of the engine."""
+MISS_COST = 8.0
+"""Cost of a computed token relative to a token of load: it also occupies a second cache and delays all later requests.
+
+A higher value raises the hit rate and lowers the balance; docs/routing.md explains the choice.
+"""
+LOAD_SLACK = 1.25
+"""Load of an engine relative to its share before a key moves on along the ring: consistent hashing with bounded loads
+(Mirrokni, Thorup and Zadimoghaddam, 2018)."""
 
 
 class Ring:
-    """Engines on a circle.
+    """Consistent hashing ring.
 
     Args:
-        weights: by name; an engine of weight 2 gets twice the keys.
+        weights: weight by engine; weight 2 receives twice the keys.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -29,7 +39,7 @@ class Ring:
         )
 
     def order(self, key: bytes) -> list[str]:
-        """All engines, the one that owns the key first, then those that take over without it."""
+        """Return all engines, the owner of the key first, then its successors."""
         start = bisect.bisect(self._points, (xxhash.xxh3_64_intdigest(key), ""))
         found: dict[str, None] = {}
         for step in range(len(self._points)):
@@ -39,63 +49,48 @@ class Ring:
         return list(found)
 
 
-DECODE = 128
-"""Tokens of prefill that an answer under way counts for: it shares every step until it ends."""
-
-
 @dataclass(slots=True)
 class Load:
-    """One engine's load, in tokens."""
+    """Load of one engine: tokens of work, and requests in flight."""
 
     tokens: float = 0.0
     requests: int = 0
 
-    def add(self, uncached: int) -> "Ticket":
-        """A request with so many tokens to compute went there."""
-        self.tokens += uncached + DECODE
+    def add(self, uncached: int) -> "RequestLoad":
+        self.tokens += uncached + DECODE_TOKENS
         self.requests += 1
-        return Ticket(self, uncached)
+        return RequestLoad(self, uncached)
 
 
 @dataclass(slots=True)
-class Ticket:
+class RequestLoad:
     """One request's part of a load."""
 
     _load: Load
     _prefill: float
-    _open: bool = field(default=True)
+    _in_flight: bool = field(default=True)
 
-    def begun(self) -> None:
-        """Its answer has begun, so its prompt is computed."""
+    def finish_prefill(self) -> None:
         self._load.tokens -= self._prefill
         self._prefill = 0.0
 
-    def ended(self) -> None:
-        """It is over; calling again does nothing."""
-        if self._open:
-            self._open = False
-            self.begun()
-            self._load.tokens -= DECODE
+    def finish(self) -> None:
+        """Remove the request; safe to call more than once."""
+        if self._in_flight:
+            self._in_flight = False
+            self.finish_prefill()
+            self._load.tokens -= DECODE_TOKENS
             self._load.requests -= 1
-
-
-MISS = 8.0
-"""Tokens of another request's work that a token computed anew outweighs: it also takes room in a second cache, and time from
-all that come after. Higher hits more and balances less; see docs/routing.md for how this was chosen."""
-SLACK = 1.25
-"""How much more than its share an engine may carry before a key goes to the next one on the ring: consistent hashing with
-bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine that could take a request.
+    """An engine that can serve a request.
 
     Attributes:
-        name: unique.
-        matched: prompt tokens that it holds, None where that is not known.
-        load: tokens of work it has still to do.
-        weight: how fast it is, next to the others.
+        matched: cached tokens of the prompt; None if unknown.
+        load: tokens of work.
+        weight: relative speed.
     """
 
     name: str
@@ -105,29 +100,24 @@ class Candidate:
 
 
 def choose(candidates: Sequence[Candidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Names, the best engine first.
+    """Sort engines by cost, the best first.
 
     Args:
-        candidates: those that are up.
-        prompt_tokens: length of the prompt; an estimate does.
-        order: the ring's order for the prompt's beginning; it decides between equals, so that they stay where they were.
+        candidates: available engines.
+        prompt_tokens: length of the prompt, or an estimate.
+        order: the ring's order for the prompt's key; it decides between equal costs.
     """
     place = {name: index for index, name in enumerate(order)}
-    if not any(candidate.matched for candidate in candidates):
-        return bounded(candidates, prompt_tokens, place)
+    if any(candidate.matched for candidate in candidates):
 
-    def cost(candidate: Candidate) -> float:
-        return (MISS * (prompt_tokens - (candidate.matched or 0)) + candidate.load) / candidate.weight
+        def cost(candidate: Candidate) -> float:
+            return (MISS_COST * (prompt_tokens - (candidate.matched or 0)) + candidate.load) / candidate.weight
+
+    else:
+        weight = sum(candidate.weight for candidate in candidates)
+        share = LOAD_SLACK * (sum(candidate.load for candidate in candidates) + prompt_tokens) / weight
+
+        def cost(candidate: Candidate) -> float:
+            return candidate.load > share * candidate.weight
 
     return [each.name for each in sorted(candidates, key=lambda each: (cost(each), place[each.name]))]
-
-
-def bounded(candidates: Sequence[Candidate], prompt_tokens: int, place: dict[str, int]) -> list[str]:
-    """The ring's order, those that carry more than their share last."""
-    weight = sum(candidate.weight for candidate in candidates)
-    share = SLACK * (sum(candidate.load for candidate in candidates) + prompt_tokens) / weight
-
-    def full(candidate: Candidate) -> bool:
-        return candidate.load > share * candidate.weight
-
-    return [each.name for each in sorted(candidates, key=lambda each: (full(each), place[each.name]))]

@@ -1,4 +1,4 @@
-"""Streams and objects are two forms of one thing, in every API; what is incomplete is nothing."""
+"""Replay and assembly of each API are inverse, and incomplete responses are not stored."""
 
 import asyncio
 import json
@@ -83,12 +83,12 @@ WHOLES = st.one_of(
 
 
 def assembled(name: ApiName, parts: list[bytes]) -> JsonObject | None:
-    """What is kept of a stream."""
+    """Return the storable response of a stream."""
     reader = UpstreamReader(APIS[name], stream=True, limit=1_000_000)
     for part in parts:
         reader.push(part)
     whole = asyncio.run(reader.result())
-    return whole if whole is not None and APIS[name].keeps(whole, LIMITED) else None
+    return whole if whole is not None and APIS[name].is_storable(whole, LIMITED) else None
 
 
 @settings(deadline=None)
@@ -107,7 +107,7 @@ def test_replay_and_assembly_are_inverse(given_whole: tuple[ApiName, JsonObject]
 
 @settings(deadline=None)
 @given(WHOLES)
-def test_a_stream_without_its_end_or_with_an_error_is_nothing(given_whole: tuple[ApiName, JsonObject]) -> None:
+def test_an_incomplete_or_failed_stream_is_not_storable(given_whole: tuple[ApiName, JsonObject]) -> None:
     name, whole = given_whole
     parts = list(APIS[name].replay(whole, {}))
     assert assembled(name, parts[:-1]) is None
@@ -116,28 +116,8 @@ def test_a_stream_without_its_end_or_with_an_error_is_nothing(given_whole: tuple
         assert assembled(name, [bad, *parts]) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "whole"),
-    [
-        ("chat", {"choices": []}),
-        ("chat", {"choices": [{"index": 0, "message": {}, "finish_reason": None}]}),
-        ("chat", {"choices": [{"finish_reason": "stop"}], "error": {"message": "x"}}),
-        ("embeddings", {"data": [{"embedding": []}]}),
-        ("embeddings", {"data": []}),
-        ("messages", {"type": "message", "content": [], "stop_reason": None}),
-        ("messages", {"type": "message", "content": [], "stop_reason": "pause_turn"}),
-        ("messages", {"type": "error", "error": {}}),
-        ("responses", {"object": "response", "output": [], "status": "in_progress"}),
-        ("responses", {"object": "response", "output": [], "status": "failed", "error": {"code": "x"}}),
-        ("responses", {"object": "response", "output": [], "status": "incomplete"}),
-    ],
-)
-def test_what_is_no_finished_answer(name: ApiName, whole: JsonObject) -> None:
-    assert not APIS[name].keeps(whole, LIMITED)
-
-
 @given(TEXTS)
-def test_what_an_answer_says(text: str) -> None:
+def test_output_text(text: str) -> None:
     message = {"type": "message", "content": [{"type": "output_text", "text": text}]}
     wholes: dict[str, dict[str, Any]] = {
         "chat": {"choices": [{"message": {"content": text}}]},
@@ -146,14 +126,14 @@ def test_what_an_answer_says(text: str) -> None:
         "responses": {"output": [message]},
     }
     for name, whole in wholes.items():
-        assert APIS[name].said(whole) == text
+        assert APIS[name].output_text(whole) == text
     calls: dict[str, dict[str, Any]] = {
         "chat": {"choices": [{"message": {"content": None, "tool_calls": [{}]}}]},
         "messages": {"content": [{"type": "tool_use", "name": "f"}]},
         "responses": {"output": [{"type": "function_call", "content": None}]},
     }
     for name, whole in calls.items():
-        assert APIS[name].said(whole) is None
+        assert APIS[name].output_text(whole) is None
 
 
 ASKED = {
@@ -167,18 +147,18 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_the_question_is_the_last_turn_and_nothing_else_of_the_request(name: str) -> None:
+def test_the_question_is_the_last_turn_only(name: str) -> None:
     body, exact = ASKED[name]
     question = APIS[name].question(body)
     assert question is not None
-    assert (question.text, question.similar) == ("why", True)
+    assert (question.text, question.allows_semantic) == ("why", True)
     assert "why" not in str(question.rest)
     other = APIS[name].question(body | {"system": "other", "instructions": "other"})
     assert other is not None
     assert other.rest != question.rest
     bound = APIS[name].question(body | exact)
     assert bound is not None
-    assert not bound.similar
+    assert not bound.allows_semantic
 
 
 FIELDS = ["role", "content", "type", "text", "messages", "input", "prompt", "format", "tools"]
@@ -191,15 +171,15 @@ ODD = st.recursive(
 
 @settings(deadline=None)
 @given(st.sampled_from(list(APIS)), st.dictionaries(st.sampled_from(FIELDS), ODD))
-def test_no_request_is_too_odd_to_be_keyed(name: str, body: dict[str, Any]) -> None:
+def test_any_json_body_has_a_key(name: str, body: dict[str, Any]) -> None:
     api = APIS[name]
     api.question(body)
-    assert isinstance(api.shown(body), str)
-    api.cacheable(body)
+    assert isinstance(api.display_text(body), str)
+    api.is_cacheable(body)
 
 
 @pytest.mark.parametrize("name", ["chat", "completions"])
-def test_tokens_are_counted_at_a_replays_end_for_those_who_ask(name: str) -> None:
+def test_a_replay_ends_with_usage_if_requested(name: str) -> None:
     choice = {"message": {"content": "a"}, "text": "a", "finish_reason": "stop"}
     whole = {"id": "i", "choices": [choice], "usage": {"prompt_tokens": 3}}
 
@@ -218,25 +198,20 @@ def test_tokens_are_counted_at_a_replays_end_for_those_who_ask(name: str) -> Non
     assert all(chunk["choices"] for chunk in told({"stream_options": {"include_usage": True}}))
 
 
-def test_embeddings_are_no_stream() -> None:
+def test_embeddings_are_not_streamed() -> None:
     parts = [b'data: {"choices": [], "data": [{"embedding": [1]}]}\n\n', b"data: [DONE]\n\n"]
     assert assembled("embeddings", parts[:1]) is None
     with pytest.raises(NotImplementedError):
         APIS["embeddings"].replay({}, {})
-    good: JsonObject = {"data": [{"embedding": [1]}]}
-    assert APIS["embeddings"].keeps(good, {})
-    assert APIS["embeddings"].keeps({**good, "error": None}, {})
-    assert not APIS["embeddings"].keeps({**good, "error": {}}, {})
-    assert not APIS["embeddings"].keeps({"data": [{"embedding": [1]}, {}]}, {})
 
 
-def test_an_api_is_known_by_its_name() -> None:
+def test_apis_are_found_by_name() -> None:
     assert [by_name(name) for name in APIS] == list(APIS.values())
     assert [by_name(name) for name in ("", "Chat", "library")] == [None] * 3
 
 
 @pytest.mark.parametrize("more", [{}, {"status": "completed"}])
-def test_an_item_of_a_replayed_response_begins_as_one_under_way(more: dict[str, str]) -> None:
+def test_a_replayed_item_starts_in_progress(more: dict[str, str]) -> None:
     item = {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "Hi"}], **more}
     whole = {"object": "response", "status": "completed", "output": [item]}
     parts = b"".join(APIS["responses"].replay(whole, {})).decode().split("\n\n")

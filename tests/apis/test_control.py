@@ -1,10 +1,10 @@
-"""What headers ask of the caches, each at its bounds, and what is refused by its name."""
+"""Cache directives in headers: valid values, bounds, and errors."""
 
 from collections.abc import Mapping
 
 import pytest
 
-from kvproxy.apis.control import LONGEST_TAG, MOST_TAGS, Control, read_control
+from kvproxy.apis.control import MAX_TAG_LENGTH, MAX_TAGS, Control, read_control
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
 
@@ -27,13 +27,13 @@ from kvproxy.index.policies.policy import Limits
         ({"x-kvproxy-pace": "0"}, Control(pace=0.0)),
         ({"x-kvproxy-priority": " 9 "}, Control(priority=9)),
         ({"x-kvproxy-priority": "0"}, Control(priority=0)),
-        ({"x-kvproxy-tags": ",".join(f"{number:03}" for number in range(MOST_TAGS))}, None),
-        ({"x-kvproxy-tags": "x" * LONGEST_TAG}, Control(tags=("x" * 128,))),
+        ({"x-kvproxy-tags": ",".join(f"{number:03}" for number in range(MAX_TAGS))}, None),
+        ({"x-kvproxy-tags": "x" * MAX_TAG_LENGTH}, Control(tags=("x" * 128,))),
         ({"cache-control": "similarity=0, level=1, max-error=1"}, Control(limits=Limits(0.0, 1.0, 1.0))),
         ({"x-kvproxy-admin-token": "secret", "x-kvproxy-request-id": "7"}, Control()),
     ],
 )
-def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None) -> None:
+def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -> None:
     found = read_control(headers)
     assert found == asked if asked is not None else len(found.tags) == 16
 
@@ -49,17 +49,17 @@ def test_what_headers_ask_for(headers: Mapping[str, str], asked: Control | None)
             for value in ("2", "-0.1", "nan", "inf", "")
         ],
         ("x-kvproxy-tll", "600", "did you mean x-kvproxy-ttl?"),
-        ("x-kvproxy-semantic", "off", "there are x-kvproxy-pace, .*x-kvproxy-ttl"),
-        ("x-kvproxy-", "1", "there are"),
+        ("x-kvproxy-semantic", "off", "valid headers are x-kvproxy-pace, .*x-kvproxy-ttl"),
+        ("x-kvproxy-", "1", "valid headers are"),
         *[("x-kvproxy-ttl", value, "seconds, as in x-kvproxy-ttl: 600") for value in ("-1", "nan", "inf", "", "x")],
-        ("x-kvproxy-pace", "-1", "tokens a second"),
-        ("x-kvproxy-timeout", "inf", "nothing computed"),
+        ("x-kvproxy-pace", "-1", "tokens per second"),
+        ("x-kvproxy-timeout", "inf", "caches only"),
         *[("x-kvproxy-priority", value, "from 0 to 9") for value in ("10", "-1", "", "x", "\u0665", "0123456789")],
-        ("x-kvproxy-tags", ",".join(map(str, range(MOST_TAGS + 1))), "up to 16 tags"),
-        ("x-kvproxy-tags", "x" * (LONGEST_TAG + 1), "of 128 characters"),
+        ("x-kvproxy-tags", ",".join(map(str, range(MAX_TAGS + 1))), "up to 16 tags"),
+        ("x-kvproxy-tags", "x" * (MAX_TAG_LENGTH + 1), "of 128 characters"),
     ],
 )
-def test_what_is_of_no_form_is_refused_by_its_name(name: str, value: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said) as told:
+def test_invalid_values_are_rejected_by_name(name: str, value: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as raised:
         read_control({name: value})
-    assert str(told.value.param).lower() == name
+    assert str(raised.value.param).lower() == name

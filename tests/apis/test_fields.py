@@ -1,4 +1,4 @@
-"""What each API takes, at its bounds, and what it refuses with the field's name."""
+"""Validation of fields, questions, and keys of each API."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ REFUSED: list[tuple[ApiName, str, Any, str]] = [
     ("chat", "messages", "x", "at least one message"),
     ("chat", "messages", [5], r"messages\[0\] must be an object with a role"),
     ("chat", "messages", [{"role": "user"}, {"role": 5}], r"messages\[1\] must be an object with a role"),
-    ("chat", "messages", [{"role": "user", "content": 5}], r"messages\[0\]\.content is a text or a list"),
+    ("chat", "messages", [{"role": "user", "content": 5}], r"messages\[0\]\.content must be a text or a list"),
     *[(name, "model", "", "model is required") for name in ("completions", "messages", "responses")],
     *[("completions", "prompt", value, "prompt is required") for value in (None, 5, "", [])],
     ("completions", "stream_options", 5, "an object"),
@@ -84,84 +84,84 @@ REFUSED: list[tuple[ApiName, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("api", "fields"), FINE)
-def test_what_is_within_its_bounds_is_taken(api: ApiName, fields: dict[str, Any]) -> None:
+def test_values_within_bounds_are_accepted(api: ApiName, fields: dict[str, Any]) -> None:
     APIS[api].check(BODIES[api] | fields)
 
 
 @pytest.mark.parametrize(("api", "name", "value", "expected"), REFUSED)
-def test_what_is_beyond_is_refused_by_its_name(api: ApiName, name: str, value: Any, expected: str) -> None:
+def test_values_out_of_bounds_are_rejected_by_name(api: ApiName, name: str, value: Any, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected) as raised:
         APIS[api].check(BODIES[api] | {name: value})
     assert str(raised.value.param).startswith(name)
 
 
-def test_a_long_value_is_cut_in_the_message() -> None:
+def test_a_long_value_is_truncated_in_the_message() -> None:
     with pytest.raises(InvalidRequest, match=r"not 'x{39}\.\.\.$"):
         check_number({"a": "x" * 100}, "a", 0, 1)
     with pytest.raises(InvalidRequest, match=r"not '" + "x" * 38 + "'$"):
         check_number({"a": "x" * 38}, "a", 0, 1)
-    with pytest.raises(InvalidRequest, match="a number of so many digits"):
+    with pytest.raises(InvalidRequest, match="a number with too many digits"):
         check_number({"a": 10**5000}, "a", 0, 1)
 
 
-def test_a_question_is_the_last_turn_of_the_user_as_text() -> None:
+def test_the_question_of_a_chat() -> None:
     ask = APIS["chat"].question
     turn = {"role": "user", "content": "What is it?"}
     found = ask({"model": "m", "messages": [{"role": "system", "content": "s"}, turn]})
     assert found is not None
-    assert (found.text, found.similar) == ("What is it?", True)
+    assert (found.text, found.allows_semantic) == ("What is it?", True)
     assert found.rest == {"model": "m", "messages": [{"role": "system", "content": "s"}], "last": {"role": "user"}}
     for messages in ([], [5], [turn, 5], [turn | {"role": "assistant"}], [turn | {"content": " "}], "x"):
         assert ask({"model": "m", "messages": messages}) is None  # type: ignore[dict-item]
     for more in ({"n": 2}, {"prompt_logprobs": 0}, {"response_format": {"type": "json_object"}}, {"tools": [{}]}):
         asked = ask({"model": "m", "messages": [turn], **more})
         assert asked is not None
-        assert not asked.similar, more
+        assert not asked.allows_semantic, more
     for more in ({"n": 1}, {"response_format": {"type": "text"}}, {"response_format": None}, {"prompt_logprobs": None}):
         asked = ask({"model": "m", "messages": [turn], **more})
         assert asked is not None
-        assert asked.similar, more
+        assert asked.allows_semantic, more
 
 
-def test_a_question_of_responses_is_a_text_or_the_last_of_its_items() -> None:
+def test_the_question_of_responses() -> None:
     ask = APIS["responses"].question
     turn: JsonObject = {"role": "user", "content": [{"type": "input_text", "text": "why"}]}
     said: JsonObject = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
     found = ask({"input": [said, turn]})
     assert found is not None
-    assert (found.text, found.similar) == ("why", True)
+    assert (found.text, found.allows_semantic) == ("why", True)
     assert found.rest == {"input": [said], "last": {"role": "user"}}
-    # What is no text of a message may matter to any answer.
+    # Input items other than text messages prevent semantic hits.
     for before in ({"type": "function_call_output", "output": "5"}, said | {"role": "user"}):
         found = ask({"input": [before, turn]})
         assert found is not None
-        assert not found.similar
+        assert not found.allows_semantic
     for items in (" ", "", [], 5, [turn, 5], [turn, said], [turn, {"type": "function_call_output", "content": "x"}]):
         assert ask({"input": items}) is None  # type: ignore[dict-item]
     for more in ({"text": {"format": {"type": "json_object"}}}, {"text": "x"}, {"reasoning": {"effort": "low"}}):
         for given in ("why", [turn]):
             found = ask({"input": given, **more})  # type: ignore[dict-item]
             assert found is not None
-            assert not found.similar, more
+            assert not found.allows_semantic, more
     for text in (None, {}, {"format": None}, {"format": {"type": "text"}}):
         found = ask({"input": "why", "text": text})  # type: ignore[dict-item]
         assert found is not None
-        assert found.similar, text
+        assert found.allows_semantic, text
 
 
-def test_a_question_of_messages_is_similar_where_all_turns_are_texts() -> None:
+def test_the_question_of_messages() -> None:
     ask = APIS["messages"].question
     turn: JsonObject = {"role": "user", "content": "why"}
     image: JsonObject = {"role": "user", "content": [{"type": "image"}]}
     for before, similar in ((turn, True), (image, False)):
         found = ask({"messages": [before, turn]})
         assert found is not None
-        assert (found.text, found.similar) == ("why", similar)
+        assert (found.text, found.allows_semantic) == ("why", similar)
     for turns in ([turn, image], [turn, {"role": "assistant", "content": "x"}], [turn, {"role": "user"}], [], "x"):
         assert ask({"messages": turns}) is None  # type: ignore[dict-item]
 
 
-def test_which_requests_an_equal_one_may_answer() -> None:
+def test_cacheable_requests() -> None:
     requests: list[tuple[ApiName, JsonObject, bool]] = [
         ("chat", {"stream": True}, True),
         ("chat", {"prompt_logprobs": 0}, True),
@@ -177,42 +177,44 @@ def test_which_requests_an_equal_one_may_answer() -> None:
         ("responses", {"background": False}, True),
     ]
     for name, fields, cacheable in requests:
-        assert APIS[name].cacheable(fields) == cacheable, (name, fields)
+        assert APIS[name].is_cacheable(fields) == cacheable, (name, fields)
 
 
-def test_what_a_listing_and_a_judge_are_shown() -> None:
+def test_display_text_output_text_and_usage() -> None:
     chat = APIS["chat"]
-    assert chat.shown(CHAT) == "x"
-    assert chat.shown({"messages": [{"content": "a"}, {"content": "b"}]}) == "b"
+    assert chat.display_text(CHAT) == "x"
+    assert chat.display_text({"messages": [{"content": "a"}, {"content": "b"}]}) == "b"
     answer = {"message": {"content": "yes"}}
-    assert chat.said({"choices": [answer]}) == "yes"
-    assert chat.said({"choices": [answer, answer]}) is None
-    assert chat.said({"choices": []}) is chat.said({"choices": "x"}) is None
+    assert chat.output_text({"choices": [answer]}) == "yes"
+    assert chat.output_text({"choices": [answer, answer]}) is None
+    assert chat.output_text({"choices": []}) is chat.output_text({"choices": "x"}) is None
     assert chat.usage({"usage": {"prompt_tokens": 3, "completion_tokens": 4}}) == (3, 4)
     assert chat.usage({"usage": {"prompt_tokens": -1, "completion_tokens": 2**53}}) == (0, 0)
     assert chat.usage({"usage": {"prompt_tokens": "3", "completion_tokens": 2**53 - 1}}) == (0, 2**53 - 1)
     assert chat.usage({}) == (0, 0)
-    assert APIS["completions"].shown({"prompt": [1, 2]}) == "[1,2]"
-    assert APIS["embeddings"].shown({"input": ["a"]}) == '["a"]'
-    assert APIS["messages"].shown({"messages": [{"content": "a"}, {"content": [1]}]}) == "[1]"
-    assert APIS["messages"].shown({"messages": 5}) == "5"
+    assert APIS["completions"].display_text({"prompt": [1, 2]}) == "[1,2]"
+    assert APIS["embeddings"].display_text({"input": ["a"]}) == '["a"]'
+    assert APIS["messages"].display_text({"messages": [{"content": "a"}, {"content": [1]}]}) == "[1]"
+    assert APIS["messages"].display_text({"messages": 5}) == "5"
     responses = APIS["responses"]
-    assert [responses.shown({"input": given}) for given in ("a", ["a", {"content": "b"}], [{"type": "x"}], [])] == [
+    assert [
+        responses.display_text({"input": given}) for given in ("a", ["a", {"content": "b"}], [{"type": "x"}], [])
+    ] == [
         "a",
         "b",
         '{"type":"x"}',
         "[]",
     ]
-    assert responses.said({"output": []}) is responses.said({"output": [{"content": "a"}] * 2}) is None
-    assert APIS["completions"].said({"choices": [{"text": "a"}] * 2}) is None
-    assert APIS["embeddings"].said({"data": [{"embedding": [1]}]}) is None
+    assert responses.output_text({"output": []}) is responses.output_text({"output": [{"content": "a"}] * 2}) is None
+    assert APIS["completions"].output_text({"choices": [{"text": "a"}] * 2}) is None
+    assert APIS["embeddings"].output_text({"data": [{"embedding": [1]}]}) is None
     told: JsonObject = {"usage": {"input_tokens": 3, "output_tokens": 4, "prompt_tokens": 5}}
     usages = [APIS[name].usage(told) for name in ("messages", "responses", "embeddings")]
     assert usages == [(3, 4), (3, 4), (5, 0)]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 503, 500])
-def test_errors_in_the_forms_of_the_apis(status: int) -> None:
+def test_error_bodies(status: int) -> None:
     class Wrong(KvproxyError):
         code = "c"
 
@@ -220,7 +222,7 @@ def test_errors_in_the_forms_of_the_apis(status: int) -> None:
     error = Wrong("what is wrong", param="p")
     names: list[ApiName] = ["chat", "completions", "embeddings", "responses"]
     for name in names:
-        told = APIS[name].error(error)  # type: ignore[index]
+        told = APIS[name].error_body(error)  # type: ignore[index]
         assert told == {"error": {"message": "what is wrong", "type": "server_error", "param": "p", "code": "c"}}
     kinds = {
         400: "invalid_request_error",
@@ -232,7 +234,7 @@ def test_errors_in_the_forms_of_the_apis(status: int) -> None:
         503: "overloaded_error",
     }
     kind = kinds.get(status, "api_error")
-    assert APIS["messages"].error(error) == {"type": "error", "error": {"type": kind, "message": "what is wrong"}}
+    assert APIS["messages"].error_body(error) == {"type": "error", "error": {"type": kind, "message": "what is wrong"}}
 
 
 CONSTRAINTS: dict[str, Any] = {
@@ -278,15 +280,15 @@ QUESTIONS: dict[ApiName, dict[str, Any]] = {
 
 @pytest.mark.parametrize("api", QUESTIONS)
 @pytest.mark.parametrize("field", CONSTRAINTS)
-def test_a_constraint_or_an_unknown_field_is_matched_exactly_only(api: ApiName, field: str) -> None:
+def test_a_constraint_or_unknown_field_prevents_semantic_hits(api: ApiName, field: str) -> None:
     question = APIS[api].question({**QUESTIONS[api], field: CONSTRAINTS[field]})
     assert question is not None
-    assert not question.similar
+    assert not question.allows_semantic
 
 
 @pytest.mark.parametrize("api", QUESTIONS)
 @pytest.mark.parametrize("field", HARMLESS)
-def test_sampling_and_transport_allow_similar_questions(api: ApiName, field: str) -> None:
+def test_sampling_and_transport_fields_allow_semantic_hits(api: ApiName, field: str) -> None:
     question = APIS[api].question({**QUESTIONS[api], field: HARMLESS[field]})
     assert question is not None
-    assert question.similar
+    assert question.allows_semantic

@@ -1,15 +1,15 @@
-"""Events survive being cut anywhere."""
+"""Server-sent events in chunks of any size, and replay by words."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.apis.sse import EventReader, event, pieces
+from kvproxy.apis.sse import EventReader, event, split_words
 
 ENDS = st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"])
 
 
 @given(st.lists(st.tuples(st.binary(max_size=8), ENDS)), st.lists(st.integers(1, 9), min_size=1))
-def test_any_cut_gives_the_same_events(events: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
+def test_events_do_not_depend_on_the_chunks(events: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
     texts = [(text.hex().encode(), end) for text, end in events]
     stream = b"".join(b"data: " + text + end for text, end in texts)
     reader, found, start = EventReader(), [], 0
@@ -32,5 +32,11 @@ def test_line_ends_comments_and_names() -> None:
 
 
 @given(st.text())
-def test_pieces_are_the_text(text: str) -> None:
-    assert "".join(pieces(text)) == text
+def test_words_join_to_the_text(text: str) -> None:
+    assert "".join(split_words(text)) == text
+
+
+def test_words_take_linear_time() -> None:
+    """Quadratic time would take hours."""
+    text = " " * 1_000_000 + "x" + "\n" * 1_000_000
+    assert "".join(split_words(text)) == text

@@ -1,4 +1,4 @@
-"""The door of a backend: never more inside than there may be, nobody forgotten in front of it."""
+"""Admission limits concurrent requests, serves waiting ones in order, and leaves no waiter behind."""
 
 import asyncio
 import random
@@ -9,49 +9,48 @@ from kvproxy.backends.admission import Admission
 from kvproxy.errors import Overloaded
 
 
-async def test_the_first_come_are_served_first_and_the_others_turned_away() -> None:
-    door = Admission(2, 3, 60.0)
+async def test_waiting_requests_are_served_in_order_and_excess_ones_rejected() -> None:
+    admission = Admission(2, 3, 60.0)
     order: list[int] = []
 
     async def visit(number: int) -> None:
-        await door.enter()
+        await admission.enter()
         order.append(number)
 
     for number in range(2):
         await visit(number)
     waiting = [asyncio.create_task(visit(number)) for number in range(2, 5)]
     await asyncio.sleep(0)
-    assert (door.under_way, door.waiting) == (2, 3)
-    with pytest.raises(Overloaded) as told:
-        await door.enter()
-    assert told.value.retry_after == 1.0
+    assert (admission.active, admission.waiting) == (2, 3)
+    with pytest.raises(Overloaded) as raised:
+        await admission.enter()
+    assert raised.value.retry_after == 1.0
     for _ in range(5):
-        door.leave()
+        admission.leave()
         await asyncio.sleep(0)
     await asyncio.gather(*waiting)
-    assert (order, door.under_way, door.waiting) == ([0, 1, 2, 3, 4], 0, 0)
+    assert (order, admission.active, admission.waiting) == ([0, 1, 2, 3, 4], 0, 0)
 
 
-async def test_nobody_waits_for_ever() -> None:
-    door = Admission(1, 1, 0.01)
-    await door.enter()
+async def test_waiting_ends_with_the_timeout() -> None:
+    admission = Admission(1, 1, 0.01)
+    await admission.enter()
     with pytest.raises(Overloaded, match="within"):
-        await door.enter()
-    assert (door.under_way, door.waiting) == (1, 0)
-    door.leave()
-    await door.enter()
+        await admission.enter()
+    assert (admission.active, admission.waiting) == (1, 0)
+    admission.leave()
+    await admission.enter()
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_however_many_come_and_go(seed: int) -> None:
-    """Random visitors, some of whom give up: the door is empty in the end, and never held too many."""
-    chance, door, inside, turned_away = random.Random(seed), Admission(3, 5, 0.02), 0, 0
+async def test_random_requests_with_cancellations(seed: int) -> None:
+    chance, admission, inside, turned_away = random.Random(seed), Admission(3, 5, 0.02), 0, 0
 
     async def visit() -> None:
         nonlocal inside, turned_away
         await asyncio.sleep(chance.random() * 0.05)
         try:
-            await door.enter()
+            await admission.enter()
         except Overloaded:
             turned_away += 1
             return
@@ -61,7 +60,7 @@ async def test_however_many_come_and_go(seed: int) -> None:
             await asyncio.sleep(chance.random() * 0.01)
         finally:
             inside -= 1
-            door.leave()
+            admission.leave()
 
     visitors = [asyncio.create_task(visit()) for _ in range(60)]
     for visitor in chance.sample(visitors, 20):
@@ -71,4 +70,4 @@ async def test_however_many_come_and_go(seed: int) -> None:
     assert not [
         each for each in results if isinstance(each, Exception) and not isinstance(each, asyncio.CancelledError)
     ]
-    assert (door.under_way, door.waiting) == (0, 0)
+    assert (admission.active, admission.waiting) == (0, 0)

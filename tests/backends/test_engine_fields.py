@@ -1,4 +1,4 @@
-"""Fields that only the embedded engine takes: the prompt echoed with its log-probabilities, and priorities."""
+"""Fields of the embedded engine: echo, log-probabilities, priorities, and sampling defaults."""
 
 import json
 from itertools import accumulate
@@ -39,7 +39,6 @@ def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(demo: tuple[st
 
 
 def test_an_echoed_prompt_scores_what_generating_it_scored(demo: tuple[str, Services]) -> None:
-    """The log-probability of a token is the same whether it is generated or given."""
     generated = complete(demo, max_tokens=6, logprobs=0, ignore_eos=True).json()["choices"][0]
     given = complete(demo, prompt=PROMPT + generated["text"], echo=True, logprobs=0).json()["choices"][0]
     tokens = generated["logprobs"]["tokens"]
@@ -61,7 +60,7 @@ def test_an_echo_without_log_probabilities_still_uses_the_cache(demo: tuple[str,
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_a_prompt_is_scored_without_an_answer(demo: tuple[str, Services]) -> None:
+def test_a_prompt_is_scored_without_generated_tokens(demo: tuple[str, Services]) -> None:
     scored = complete(demo, echo=True, logprobs=2, max_tokens=0, n=2).json()
     answered = complete(demo, echo=True, logprobs=2, max_tokens=3).json()["choices"][0]["logprobs"]
     assert scored["usage"]["completion_tokens"] == 0
@@ -78,7 +77,7 @@ def test_a_prompt_is_scored_without_an_answer(demo: tuple[str, Services]) -> Non
     assert one["token_logprobs"] == one["top_logprobs"] == [None]
 
 
-def test_a_scored_prompt_streams_and_is_answered_from_the_cache(demo: tuple[str, Services]) -> None:
+def test_a_scored_prompt_streams_and_is_cached(demo: tuple[str, Services]) -> None:
     body = {"model": "demo", "prompt": "A scored prompt of the cache.", "max_tokens": 0, "echo": True, "logprobs": 1}
     url = f"{demo[0]}/v1/completions"
     first = httpx.post(url, json=body, timeout=60)
@@ -96,7 +95,7 @@ def test_a_scored_prompt_streams_and_is_answered_from_the_cache(demo: tuple[str,
     assert chunks[0]["choices"][0]["logprobs"]["tokens"] == first.json()["choices"][0]["logprobs"]["tokens"]
 
 
-def test_a_chat_of_no_tokens_is_refused(demo: tuple[str, Services]) -> None:
+def test_a_chat_of_no_tokens_is_rejected(demo: tuple[str, Services]) -> None:
     refused = chat(demo, "What is a block?", max_tokens=0)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
 
@@ -107,7 +106,7 @@ def chat(demo: tuple[str, Services], question: str, **fields: Any) -> httpx.Resp
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_prompt_log_probabilities_have_the_form_of_vllm(demo: tuple[str, Services], count: int) -> None:
+def test_prompt_log_probabilities_have_vllms_format(demo: tuple[str, Services], count: int) -> None:
     answer = complete(demo, prompt_logprobs=count, echo=True, logprobs=1, n=2).json()
     echoed = answer["choices"][0]["logprobs"]
     for choice in answer["choices"]:
@@ -116,7 +115,7 @@ def test_prompt_log_probabilities_have_the_form_of_vllm(demo: tuple[str, Service
         assert len(rest) == answer["usage"]["prompt_tokens"] - 1
         assert {len(top) for top in echoed["top_logprobs"][1:]} == {1}
         for at, scores in enumerate(rest, 1):
-            # The token itself comes first; the others are the likeliest ones, from rank 1 on.
+            # The token itself comes first, then the most likely tokens from rank 1.
             chosen, *others = scores.values()
             assert (chosen["logprob"], chosen["decoded_token"]) == (echoed["token_logprobs"][at], echoed["tokens"][at])
             ranks = sorted(score["rank"] for score in scores.values())
@@ -145,12 +144,12 @@ def test_prompt_log_probabilities_of_a_chat_are_cached_for_equal_requests_only(d
     assert chat(demo, question, prompt_logprobs=21).status_code == 400
 
 
-def test_a_request_that_draws_from_almost_nothing_harms_nobody(demo: tuple[str, Services]) -> None:
+def test_a_top_p_of_zero_is_greedy(demo: tuple[str, Services]) -> None:
     greedy = complete(demo, max_tokens=8).json()["choices"][0]["text"]
     assert complete(demo, max_tokens=8, temperature=1, top_p=0).json()["choices"][0]["text"] == greedy
 
 
-def test_answers_to_one_prompt_are_limited(demo: tuple[str, Services]) -> None:
+def test_the_number_of_completions_is_limited(demo: tuple[str, Services]) -> None:
     assert complete(demo, n=129).json()["error"]["param"] == "n"
 
 
@@ -165,7 +164,7 @@ def test_priorities_are_whole_numbers(demo: tuple[str, Services]) -> None:
     ("said", "temperature", "top_p", "top_k"),
     [({}, 0.6, 0.9, 20), ({"temperature": 0, "top_p": 1, "top_k": 0}, 0, 1, 0), ({"temperature": 1.5}, 1.5, 0.9, 20)],
 )
-def test_a_request_that_does_not_say_is_sampled_as_the_model_recommends(
+def test_sampling_defaults_come_from_the_model(
     said: dict[str, Any], temperature: float, top_p: float, top_k: int
 ) -> None:
     model = random_model("llama")
@@ -175,8 +174,8 @@ def test_a_request_that_does_not_say_is_sampled_as_the_model_recommends(
     assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
 
 
-def test_the_demo_recommends_its_likeliest_answer(demo: tuple[str, Services]) -> None:
-    """At a temperature of 1, one answer in twenty to this question is another."""
+def test_the_demo_model_recommends_greedy_sampling(demo: tuple[str, Services]) -> None:
+    """At a temperature of 1, one response in twenty differs."""
     answers = {
         choice["message"]["content"]
         for choice in chat(demo, "What is a block?", n=64, temperature=None, max_tokens=None).json()["choices"]

@@ -8,7 +8,7 @@ import statistics
 import time
 import tracemalloc
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from tests.benchmarks.vllm_peer import vllm_run

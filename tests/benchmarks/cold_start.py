@@ -19,7 +19,7 @@ import numpy as np
 
 from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, prepare, resident
 
 STARTS = 3
@@ -34,7 +34,7 @@ def start(path: Path, kind: Kind, build: bool) -> dict[str, Any]:
     # What any process that uses FAISS loads, whatever is stored.
     faiss.IndexFlatIP(DIM).add(np.zeros((1, DIM), np.float32))
     before, began, worked = resident(), time.perf_counter(), time.process_time()
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     assert store.missing_vectors(EMBEDDER, 1) == []
     opened = time.perf_counter() - began
     near = FaissNeighbours(store, EMBEDDER, DIM, kind)

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 from kvproxy.http.services import Services
-from kvproxy.index.store import Put
+from kvproxy.index.store import NewEntry
 from tests.index.entries import make_entry
 from tests.ui.large import run_large
 from tests.ui.page import Page, browse
@@ -88,7 +88,7 @@ def _fill_store(services: Services, entries: int) -> None:
     for start in range(0, entries, 5_000):
         store.put_many(
             [
-                Put(
+                NewEntry(
                     make_entry(f"question {number}: what is a block?", created=now - number, request=b"{}" + b" " * 800)
                 )
                 for number in range(start, min(entries, start + 5_000))

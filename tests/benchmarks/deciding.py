@@ -10,7 +10,7 @@ import numpy as np
 
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Neighbour
-from kvproxy.index.store.observations import MemoryLog
+from kvproxy.index.store.observations import ReplayObservations
 
 _ROUNDS = 2000
 
@@ -19,8 +19,8 @@ def main() -> None:
     generator = np.random.default_rng(0)
     subjects = "the card account payment transfer rate fee pin refund top-up".split()
     for served in (False, True):
-        policy = LearnedPolicy(MemoryLog(), None, 0.02, 0.5)
-        policy.learner("").level.level = float(served)
+        policy = LearnedPolicy(ReplayObservations(), None, 0.02, 0.5)
+        policy.learner("").level.limit = float(served)
         taken = []
         for number in range(_ROUNDS):
             cosines = np.sort(generator.uniform(0.5, 0.95, policy.reach))[::-1].tolist()

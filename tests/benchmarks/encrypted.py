@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from kvproxy.encryption import Cipher
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
 from tests.benchmarks.exact_hit import body, load
 from tests.index.entries import make_entry
@@ -24,7 +24,7 @@ ROUNDS = 9
 PATH = "/v1/chat/completions"
 
 
-def finds(store: ResponseStore, seconds: float = 0.5) -> float:
+def finds(store: SqliteStore, seconds: float = 0.5) -> float:
     """Lookups a second."""
     end, done = time.perf_counter() + seconds, 0
     while time.perf_counter() < end:
@@ -36,7 +36,7 @@ def finds(store: ResponseStore, seconds: float = 0.5) -> float:
 
 def alone(folder: Path, size: int) -> float:
     """Lookups of an encrypted entry against those of one in clear, the median of the rounds."""
-    stores = [ResponseStore(folder / "clear.db"), ResponseStore(folder / "sealed.db", cipher=Cipher([os.urandom(32)]))]
+    stores = [SqliteStore(folder / "clear.db"), SqliteStore(folder / "sealed.db", cipher=Cipher([os.urandom(32)]))]
     text = b'{"x": "' + os.urandom(size // 2).hex().encode() + b'"}'
     for store in stores:
         store.put(make_entry("What is a block?", key="key", request=text, response=text))

@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from kvproxy.commands.output import percent, print_table
+from kvproxy.commands.formatting import percent
+from kvproxy.commands.tables import print_table
 from kvproxy.offline.estimate import Estimate, estimate
 from kvproxy.offline.lint import lint
 from kvproxy.offline.request_log import read_log

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.models.embedder import Embedder
-from kvproxy.index.store import Put, Store
+from kvproxy.index.store import NewEntry, Store
 from tests.index.entries import make_entry
 
 _BATCH = 5_000
@@ -20,5 +20,5 @@ def fill(store: Store, model: Embedder, entries: int, namespaces: int) -> Iterat
         vectors = generator.normal(size=(count, model.dim)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         made = [make_entry(f"question {start + at}", namespace=f"n{(start + at) % namespaces}") for at in range(count)]
-        store.put_many([Put(entry, vector, model.name) for entry, vector in zip(made, vectors, strict=True)])
+        store.put_many([NewEntry(entry, vector, model.name) for entry, vector in zip(made, vectors, strict=True)])
         yield made, vectors

@@ -18,7 +18,7 @@ import numpy as np
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, Questions, prepare
 from tests.index.entries import make_entry
 
@@ -46,7 +46,7 @@ class Growing:
     """A semantic cache over a store that is there."""
 
     def __init__(self, folder: Path, entries: int) -> None:
-        self.store = ResponseStore(prepare(folder, entries))
+        self.store = SqliteStore(prepare(folder, entries))
         vectors = Questions(folder, entries + 2).rows(TEXTS)
         self.semantic = SemanticCache(self.store, Known(vectors), ThresholdPolicy(0.95))
         self.semantic.rebuild()

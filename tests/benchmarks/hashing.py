@@ -10,7 +10,7 @@ import time
 import cbor2
 import xxhash
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from tests.benchmarks.timing import interleave, report
 
 TOKENS, SIZE, VOCABULARY = 4096, 16, 130_000

@@ -12,7 +12,7 @@ import numpy as np
 from kvproxy.index.evaluation.replay import Shelf, Stream
 from kvproxy.index.evaluation.streams import make_stream, read_stream
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.policies.learned.features import FEATURES, REACH, evidence
+from kvproxy.index.policies.learned.features import FEATURES, REACH, compute_features
 
 _WORTH = 300  # Questions that the covariance stands for.
 _LOOSE = 0.1  # Precision of weights of which nothing is known.
@@ -30,7 +30,7 @@ def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.
         places, cosines = shelf.near(line, REACH)
         sure = False
         if places:
-            found = evidence(cosines, [shelf.classes[place] for place in places])
+            found = compute_features(cosines, [shelf.classes[place] for place in places])
             features.append(found)
             rights.append(stream.same(int(shelf.lines[places[0]]), line))
             sure = found[FEATURES.index("rivals")] > 0 and chance() < dropped
@@ -40,7 +40,7 @@ def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.
 
 
 def fit(features: np.ndarray, rights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and their precision; what is far from being served counts little, as in `Score.learn`."""
+    """Weights and their precision; what is far from being served counts little, as in `ErrorModel.learn`."""
     weights = np.zeros(features.shape[1])
     precision = np.eye(len(weights))
     for _ in range(100):

@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.policies.learned.features import evidence
+from kvproxy.index.policies.learned.features import compute_features
 from kvproxy.index.policies.learned.policy import LearnedPolicy
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.benchmarks.filling import fill as filled
@@ -35,7 +35,7 @@ _OBSERVED = 1_000
 def fill(path: Path, entries: int, namespaces: int) -> None:
     """A store whose answers have classes, and what was learned of them."""
     model = load_embedder()
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     for made, vectors in filled(store, model, entries, namespaces):
         # As `classify` would, in one transaction.
         rows = [
@@ -47,9 +47,9 @@ def fill(path: Path, entries: int, namespaces: int) -> None:
                 "insert into answers (entry, namespace, name, text, vector, embedder) values (?, ?, ?, ?, ?, ?)", rows
             )
     store.close()
-    log = SqliteObservations(path)
+    log = open_observations(path)
     policy = LearnedPolicy(log, None, 0.02, 0.6)
-    features = tuple(evidence([0.9, 0.8, 0.7], ["a", "a", "b"]).tolist())
+    features = tuple(compute_features([0.9, 0.8, 0.7], ["a", "a", "b"]).tolist())
     for namespace in range(namespaces):
         for place in range(0, _OBSERVED, 100):
             right = bool(place % 300)

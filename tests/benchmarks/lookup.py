@@ -20,7 +20,7 @@ import numpy as np
 
 from kvproxy.index.search.faiss_segment import EF_SEARCH, Kind
 from kvproxy.index.search.neighbours import FaissNeighbours
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.benchmarks.many import DIM, EMBEDDER, FOLDER, NAMESPACE, Questions, opened, prepare, weighed
 
 NEAREST = 5
@@ -44,7 +44,7 @@ def bare(near: FaissNeighbours, vectors: np.ndarray) -> Any:
     return graph
 
 
-def nearest(store: ResponseStore, queries: np.ndarray, dead: int) -> np.ndarray:
+def nearest(store: SqliteStore, queries: np.ndarray, dead: int) -> np.ndarray:
     """The number of the nearest living vector to each query, by comparing with all of them."""
     best, numbers = np.full(len(queries), -2.0, np.float32), np.zeros(len(queries), np.int64)
     after = dead
@@ -56,7 +56,7 @@ def nearest(store: ResponseStore, queries: np.ndarray, dead: int) -> np.ndarray:
     return numbers
 
 
-def some(store: ResponseStore, count: int) -> np.ndarray:
+def some(store: SqliteStore, count: int) -> np.ndarray:
     """Vectors from all over the namespace, `[count, DIM]`."""
     numbers = store.vector_ids(NAMESPACE, EMBEDDER)[0]
     places = np.linspace(0, len(numbers) - 1, count).astype(int)

@@ -20,7 +20,7 @@ import numpy as np
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours
-from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store import NewEntry, SqliteStore
 from tests.index.entries import make_entry
 from training.demo.corpus import load_pairs
 
@@ -91,7 +91,7 @@ def prepare(folder: Path, entries: int, kind: Kind = "float32") -> Path:
 
 def _fill(folder: Path, path: Path, entries: int) -> None:
     questions = Questions(folder, entries)
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     began, there = time.perf_counter(), store.count()
     for start in range(0, entries, _BATCH):
         vectors = questions.rows(min(_BATCH, entries - start))
@@ -101,7 +101,7 @@ def _fill(folder: Path, path: Path, entries: int) -> None:
             make_entry(f"question {start + place}", request=b"{}" * 100, response=_ANSWER)
             for place in range(len(vectors))
         ]
-        store.put_many([Put(entry, vector, EMBEDDER) for entry, vector in zip(made, vectors, strict=True)])
+        store.put_many([NewEntry(entry, vector, EMBEDDER) for entry, vector in zip(made, vectors, strict=True)])
     store.close()
     if there < entries:
         print(f"{entries:,} entries written in {time.perf_counter() - began:.0f} s", flush=True)
@@ -110,9 +110,9 @@ def _fill(folder: Path, path: Path, entries: int) -> None:
 @contextlib.contextmanager
 def opened(
     path: Path, kind: Kind = "float32", *, threads: int | None = None
-) -> Iterator[tuple[ResponseStore, FaissNeighbours]]:
+) -> Iterator[tuple[SqliteStore, FaissNeighbours]]:
     """The store with its neighbours, loaded."""
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     near = FaissNeighbours(store, EMBEDDER, DIM, kind, threads=threads)
     near.load()
     try:

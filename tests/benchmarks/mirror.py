@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 import msgpack
 import zmq
 
-from kvproxy.mirror.subscriber import Subscriber
+from kvproxy.mirror.subscriber import EventSubscriber
 from tests.mirror.publisher import Model
 
 
@@ -47,7 +47,7 @@ def flood(pipe: Connection, events: int, rate: float) -> None:
 
 async def mirror(endpoint: str, pipe: Connection, events: int) -> tuple[float, float, float]:
     """Seconds from the first to the last batch, CPU seconds in between, and the longest stall of the event loop."""
-    subscriber = Subscriber(endpoint)
+    subscriber = EventSubscriber(endpoint)
     await subscriber.start()
     await asyncio.sleep(1.0)
     assert subscriber.is_connected

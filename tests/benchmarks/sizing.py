@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.benchmarks.filling import fill as filled
 from tests.benchmarks.start import PATIENCE, answers, memory
 from tests.plain_upstream import run_plain_upstream
@@ -56,7 +56,7 @@ class Size:
 
 def fill(path: Path, entries: int) -> None:
     """Make a store."""
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     for _ in filled(store, load_embedder(), entries, _NAMESPACES):
         pass
     store.close()

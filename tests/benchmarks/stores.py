@@ -20,7 +20,7 @@ import numpy as np
 
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Filter, Put, ResponseStore, Store, open_store
+from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, Store, open_store
 from kvproxy.index.store.opening import open_observations
 from tests.benchmarks.growing import Known
 from tests.benchmarks.many import EMBEDDER, FOLDER, NAMESPACE, Questions
@@ -44,7 +44,7 @@ class Side:
             made = [
                 make_entry(str(number), response=b'"' + b"x" * 1000 + b'"') for number in range(start, start + _BATCH)
             ]
-            puts = [Put(entry, vectors[int(entry.prompt)], EMBEDDER) for entry in made]
+            puts = [NewEntry(entry, vectors[int(entry.prompt)], EMBEDDER) for entry in made]
             store.put_many(puts)
             self.keys += [entry.key for entry in made]
         self.semantic = SemanticCache(store, Known(vectors), ThresholdPolicy(0.95, guards=()), observations)
@@ -67,7 +67,7 @@ class Side:
     async def remove(self) -> tuple[int, float]:
         """Entries that were written, and the seconds that it took to remove them by their tag."""
         began = time.perf_counter()
-        count = await self.semantic.remove(await asyncio.to_thread(self.store.ids, Filter(tag="written")))
+        count = await self.semantic.remove(await asyncio.to_thread(self.store.ids, EntryFilter(tag="written")))
         return count, time.perf_counter() - began
 
 
@@ -143,7 +143,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, server(arguments.url) as url:
         path = Path(folder) / "responses.db"
         sides = {
-            "sqlite": Side(ResponseStore(path), str(path), arguments.entries, vectors),
+            "sqlite": Side(SqliteStore(path), str(path), arguments.entries, vectors),
             "postgres": Side(open_store(url), url, arguments.entries, vectors),
         }
         asyncio.run(measure(sides, arguments.rounds))

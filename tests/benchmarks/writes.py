@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.search.batching import WriteBatcher
-from kvproxy.index.store import Capacity, Put, ResponseStore
+from kvproxy.index.store import Capacity, NewEntry, SqliteStore
+from kvproxy.index.store.write_batcher import WriteBatcher
 from tests.index.entries import make_entry
 
 SECONDS = 1.5
@@ -22,13 +22,13 @@ ROUNDS = 3
 VECTOR = np.ones(384, np.float32)
 
 
-def put() -> Put:
+def put() -> NewEntry:
     """Another entry."""
     entry = make_entry()
-    return Put(make_entry(key=entry.id, id=entry.id, response=b"x" * 1000), VECTOR, "e")
+    return NewEntry(make_entry(key=entry.id, id=entry.id, response=b"x" * 1000), VECTOR, "e")
 
 
-async def rate(write: Callable[[Put], Awaitable[object]], writers: int) -> float:
+async def rate(write: Callable[[NewEntry], Awaitable[object]], writers: int) -> float:
     """Acknowledged inserts a second."""
     end = time.perf_counter() + SECONDS
     done = 0
@@ -56,12 +56,12 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, seen in rates.items():
                 with tempfile.TemporaryDirectory(dir=".") as folder:
-                    store = ResponseStore(Path(folder) / "r.db", capacity=capacity)
+                    store = SqliteStore(Path(folder) / "r.db", capacity=capacity)
                     for _ in range(0, chosen.full or chosen.shared or 0, 500):
                         store.put_many([put() for _ in range(500)])
                     batcher = WriteBatcher(store.put_many)
 
-                    async def alone(put: Put, store: ResponseStore = store) -> object:
+                    async def alone(put: NewEntry, store: SqliteStore = store) -> object:
                         return await asyncio.to_thread(store.put_many, [put])
 
                     seen.append(asyncio.run(rate(alone if name == "alone" else batcher.put, writers)))

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from tests.reference.naive_blocks import NaiveCache
@@ -99,9 +99,9 @@ class BlockMachine(RuleBasedStateMachine):
         self.real.check_integrity()
         assert [block.id for block in self.real.pool.free_queue] == self.naive.free
         assert {block.id for block in self.real.pool.blocks if block.hash} == set(self.naive.names)
-        assert self.real.pool.evictions == self.naive.evictions
+        assert self.real.pool.num_evictions == self.naive.evictions
         for id, request in self.naive.live.items():
-            assert self.real.block_ids(id) == request.table
+            assert self.real.get_block_ids(id)[0] == request.table
 
 
 TestBlocks = BlockMachine.TestCase

@@ -1,71 +1,59 @@
-"""Rules of the block cache that are easier to read as examples than as a model."""
+"""Rules of the block cache as examples."""
+
+from typing import Any
 
 import pytest
 
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.view import all_blocks, chains, match
-from kvproxy.blocks.view import rows as row_list
+from kvproxy.blocks.request import CacheRequest, MMItem
+from kvproxy.blocks.single_type_manager import GroupSpec
+from kvproxy.blocks.view import make_rows, snapshot_all_blocks
+from tests.blocks.driver import begin, decode, hit_tokens, serve
 
 
-def run(manager: KVCacheManager, id: str, tokens: list[int], **options: object) -> CacheRequest:
-    request = CacheRequest(id, tokens, **options)  # type: ignore[arg-type]
-    computed = manager.get_computed_blocks(request)
-    assert manager.allocate_slots(request, len(tokens) - computed.num_tokens, computed) is not None
-    request.num_computed_tokens = len(tokens)
-    return request
+def fork(manager: KVCacheManager, parent: CacheRequest, id: str) -> CacheRequest:
+    child = CacheRequest(id, [])
+    manager.fork(parent, child)
+    return child
 
 
-def test_a_prompt_of_whole_blocks_recomputes_its_last_one() -> None:
+def test_a_prompt_of_full_blocks_recomputes_its_last_block() -> None:
     manager = KVCacheManager(10, 4)
-    manager.free(run(manager, "a", list(range(8))))
-    assert manager.get_computed_blocks(CacheRequest("b", range(8))).num_tokens == 4
-    assert manager.get_computed_blocks(CacheRequest("c", range(9))).num_tokens == 8
+    serve(manager, "a", range(8))
+    assert (hit_tokens(manager, range(8)), hit_tokens(manager, range(9))) == (4, 8)
 
 
-def test_refused_allocation_changes_nothing() -> None:
+def test_a_refused_allocation_changes_nothing() -> None:
     manager = KVCacheManager(4, 4)
-    run(manager, "a", list(range(8)))
-    before = row_list(all_blocks(manager))
+    begin(manager, "a", range(8))
+    before = make_rows(snapshot_all_blocks(manager))
     request = CacheRequest("b", range(100, 108))
     assert manager.allocate_slots(request, 8, manager.get_computed_blocks(request)) is None
-    assert row_list(all_blocks(manager)) == before
-    assert manager.lookups.queries == 8
+    assert make_rows(snapshot_all_blocks(manager)) == before
+    assert manager.prefix_cache_stats.queries == 8
 
 
-def test_skip_read_still_writes() -> None:
+def test_a_request_that_skips_reads_is_cached() -> None:
     manager = KVCacheManager(10, 4)
-    manager.free(run(manager, "a", list(range(9)), skip_read=True))
-    assert manager.lookups.queries == 0
-    assert manager.get_computed_blocks(CacheRequest("b", range(9), skip_read=True)).num_tokens == 0
-    assert manager.get_computed_blocks(CacheRequest("c", range(9))).num_tokens == 8
+    serve(manager, "a", range(9), skip_read=True)
+    assert manager.prefix_cache_stats.queries == 0
+    assert (hit_tokens(manager, range(9), skip_read=True), hit_tokens(manager, range(9))) == (0, 8)
 
 
-def test_delayed_caching_hides_blocks_until_they_are_loaded() -> None:
+def test_delayed_blocks_are_cached_once_they_are_loaded() -> None:
     manager = KVCacheManager(10, 4)
     request = CacheRequest("a", range(8))
-    manager.allocate_slots(request, 8, manager.get_computed_blocks(request), delay_caching=True)
-    assert manager.get_computed_blocks(CacheRequest("b", range(9))).num_tokens == 0
+    manager.allocate_slots(request, 8, manager.get_computed_blocks(request), delay_cache_blocks=True)
+    assert hit_tokens(manager, range(9)) == 0
     manager.cache_blocks(request, 8)
-    assert manager.get_computed_blocks(CacheRequest("c", range(9))).num_tokens == 8
+    assert hit_tokens(manager, range(9)) == 8
 
 
-def test_merging_gives_up_the_younger_copy() -> None:
-    for merge, blocks in ((False, 4), (True, 2)):
-        manager = KVCacheManager(10, 4, merge=merge)
-        first, second = CacheRequest("a", range(8)), CacheRequest("b", range(8))
-        nothing = [manager.get_computed_blocks(request) for request in (first, second)]
-        for request, computed in zip((first, second), nothing, strict=True):
-            manager.allocate_slots(request, 8, computed)
-        assert manager.stats().used == blocks
-        manager.check_integrity()
-
-
-def test_events_tell_what_is_cached() -> None:
+def test_events_report_stored_removed_and_cleared_blocks() -> None:
     manager = KVCacheManager(4, 4, record_events=True)
-    manager.free(run(manager, "a", list(range(8))))
-    manager.free(run(manager, "b", list(range(100, 112))))
+    serve(manager, "a", range(8))
+    serve(manager, "b", range(100, 112))
     events = manager.take_events()
     assert [len(event.hashes) for event in events if isinstance(event, BlockStored)] == [2, 3]
     assert sum(isinstance(event, BlockRemoved) for event in events) == 2
@@ -74,18 +62,88 @@ def test_events_tell_what_is_cached() -> None:
     assert manager.take_events() == [AllBlocksCleared()]
 
 
-def test_divergence_names_the_first_token_that_differs() -> None:
-    manager = KVCacheManager(20, 4, keep_tokens=True)
-    manager.free(run(manager, "a", list(range(12))))
-    found = match(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 99, 98, 97]))
-    assert found.matched_tokens == 4
-    assert found.divergence is not None
-    assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (6, (6, 7), (99, 98))
-    (chain,) = chains(manager)
-    assert chain.num_blocks == 3
-
-
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_a_pool_needs_more_than_the_null_block(blocks: int) -> None:
     with pytest.raises(ValueError, match="2 or more"):
         KVCacheManager(blocks, 4)
+
+
+def test_stats_of_the_pool_and_of_lookups() -> None:
+    manager = KVCacheManager(10, 4)
+    stats = manager.stats()
+    assert (stats.queries, stats.hits, stats.hit_rate, stats.usage, stats.evictions) == (0, 0, 0.0, 0.0, 0)
+    assert (stats.num_blocks, stats.free, stats.cached, stats.used) == (10, 9, 0, 0)
+    serve(manager, "a", range(9))
+    second = begin(manager, "b", range(11))
+    stats = manager.stats()
+    assert (stats.queries, stats.hits, stats.hit_rate) == (20, 8, 0.4)
+    assert (stats.used, stats.free, stats.cached) == (3, 6, 0)
+    assert stats.usage == pytest.approx(3 / 9)
+    manager.free(second)
+    assert manager.stats().cached == 2
+
+
+def test_a_child_inherits_what_names_its_parents_blocks() -> None:
+    """The prompt is shorter than a block, so the child hashes its first block itself."""
+    manager = KVCacheManager(20, 4)
+    keys: dict[str, Any] = {"salt": "tenant", "lora": ("l", "/l"), "mm": [MMItem("cat", 0, 1)]}
+    child = fork(manager, begin(manager, "a", range(2), **keys), "b")
+    decode(manager, child, (8, 9, 10))
+    assert hit_tokens(manager, [0, 1, 8, 9, 10]) == 0
+    assert hit_tokens(manager, [0, 1, 8, 9, 10], **keys) == 4
+
+
+def test_all_sources_can_be_read_before_the_first_copy() -> None:
+    manager = KVCacheManager(20, 4)
+    first = begin(manager, "a", range(6))
+    source = manager.get_block_ids("a")[0][-1]
+    second = fork(manager, first, "b")
+    decode(manager, second, [7])
+    decode(manager, fork(manager, second, "c"), [8])
+    assert manager.take_copies() == [(source, manager.get_block_ids(id)[0][-1]) for id in "bc"]
+    assert manager.take_copies() == []
+
+
+def test_a_new_copy_replaces_the_pending_copy_of_a_freed_block() -> None:
+    manager = KVCacheManager(20, 4)
+    first = begin(manager, "a", range(6))
+    second, third = fork(manager, first, "b"), fork(manager, first, "c")
+    decode(manager, second, [7])
+    destination = manager.get_block_ids("b")[0][-1]
+    manager.free(second)
+    decode(manager, third, [8])
+    assert manager.get_block_ids("c")[0][-1] == destination
+    assert [pair[1] for pair in manager.take_copies()] == [destination]
+
+
+def test_the_id_of_a_live_request_is_refused() -> None:
+    manager = KVCacheManager(20, 4)
+    request = CacheRequest("a", range(9))
+    # A request without a lookup is live too.
+    assert manager.allocate_slots(request, 9) is not None
+    again = CacheRequest("a", range(9))
+    with pytest.raises(ValueError, match="'a' is live"):
+        manager.allocate_slots(again, 1, manager.get_computed_blocks(again))
+    with pytest.raises(ValueError, match="'a' is live"):
+        manager.fork(request, again)
+    with pytest.raises(ValueError, match="'x' holds no blocks"):
+        manager.fork(CacheRequest("x", range(3)), CacheRequest("y", []))
+    child = fork(manager, request, "b")
+    assert manager.requests == {"a": request, "b": child}
+    manager.free(request)
+    manager.free(child)
+    assert manager.requests == {}
+    begin(manager, "a", range(9))
+    manager.check_integrity()
+
+
+@pytest.mark.parametrize("step", [4, 8, 12, 24])
+def test_blocks_that_leave_a_window_are_freed_at_once(step: int) -> None:
+    manager = KVCacheManager(30, groups=[GroupSpec("sliding_window", 4, 5)])
+    request = CacheRequest("a", range(48))
+    while request.num_computed_tokens < 48:
+        assert manager.allocate_slots(request, step) is not None
+        request.num_computed_tokens += step
+    # The request holds the blocks of the last step, and before them the window of four tokens.
+    assert manager.stats().used == step // 4 + (step < 48)
+    manager.check_integrity()

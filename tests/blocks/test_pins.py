@@ -1,100 +1,80 @@
-"""Pinned chains outlive any pressure, and nothing else about the cache changes."""
+"""Pinned chains are not evicted, and nothing else about the cache changes."""
 
 import random
 
 import pytest
 
-from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.pins import Pins, PinsFull
+from kvproxy.blocks.pins import PinLimitExceeded, Pins
 from kvproxy.blocks.request import CacheRequest
+from tests.blocks.driver import Clock, begin, hit_tokens, serve
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def churn(manager: KVCacheManager, pins: Pins, rounds: int) -> None:
-    chance = random.Random(0)
-    for number in range(rounds):
-        request = CacheRequest(f"r{number}", [chance.randrange(100, 10_000) for _ in range(20)])
-        computed = manager.get_computed_blocks(request)
-        assert manager.allocate_slots(request, 20 - computed.num_tokens, computed) is not None
-        manager.free(request)
-        check_integrity(manager.pool, manager.groups, pins.held())
+def churn(manager: KVCacheManager, pins: Pins) -> None:
+    rng = random.Random(0)
+    for number in range(30):
+        manager.free(begin(manager, f"r{number}", [rng.randrange(100, 10_000) for _ in range(20)]))
+        manager.check_integrity(pins.holders())
 
 
-def cached(manager: KVCacheManager, tokens: range) -> int:
-    return manager.get_computed_blocks(CacheRequest("probe", tokens)).num_tokens
-
-
-def fill(manager: KVCacheManager, tokens: range) -> None:
-    request = CacheRequest("fill", tokens)
-    manager.allocate_slots(request, len(tokens), manager.get_computed_blocks(request))
-    manager.free(request)
-
-
-def test_a_pin_outlives_pressure_until_it_is_taken_back() -> None:
-    manager, clock = KVCacheManager(20, 4), Clock()
-    pins = Pins(manager, clock)
-    fill(manager, range(17))
+def test_a_pin_protects_its_blocks_until_it_is_removed() -> None:
+    manager = KVCacheManager(20, 4)
+    pins = Pins(manager)
+    serve(manager, "fill", range(17))
     assert pins.pin("system prompt", CacheRequest("p", range(17))) == 16
-    churn(manager, pins, 30)
-    assert cached(manager, range(17)) == 16
+    churn(manager, pins)
+    assert hit_tokens(manager, range(17)) == 16
     assert manager.stats().used == 4
     assert not manager.reset_prefix_cache()
     assert pins.unpin("system prompt")
     assert not pins.unpin("system prompt")
-    churn(manager, pins, 30)
-    assert cached(manager, range(17)) == 0
+    churn(manager, pins)
+    assert hit_tokens(manager, range(17)) == 0
     assert manager.reset_prefix_cache()
 
 
-def test_a_pin_ends_with_its_time() -> None:
+def test_a_pin_expires() -> None:
     manager, clock = KVCacheManager(20, 4), Clock()
     pins = Pins(manager, clock)
-    fill(manager, range(9))
+    serve(manager, "fill", range(9))
     pins.pin("short", CacheRequest("p", range(9)), ttl=10.0)
     clock.now = 9.9
     assert pins.expire() == 0
     clock.now = 10.0
     assert pins.expire() == 1
     assert (len(pins), manager.stats().used) == (0, 0)
-    check_integrity(manager.pool, manager.groups, pins.held())
+    manager.check_integrity(pins.holders())
 
 
-def test_pinning_again_renews_and_two_pins_share() -> None:
-    manager, clock = KVCacheManager(20, 4), Clock()
-    pins = Pins(manager, clock)
-    fill(manager, range(9))
+def test_pinning_again_renews_and_two_pins_share_blocks() -> None:
+    manager = KVCacheManager(20, 4)
+    pins = Pins(manager)
+    serve(manager, "fill", range(9))
     for _ in range(3):
         pins.pin("a", CacheRequest("p", range(9)))
     pins.pin("b", CacheRequest("p", range(5)))
-    check_integrity(manager.pool, manager.groups, pins.held())
+    manager.check_integrity(pins.holders())
     pins.unpin("a")
     assert manager.stats().used == 1
     pins.unpin("b")
     assert manager.stats().used == 0
 
 
-def test_blocks_of_several_pins_count_once_among_those_that_may_be_held() -> None:
-    manager, clock = KVCacheManager(20, 4), Clock()
-    pins = Pins(manager, clock, max_blocks=4)
-    fill(manager, range(17))
-    fill(manager, range(100, 109))
+def test_the_limit_counts_shared_blocks_once() -> None:
+    manager = KVCacheManager(20, 4)
+    pins = Pins(manager, Clock(), max_blocks=4)
+    serve(manager, "fill", range(17))
+    serve(manager, "fill", range(100, 109))
     assert pins.pin("a", CacheRequest("p", range(13))) == 12
     assert pins.pin("b", CacheRequest("p", range(17)), ttl=5.0) == 16
-    with pytest.raises(PinsFull, match="would hold 6 blocks where they may hold 4"):
+    with pytest.raises(PinLimitExceeded, match="would hold 6 blocks; the limit is 4"):
         pins.pin("c", CacheRequest("p", range(100, 109)))
     assert [(row.name, len(row.blocks), row.seconds_left) for row in pins.list()] == [("a", 3, None), ("b", 4, 5.0)]
-    # A pin that takes its own place holds no more than before.
+    # A pin that replaces itself holds no more than before.
     assert pins.pin("b", CacheRequest("p", range(17))) == 16
     assert pins.pin("b", CacheRequest("p", range(50))) == 16
     assert pins.pin("a", CacheRequest("p", range(1000, 1009))) == 0
     assert [row.name for row in pins.list()] == ["b"]
-    assert pins.held() == dict.fromkeys(pins.list()[0].blocks, 1)
+    assert pins.holders() == dict.fromkeys(pins.list()[0].blocks, 1)
     pins.clear()
     assert (len(pins), manager.stats().used) == (0, 0)

@@ -1,28 +1,16 @@
-"""Priorities: what a request of a higher one used outlives everything of a lower one."""
+"""Priorities: blocks of a lower priority are evicted first."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
+from tests.blocks.driver import hit_tokens, serve
 
 
 def make(num_blocks: int, policy: str = "lru", *, priorities: bool = True) -> KVCacheManager:
     return KVCacheManager(num_blocks, 2, hasher=BlockHasher(seed="x"), policy=policy, priorities=priorities)
-
-
-def serve(manager: KVCacheManager, id: str, tokens: list[int], priority: int = 0) -> None:
-    request = CacheRequest(id, tokens, priority=priority)
-    computed = manager.get_computed_blocks(request)
-    assert manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is not None
-    manager.free(request)
-    manager.check_integrity()
-
-
-def cached(manager: KVCacheManager, tokens: list[int]) -> int:
-    return manager.get_computed_blocks(CacheRequest("probe", tokens)).num_tokens
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "s3fifo", "arc"])
@@ -31,7 +19,7 @@ def test_a_higher_priority_outlives_newer_blocks(policy: str) -> None:
     serve(manager, "kept", [1, 1, 2, 2, 3], priority=1)
     for number in range(30):
         serve(manager, f"r{number}", [100 + number] * 9)
-    assert cached(manager, [1, 1, 2, 2, 3]) == 4
+    assert hit_tokens(manager, [1, 1, 2, 2, 3]) == 4
 
 
 def test_a_hit_raises_the_priority_and_nothing_lowers_it() -> None:
@@ -41,14 +29,14 @@ def test_a_hit_raises_the_priority_and_nothing_lowers_it() -> None:
     serve(manager, "low again", [1, 1, 2, 2, 5])
     for number in range(30):
         serve(manager, f"r{number}", [100 + number] * 9, priority=1)
-    assert cached(manager, [1, 1, 2, 2, 3]) == 4
+    assert hit_tokens(manager, [1, 1, 2, 2, 3]) == 4
 
 
-def test_the_highest_priority_gives_way_when_nothing_else_is_left() -> None:
+def test_the_highest_priority_is_evicted_last() -> None:
     manager = make(6)
     serve(manager, "kept", [1, 1, 2, 2, 3], priority=9)
     serve(manager, "large", list(range(100, 110)))
-    assert cached(manager, [1, 1, 2, 2, 3]) == 0
+    assert hit_tokens(manager, [1, 1, 2, 2, 3]) == 0
 
 
 @settings(max_examples=100, deadline=None)
@@ -66,7 +54,7 @@ def test_equal_priorities_are_plain_lru(prompts: list[list[int]], num_blocks: in
 def test_the_queue_is_in_order_of_priority(prompts: list[tuple[list[int], int]]) -> None:
     manager = make(14)
     for number, (prompt, priority) in enumerate(prompts):
-        serve(manager, str(number), prompt, priority)
+        serve(manager, str(number), prompt, priority=priority)
         ranks = [-1 if block.hash is None else block.priority for block in manager.pool.free_queue]
         assert ranks == sorted(ranks)
         by_hash: dict[bytes, int] = {}
@@ -74,4 +62,4 @@ def test_the_queue_is_in_order_of_priority(prompts: list[tuple[list[int], int]])
             if block.hash is not None:
                 by_hash[block.hash] = max(by_hash.get(block.hash, 0), block.priority)
         for block in manager.pool.blocks:
-            assert block.parent is None or by_hash[block.parent] >= block.priority, "a parent would go first"
+            assert block.parent is None or by_hash[block.parent] >= block.priority, "a parent would be evicted first"

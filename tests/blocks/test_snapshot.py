@@ -1,4 +1,4 @@
-"""A late listener: a snapshot and the events after it lead to the same state as all events from the start."""
+"""A late subscriber: a snapshot and later events lead to the same state as all events."""
 
 from collections import Counter
 from typing import Any
@@ -8,28 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from kvproxy.blocks.groups import GroupSpec
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest, MMItem
-from kvproxy.blocks.snapshot import take_snapshot
+from kvproxy.blocks.single_type_manager import GroupSpec
 
 
-class Listener:
-    """Copies by digest, and what is known of each digest."""
+class Subscriber:
+    """Number of copies and content of each hash."""
 
     def __init__(self) -> None:
         self.copies: Counter[bytes] = Counter()
-        self.known: dict[bytes, tuple[Any, ...]] = {}
+        self.content: dict[bytes, tuple[Any, ...]] = {}
 
     def apply(self, event: KVEvent) -> None:
         if isinstance(event, AllBlocksCleared):
             self.copies.clear()
-            self.known.clear()
+            self.content.clear()
         elif isinstance(event, BlockRemoved):
             self.copies.subtract(event.hashes)
             for digest in event.hashes:
                 if not self.copies[digest]:
-                    del self.copies[digest], self.known[digest]
+                    del self.copies[digest], self.content[digest]
         else:
             self.store(event)
 
@@ -39,26 +38,31 @@ class Listener:
             self.copies[digest] += 1
             tokens = event.tokens[index * size : (index + 1) * size]
             extra = event.extra_keys[index] if event.extra_keys else None
-            self.known[digest] = (parent, tokens, size, event.lora, extra, event.group)
+            self.content[digest] = (parent, tokens, size, event.lora, extra, event.group)
             parent = digest
 
 
 @pytest.mark.parametrize("groups", [None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)]])
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_late_listener_catches_up(groups: list[GroupSpec] | None, data: st.DataObject) -> None:
+def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.DataObject) -> None:
     manager = KVCacheManager(24, 2, groups=groups, keep_tokens=True, record_events=True)
-    early, late = Listener(), Listener()
-    number = 0
-    joined: int | None = None
+    early = Subscriber()
+    subscribers = [early]
     live: list[CacheRequest] = []
+
+    def deliver() -> None:
+        for event in manager.take_events():
+            for subscriber in subscribers:
+                subscriber.apply(event)
+
     for step in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["start", "start", "end", "reset", "join"]))
         if action == "start":
             tokens = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10))
-            extras: dict[str, Any] = {"salt": data.draw(st.sampled_from([None, "s"]))}
-            extras["mm"] = data.draw(st.sampled_from([(), (MMItem("cat", 0, 3),)]))
-            request = CacheRequest(str(step), tokens, **extras)
+            salt = data.draw(st.sampled_from([None, "s"]))
+            mm = data.draw(st.sampled_from([(), (MMItem("cat", 0, 3),)]))
+            request = CacheRequest(str(step), tokens, salt=salt, mm=mm)
             computed = manager.get_computed_blocks(request)
             if manager.allocate_slots(request, len(tokens) - computed.num_tokens, computed) is not None:
                 request.num_computed_tokens = len(tokens)
@@ -67,30 +71,20 @@ def test_a_late_listener_catches_up(groups: list[GroupSpec] | None, data: st.Dat
             manager.free(live.pop(data.draw(st.integers(0, len(live) - 1))))
         elif action == "reset":
             manager.reset_prefix_cache()
-        elif action == "join" and joined is None:
-            snapshot = take_snapshot(manager)
-            joined = snapshot.sequence
-            for event in snapshot.events:
-                late.apply(event)
+        elif action == "join":
+            deliver()
+            subscribers.append(Subscriber())
+            for event in manager.snapshot():
+                subscribers[-1].apply(event)
         if data.draw(st.booleans()):
-            number = deliver(manager, number, early, late, joined)
-    number = deliver(manager, number, early, late, joined)
+            deliver()
+    deliver()
     cached = Counter(block.hash for block in manager.pool.blocks if block.hash is not None)
-    assert early.copies == cached
-    if joined is not None:
-        assert late.copies == cached
-        assert late.known == early.known
+    for subscriber in subscribers:
+        assert subscriber.copies == cached
+        assert subscriber.content == early.content
 
 
-def deliver(manager: KVCacheManager, number: int, early: Listener, late: Listener, joined: int | None) -> int:
-    for event in manager.take_events():
-        early.apply(event)
-        if joined is not None and number >= joined:
-            late.apply(event)
-        number += 1
-    return number
-
-
-def test_a_snapshot_needs_tokens_and_events() -> None:
-    with pytest.raises(ValueError, match="keep_tokens and record_events"):
-        take_snapshot(KVCacheManager(10, 4))
+def test_a_snapshot_needs_tokens() -> None:
+    with pytest.raises(ValueError, match="keep_tokens"):
+        KVCacheManager(10, 4).snapshot()

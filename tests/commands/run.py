@@ -1,4 +1,4 @@
-"""Runs commands as their users do: the command line in, exit code, stdout and stderr out."""
+"""Runs commands in this process or in a process of their own."""
 
 import contextlib
 import io
@@ -16,13 +16,13 @@ import httpx
 from kvproxy.commands import main
 
 ROOT = Path(__file__).resolve().parents[2]
-_OF_WHOEVER_RUNS_THIS = ("OPENAI_API_KEY", "KVPROXY_ADMIN_TOKEN", "FORCE_COLOR")
+_REMOVED_VARIABLES = ("OPENAI_API_KEY", "KVPROXY_ADMIN_TOKEN", "FORCE_COLOR")
 NOWHERE = "http://127.0.0.1:9"
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command left behind."""
+    """Result of a command."""
 
     returncode: int
     stdout: str
@@ -31,12 +31,12 @@ class Done:
 
 def variables(url: str, more: dict[str, str]) -> dict[str, str]:
     """The environment of a command whose proxy is at a URL."""
-    own = {name: value for name, value in os.environ.items() if name not in _OF_WHOEVER_RUNS_THIS}
+    own = {name: value for name, value in os.environ.items() if name not in _REMOVED_VARIABLES}
     return own | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | more
 
 
 def kvproxy(*arguments: object, url: str = NOWHERE, stdin: bytes = b"", **environment: str) -> Done:
-    """Run a command inside of this process, which spares its start; nothing it prints may ever be a traceback."""
+    """Run a command in this process; it must never print a traceback."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code = 0
     with (
@@ -57,7 +57,7 @@ def kvproxy(*arguments: object, url: str = NOWHERE, stdin: bytes = b"", **enviro
 
 
 def process(*arguments: object, url: str = NOWHERE, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a process of its own, where the process is what matters."""
+    """Run a command as a process."""
     done = subprocess.run(
         command(*arguments), capture_output=True, text=True, cwd=ROOT, env=variables(url, environment), timeout=120
     )
@@ -71,7 +71,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def result(*arguments: object, url: str = NOWHERE, **environment: str) -> Any:
-    """What a command prints with `--json`."""
+    """Run a command with `--json` and return its document."""
     done = kvproxy(*arguments, "--json", url=url, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""A terminal with a screen: what a command draws is what a user would see."""
+"""A terminal emulator for commands that draw a screen."""
 
 import contextlib
 import fcntl
@@ -48,25 +48,21 @@ class Terminal:
         os.close(other)
 
     def resize(self, columns: int, lines: int) -> None:
-        """Give the terminal another size; the kernel tells the command."""
+        """Resize the terminal; the command receives SIGWINCH."""
         self._screen.resize(lines, columns)
         fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def lines(self) -> list[str]:
-        """What the screen shows, without blanks at the ends of lines."""
+        """Return the lines of the screen without trailing blanks."""
         self._read(0.0)
         return [line.rstrip() for line in self._screen.display]
 
     def shows(self, *texts: str) -> str:
-        """Wait until the screen shows all of some texts; what it shows then.
-
-        A screen arrives in parts: what is to be seen on it must be waited for, not only the first line of it. Where
-        a line is broken depends on the numbers in it, so breaks count as blanks.
-        """
+        """Wait until the screen shows all texts, and return it; line breaks count as blanks."""
         return self.until(lambda screen: all(text in screen or text in " ".join(screen.split()) for text in texts))
 
     def until(self, holds: "Callable[[str], bool] | str") -> str:
-        """Wait until the screen shows a text, or something holds of it; what it shows then."""
+        """Wait until the screen contains a text or satisfies a predicate, and return it."""
         end = time.monotonic() + _PATIENCE
         while True:
             text = "\n".join(self.lines())
@@ -80,7 +76,7 @@ class Terminal:
         os.write(self._end, keys.encode())
 
     def ended(self) -> int:
-        """The exit code of the command, which is to end now."""
+        """Wait for the exit code of the command."""
         end = time.monotonic() + _PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < end, "\n".join(self.lines())
@@ -121,5 +117,5 @@ def top(url: str, columns: int, *, lines: int = 24, colours: bool = False) -> It
     for name in ("COLUMNS", "LINES", *(("NO_COLOR",) if colours else ())):
         env.pop(name, None)
     with terminal(command("top", "--interval", "0.2"), (columns, lines), env) as screen:
-        screen.until("first byte, ms")
+        screen.until("First byte, ms")
         yield screen

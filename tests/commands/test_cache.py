@@ -1,4 +1,4 @@
-"""kvproxy cache: of a running proxy, and of a store on disk."""
+"""kvproxy cache, with a running proxy and with a store on disk."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream, said
@@ -23,7 +23,7 @@ Demo = tuple[str, Services]
 
 def stored(path: Path, *entries: Entry) -> Path:
     """A store on disk with entries."""
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     for entry in entries:
         store.put(entry)
     store.close()
@@ -53,7 +53,7 @@ def test_cache_of_a_running_proxy(demo: Demo, tmp_path: Path) -> None:
 
 def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     entries = [make_entry(f"question {number}", model=f"m{number % 2}", created=time.time()) for number in range(6)]
     for entry in entries:
         store.put(entry)
@@ -66,7 +66,7 @@ def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
     lines = kvproxy("cache", "export", "--store", path).stdout.splitlines()
     assert len(lines) == 3
     other = tmp_path / "other.db"
-    ResponseStore(other).close()
+    SqliteStore(other).close()
     copy = tmp_path / "copy.jsonl"
     copy.write_text("\n".join(lines))
     assert result("cache", "import", copy, "--store", other) == {"imported": 3, "skipped": 0}
@@ -78,7 +78,7 @@ def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
 ODD = {"metadata": {"id": 123456789012345678901234567890, "note": "a\u2028b\x85c"}}
 
 
-def test_odd_requests_leave_and_come_back_through_a_running_proxy(tmp_path: Path) -> None:
+def test_unusual_requests_survive_export_and_import(tmp_path: Path) -> None:
     backup = tmp_path / "backup.jsonl"
     with run_app(Upstream().app()) as target:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
@@ -112,15 +112,15 @@ def test_odd_requests_leave_and_come_back_through_a_running_proxy(tmp_path: Path
     ]
 
 
-def test_what_is_nested_too_deeply_to_be_shown_is_exported(tmp_path: Path) -> None:
+def test_deeply_nested_entries_can_be_exported(tmp_path: Path) -> None:
     entry = make_entry(request=b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}")
     path = stored(tmp_path / "a.db", entry)
     shown = kvproxy("cache", "show", entry.id, "--store", path)
-    assert (shown.returncode, "cache export writes it out" in shown.stderr) == (1, True)
+    assert (shown.returncode, "use kvproxy cache export" in shown.stderr) == (1, True)
     assert entry.request.decode() in kvproxy("cache", "export", "--store", path).stdout
 
 
-def test_an_export_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_export_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored(tmp_path / "responses.db", make_entry("one"), make_entry("two"))
     backup = tmp_path / "backup.jsonl"
     backup.write_text("old")
@@ -134,34 +134,34 @@ def test_an_export_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypat
     assert (nowhere.returncode, "cannot write" in nowhere.stderr) == (1, True)
 
 
-def test_a_list_says_when_it_is_cut_or_empty(tmp_path: Path) -> None:
+def test_a_truncated_or_empty_list_prints_a_note(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.db", *(make_entry(f"question {n}", created=time.time() - 200) for n in range(5)))
     cut = kvproxy("cache", "ls", "--limit", 2, "--store", path)
-    assert cut.stderr == "2 of 5: --limit 0 lists all\n"
+    assert cut.stderr == "2 of 5 responses: list all with --limit 0\n"
     assert len(cut.stdout.splitlines()) == 3
     for limit in (0, 5, 6):
         assert kvproxy("cache", "ls", "--limit", limit, "--store", path).stderr == ""
     assert kvproxy("cache", "ls", "--limit", 2, "--search", "question 1", "--store", path).stderr == ""
     none = kvproxy("cache", "ls", "--search", "nothing", "--store", path)
-    assert (none.stdout, none.stderr) == ("", "no stored response fits these options\n")
+    assert (none.stdout, none.stderr) == ("", "no stored response matches these options\n")
     empty = kvproxy("cache", "ls", "--store", stored(tmp_path / "b.db"))
     assert empty.stderr == "no response is stored\n"
 
 
-def test_a_running_proxy_says_when_its_list_is_cut(demo: Demo) -> None:
+def test_a_truncated_list_of_a_running_proxy_prints_a_note(demo: Demo) -> None:
     for number in range(3):
         ask(demo[0], f"What is number {number}?", "For the test of lists.")
     given = ("cache", "ls", "--search", "what is number", "--limit")
-    assert kvproxy(*given, 2, url=demo[0]).stderr == "2 of 3: --limit 0 lists all\n"
+    assert kvproxy(*given, 2, url=demo[0]).stderr == "2 of 3 responses: list all with --limit 0\n"
     assert kvproxy(*given, 3, url=demo[0]).stderr == ""
 
 
-def test_nothing_is_cut_in_a_pipe_and_only_the_prompt_at_a_terminal(tmp_path: Path) -> None:
+def test_a_terminal_truncates_only_the_prompt(tmp_path: Path) -> None:
     prompt = "What is a block\tand\nwhat is it good for? " * 5
     entry = make_entry(prompt, namespace="n" * 64, model="a-model/with-a-rather-long-name", created=time.time() - 200)
     path = stored(tmp_path / "a.db", entry)
     header, row = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
-    assert header.split("\t") == ["id", "age", "hits", "model", "namespace", "prompt"]
+    assert header.split("\t") == ["Id", "Age", "Hits", "Model", "Namespace", "Prompt"]
     assert row.split("\t") == [entry.id, "3 min", "0", entry.model, "n" * 64, " ".join(prompt.split())]
     _, row = kvproxy("cache", "ls", "--store", path, FORCE_COLOR="1", COLUMNS="80").stdout.splitlines()
     shown = row.split()
@@ -171,14 +171,14 @@ def test_nothing_is_cut_in_a_pipe_and_only_the_prompt_at_a_terminal(tmp_path: Pa
 
 
 @pytest.mark.parametrize("id", ["stats", "export", "../blocks", "a/b", "a?b=c", "%2e%2e", ""])
-def test_an_id_is_never_another_route(demo: Demo, id: str) -> None:
+def test_an_entry_id_never_selects_another_route(demo: Demo, id: str) -> None:
     for command in ("show", "rm"):
         done = kvproxy("cache", command, id, url=demo[0])
         assert done.returncode in (1, 2, 3), done.stdout
         assert done.stdout == ""
 
 
-def test_figures_and_facts_are_told_for_people_and_raw_for_scripts(tmp_path: Path) -> None:
+def test_values_are_formatted_for_people_and_raw_in_json(tmp_path: Path) -> None:
     entry = make_entry("one", created=1e9, tags=("b", "a"), request=json.dumps(said("x" * 3000)).encode())
     path = stored(tmp_path / "a.db", entry)
     facts = dict(line.split(maxsplit=1) for line in kvproxy("cache", "stats", "--store", path).stdout.splitlines())
@@ -190,7 +190,7 @@ def test_figures_and_facts_are_told_for_people_and_raw_for_scripts(tmp_path: Pat
     assert result("cache", "show", entry.id, "--store", path)["created"] == 1e9
 
 
-def test_entries_of_one_tenant(tmp_path: Path) -> None:
+def test_entries_are_filtered_by_tenant(tmp_path: Path) -> None:
     now = time.time()
     path = stored(
         tmp_path / "responses.db",
@@ -202,13 +202,13 @@ def test_entries_of_one_tenant(tmp_path: Path) -> None:
         assert [row["prompt"] for row in result("cache", "ls", "--store", path, "--tenant", tenant)] == [prompt]
     shown = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
     tenants = {line.split("\t")[4] for line in shown}
-    assert tenants == {"tenant", "one", "two", "0123456789abcdef"}
+    assert tenants == {"Tenant", "one", "two", "0123456789abcdef"}
     assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 1}
     assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 0}
     assert {row["prompt"] for row in result("cache", "ls", "--store", path)} == {"another's", "somebody's"}
 
 
-def test_keys_are_made_with_limits(tmp_path: Path) -> None:
+def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     limits = {
         "requests_per_minute": 5,
         "tokens_per_minute": 1000,
@@ -222,7 +222,7 @@ def test_keys_are_made_with_limits(tmp_path: Path) -> None:
     assert "2.0 KiB" in kvproxy("keys", "ls", "--data", tmp_path).stdout
 
 
-def test_a_dry_run_changes_nothing_and_a_soft_removal_leaves_stale_times(tmp_path: Path) -> None:
+def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: Path) -> None:
     now = time.time()
     entries = [make_entry(f"question {number}", created=now, stale_if_error=60.0, tags=("t",)) for number in range(3)]
     path = stored(tmp_path / "responses.db", *entries)
@@ -230,7 +230,7 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_leaves_stale_times(tmp_pat
     assert (meant["would_remove"], set(meant["ids"])) == (3, {entry.id for entry in entries})
     one = kvproxy("cache", "rm", entries[0].id, "--dry-run", "--store", path).stdout
     assert "question 0" in one
-    assert "1 responses would be removed; nothing was changed" in one
+    assert "would remove 1 response; nothing was changed" in one
     assert result("cache", "purges", "--store", path) == []
     assert result("cache", "rm", "--tag", "t", "--soft", "--yes", "--store", path) == {"removed": 3}
     assert result("cache", "rm", entries[0].id[:12], "--store", path) == {"removed": 1}

@@ -1,4 +1,4 @@
-"""kvproxy calibrate --stream: what it prints, writes and refuses."""
+"""kvproxy calibrate --stream."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def stream(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_reports_every_policy_as_json_and_plots(stream: Path, tmp_path: Path) -> None:
+def test_the_stream_report_contains_every_policy(stream: Path, tmp_path: Path) -> None:
     plot = tmp_path / "curve.svg"
     options = ["--max-error", "0.05", "--orders", "1", "--judge-error", "0.01", "--plot", str(plot), "--json"]
     run = CliRunner().invoke(app, ["calibrate", "--stream", str(stream), *options])
@@ -36,7 +36,7 @@ def test_it_reports_every_policy_as_json_and_plots(stream: Path, tmp_path: Path)
     assert plot.read_text().startswith("<?xml")
 
 
-def test_it_prints_a_table(stream: Path) -> None:
+def test_the_stream_report_is_a_table(stream: Path) -> None:
     run = CliRunner().invoke(app, ["calibrate", "--stream", str(stream), "--judge", "similarity", "--verifier", "none"])
     assert run.exit_code == 0, run.output
     assert "20 requests" in run.output
@@ -53,13 +53,13 @@ def test_it_prints_a_table(stream: Path) -> None:
         (["--stream", "STREAM", "PAIRS"], "a file of pairs, or a stream"),
     ],
 )
-def test_what_cannot_be_replayed_is_told(stream: Path, options: list[str], told: str) -> None:
+def test_invalid_stream_options_are_reported(stream: Path, options: list[str], told: str) -> None:
     run = CliRunner().invoke(app, ["calibrate", *(str(stream) if word == "STREAM" else word for word in options)])
     assert run.exit_code != 0
     assert told in str(run.output) + str(run.exception)
 
 
-def test_a_bad_line_is_named(tmp_path: Path) -> None:
+def test_an_invalid_line_of_a_stream_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"text": "a", "answer": "b"}\n{"text": "a"}\n')
     run = CliRunner().invoke(app, ["calibrate", "--stream", str(path)])

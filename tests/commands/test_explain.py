@@ -1,4 +1,4 @@
-"""kvproxy explain says what the proxy then does, for each API and each client."""
+"""kvproxy explain predicts the answering layer for each API and client."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.commands.bodies import PATHS, credentials
 from kvproxy.http.services import Services
-from kvproxy.offline.api_detection import api_of
+from kvproxy.offline.api_detection import detect_api
+from kvproxy.proxy_client.api_paths import PATHS, credentials
 from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.test_warm import Upstream
@@ -20,7 +20,7 @@ from tests.servers import run_app, run_proxy, until_stored
 Demo = tuple[str, Services]
 
 
-def test_each_layer_is_told_as_it_would_answer(demo: Demo) -> None:
+def test_explain_names_the_layer_that_would_answer(demo: Demo) -> None:
     url, system = demo[0], "You explain things. " * 30
     before = result("explain", "What is prefill?", "--system", system, url=url)
     assert before["layer"] == "none"
@@ -37,7 +37,7 @@ def test_each_layer_is_told_as_it_would_answer(demo: Demo) -> None:
     assert "diverges" in text
 
 
-def test_what_is_explained_as_stored_is_a_hit(demo: Demo) -> None:
+def test_a_request_explained_as_exact_is_a_hit(demo: Demo) -> None:
     url = demo[0]
     ask(url, "What is decode?", temperature=0)
     explained = result("explain", "What is decode?", "--temperature", 0, url=url)
@@ -51,13 +51,13 @@ def test_what_is_explained_as_stored_is_a_hit(demo: Demo) -> None:
     assert told["semantic"]["neighbours"][0]["id"] == explained["exact"]["id"]
 
 
-def test_a_client_s_key_decides_whose_responses_are_meant(demo: Demo) -> None:
+def test_the_api_key_selects_the_tenant(demo: Demo) -> None:
     url, question = demo[0], "What is a tenant's key?"
     ask(url, question, headers={"authorization": "Bearer own"})
     assert result("explain", question, "--api-key", "own", url=url)["layer"] == "exact"
     assert result("explain", question, url=url, OPENAI_API_KEY="own")["layer"] == "exact"
     foreign = kvproxy("explain", question, "--api-key", "another", url=url).stdout
-    assert "not stored, but another tenant has an equal request stored" in foreign
+    assert "not stored, but another tenant stored an identical request" in foreign
     public = kvproxy("explain", question, url=url).stdout
     assert "tenant     public" in public
     assert "another tenant" in public
@@ -74,7 +74,7 @@ BODIES: dict[ApiName, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("api", BODIES)
-def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: ApiName) -> None:
+def test_the_api_of_a_body_is_detected(demo: Demo, tmp_path: Path, api: ApiName) -> None:
     url, body = demo[0], {"model": "demo"} | BODIES[api]
     file = tmp_path / "body.json"
     file.write_text(json.dumps(body))
@@ -86,7 +86,7 @@ def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: ApiN
         assert (explained["api"], explained["layer"]) == (api, "exact")
     assert result("explain", "--file", file, "--api-key", "other", url=url)["other_tenants"]
     piped = kvproxy("explain", "--file", "-", "--api-key", key, url=url, stdin=file.read_bytes())
-    assert "This request is stored" in piped.stdout
+    assert "an identical request is stored" in piped.stdout
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_a_body_is_explained_as_what_it_is(demo: Demo, tmp_path: Path, api: ApiN
         ({}, None),
     ],
 )
-def test_the_fields_of_a_body_tell_its_api(body: dict[str, Any], api: ApiName | None) -> None:
-    assert api_of(body) == api
+def test_the_api_is_detected_from_the_fields_of_a_body(body: dict[str, Any], api: ApiName | None) -> None:
+    assert detect_api(body) == api
     assert {name: each.path for name, each in APIS.items()} == PATHS
 
 
-def test_an_admin_token_and_a_key_are_told_apart(tmp_path: Path) -> None:
+def test_the_admin_token_and_the_api_key_are_separate(tmp_path: Path) -> None:
     with run_app(Upstream().app()) as target:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False}, admin_token="secret")
         with run_proxy(settings) as (url, _):
@@ -138,7 +138,7 @@ def test_an_admin_token_and_a_key_are_told_apart(tmp_path: Path) -> None:
         (("--file", "no-such-file"), 3, "no file"),
         (("--file", "README.md"), 2, "README.md is not JSON"),
         (("--file", "."), 2, "cannot read ."),
-        (("--file", "README.md", "--system", "x"), 2, "goes with a prompt"),
+        (("--file", "README.md", "--system", "x"), 2, "needs a prompt"),
         (("x", "--api", "images"), 2, "--api"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> N
             unlisted = kvproxy("explain", "What is a model?", "--model", "nope", *form, url=url)
             assert (unlisted.returncode, unlisted.stdout, unlisted.stderr.count("\n")) == (3, "", 1)
             assert "'nope'" in unlisted.stderr
-            assert "lists m" in unlisted.stderr
+            assert "use one of m" in unlisted.stderr
         assert result("explain", "What is a model?", "--model", "m", url=url)["layer"] == "none"
         # A server may answer under names that it does not list.
         ask(url, "What is a model?", model="alias")

@@ -3,20 +3,20 @@
 import time
 from pathlib import Path
 
-from kvproxy.index.store import ResponseStore
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store import SqliteStore
+from kvproxy.index.store.opening import open_observations
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 
 
 def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     path, entry = tmp_path / "responses.db", make_entry("What is a block?", created=time.time())
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     store.put(entry)
     store.close()
 
     def rejected() -> int:
-        observations = SqliteObservations(path)
+        observations = open_observations(path)
         try:
             return observations.summary()["rejected"]
         finally:

@@ -51,7 +51,7 @@ def test_a_pinned_chain_outlives_pressure(url: str, tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "pinned" in refused.stdout
     assert "▓ pinned" in kvproxy("blocks", url=url).stdout
-    assert "no longer pinned" in kvproxy("blocks", "unpin", "rules", url=url).stdout
+    assert "unpinned rules" in kvproxy("blocks", "unpin", "rules", url=url).stdout
     assert "pinned" not in states(url)
     assert result("blocks", "reset", url=url)["reset"]
 
@@ -68,10 +68,10 @@ def test_a_pin_ends_by_itself_and_by_its_leaf(url: str) -> None:
     deadline = time.monotonic() + 30
     while "pinned" in states(url):
         assert time.monotonic() < deadline
-    assert kvproxy("blocks", "pins", url=url).stderr == "nothing is pinned\n"
+    assert kvproxy("blocks", "pins", url=url).stderr == "no pins\n"
 
 
-def test_what_cannot_be_pinned_is_said_in_one_line(url: str) -> None:
+def test_pin_errors_are_one_line(url: str) -> None:
     def failed(*arguments: object) -> tuple[int, str]:
         done = kvproxy("blocks", *arguments, url=url)
         assert done.stderr.count("\n") == 1, done.stderr
@@ -94,7 +94,7 @@ def test_pins_leave_room_for_the_longest_request(url: str) -> None:
         if done.returncode:
             break
     assert done.returncode == 2
-    assert "unpin others, or start with more blocks (--num-blocks)" in done.stderr
+    assert "remove a pin, or start with more blocks (--num-blocks)" in done.stderr
     for pin in result("blocks", "pins", url=url):
         kvproxy("blocks", "unpin", pin["name"], url=url)
 

@@ -1,11 +1,11 @@
-"""Files that commands write their results into: what cannot be written is told before the work, in a sentence."""
+"""Output files of commands are checked before the work."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from kvproxy.commands.files import PICTURES, check_place, writing
+from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors
 from kvproxy.errors import InvalidRequest, KvproxyError
 from tests.commands.run import kvproxy
 
@@ -25,7 +25,7 @@ PAIRS = json.dumps({"a": "one", "b": "two", "same": True}) + "\n"
         (["lint"], LOG, "--baseline"),
     ],
 )
-def test_a_missing_folder_is_told_before_the_work(
+def test_a_missing_folder_is_reported_before_the_work(
     arguments: list[str], content: str | None, option: str, tmp_path: Path
 ) -> None:
     given = TRACE
@@ -35,21 +35,24 @@ def test_a_missing_folder_is_told_before_the_work(
     missing = tmp_path / "missing" / "result.svg"
     done = kvproxy(*arguments, given, option, missing)
     assert done.returncode == 2
-    assert done.stderr == f"kvproxy: cannot write {missing}: there is no folder {missing.parent}; make it first\n"
+    assert done.stderr == f"kvproxy: cannot write {missing}: create the folder {missing.parent} first\n"
     assert done.stdout == ""
 
 
-def test_places_that_take_no_file(tmp_path: Path) -> None:
-    check_place(None, PICTURES)
-    check_place(tmp_path / "a.SVG", PICTURES)
-    check_place(Path("/dev/null"))
+def test_unwritable_files_are_reported(tmp_path: Path) -> None:
+    check_writable(None, PLOT_SUFFIXES)
+    check_writable(tmp_path / "a.SVG", PLOT_SUFFIXES)
+    check_writable(Path("/dev/null"))
     with pytest.raises(InvalidRequest, match=r"must end in \.png, \.svg or \.pdf"):
-        check_place(tmp_path / "a.gif", PICTURES)
+        check_writable(tmp_path / "a.gif", PLOT_SUFFIXES)
     with pytest.raises(InvalidRequest, match="name a file"):
-        check_place(tmp_path)
+        check_writable(tmp_path)
 
 
-def test_a_disk_that_takes_no_more_is_told_in_a_sentence() -> None:
+def test_a_full_disk_is_reported_in_one_sentence() -> None:
     full = Path("/dev/full")
-    with pytest.raises(KvproxyError, match="cannot write /dev/full: No space left on device"), writing(full):
+    with (
+        pytest.raises(KvproxyError, match="cannot write /dev/full: No space left on device"),
+        explain_write_errors(full),
+    ):
         full.write_text("x" * 10_000)

@@ -1,4 +1,4 @@
-"""Commands find the proxy of the same settings, and a proxy finds another one on its data folder."""
+"""Commands find the proxy by the settings; a data folder allows one proxy."""
 
 import json
 from pathlib import Path

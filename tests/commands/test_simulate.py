@@ -1,4 +1,4 @@
-"""kvproxy simulate as its users run it."""
+"""kvproxy simulate."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
     assert found["sizes"] == [500, 2000]
     assert found["bytes_per_token"] == 2 * 2 * 2 * 4 * 16
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "an endless pool hits" in kvproxy(*arguments).stdout
+    assert "hit rate of an unlimited pool" in kvproxy(*arguments).stdout
 
 
 def test_wrong_usage(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Watching a proxy at work."""
+"""kvproxy top."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from tests.processes import serve
 COLOURED = re.compile(rb"\x1b\[(\d+;)*([34][0-8]|9[0-7]|10[0-7])(;\d+)*m")
 
 
-def test_one_look_as_json(demo: Demo) -> None:
+def test_top_prints_json_lines(demo: Demo) -> None:
     url = demo[0]
     ask(url, "What is a token?", "For the test of top.")
 
@@ -48,11 +48,11 @@ def test_one_look_as_json(demo: Demo) -> None:
     assert looks[-1]["entries"] >= 1
 
 
-def test_one_look_as_a_table_where_nobody_watches(demo: Demo) -> None:
+def test_top_prints_a_table_in_a_pipe(demo: Demo) -> None:
     done = kvproxy("top", "--interval", 0.1, url=demo[0])
     assert done.returncode == 0, done.stderr
-    assert "first byte" in done.stdout
-    assert "pool" in done.stdout
+    assert "First byte" in done.stdout
+    assert "Pool" in done.stdout
 
 
 def test_no_proxy_is_one_line(demo: Demo) -> None:
@@ -64,7 +64,7 @@ def test_no_proxy_is_one_line(demo: Demo) -> None:
 def test_the_live_page_fits_80_columns_and_ends_with_ctrl_c(demo: Demo) -> None:
     ask(demo[0], "Is anything cut off?").raise_for_status()
     with top(demo[0], 80, lines=50) as screen:
-        text = screen.shows("first byte, ms", "in all", "stored", "prompt tokens)", "pool  ", "evictions", "question")
+        text = screen.shows("First byte, ms", "Total", "stored", "prompt tokens)", "Pool  ", "Evictions", "Question")
         assert re.search(r"\d\d:\d\d:\d\d  forward .* Is anything cut off\?", text)
         screen.press("\x03")
         assert screen.ended() == 0
@@ -78,7 +78,7 @@ def test_the_live_page_escapes_control_characters(tmp_path: Path) -> None:
     ):
         assert send(proxy.url, evil).status_code == 200
         with top(proxy.url, 200, lines=50) as screen:
-            screen.shows(r"evil \x1b]0;renamed\x07\x1b[31mred\x9b5A question", upstream, "prefix cache")
+            screen.shows(r"evil \x1b]0;renamed\x07\x1b[31mred\x9b5A question", upstream, "Prefix cache")
     assert b"\x1b]0;renamed" not in screen.sent
     assert b"\x1b[31m" not in screen.sent
     assert b"\xc2\x9b" not in screen.sent

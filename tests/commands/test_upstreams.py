@@ -1,4 +1,4 @@
-"""Commands about upstreams: taking one out, looking at them, resetting what they hold, and starting in front of them."""
+"""Commands for upstreams: list, drain, reset, doctor, serve."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ class Two:
         self.upstreams = upstreams
 
     def asked(self) -> list[int]:
-        """How many questions each upstream got since the last call."""
+        """Requests per upstream since the last call."""
         counts = [len(upstream.asked) for upstream in self.upstreams]
         for upstream in self.upstreams:
             upstream.asked.clear()
@@ -49,7 +49,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
             yield Two(url, [first, second], upstreams)
 
 
-def test_a_drained_upstream_gets_nothing_until_it_is_undrained(two: Two) -> None:
+def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
     (drained,) = result("upstreams", "drain", 1, url=two.url)
     assert (drained["url"], drained["state"]) == (two.targets[0], "draining")
     for number in range(6):
@@ -92,16 +92,16 @@ def admin(answers: dict[str, Any], asked: list[str]) -> Starlette:
 @pytest.mark.parametrize(
     ("done", "code", "says"),
     [
-        ({"reset": True, "pinned": 0, "used": 0, "engines": []}, 0, ["the prefix cache is empty now"]),
+        ({"reset": True, "pinned": 0, "used": 0, "engines": []}, 0, ["the prefix cache is empty"]),
         (
             {"reset": False, "pinned": 3, "used": 0, "engines": []},
             1,
-            ["refused: 3 blocks are pinned; blocks pins lists the pins, blocks unpin removes one"],
+            ["refused: 3 blocks are pinned; list pins with blocks pins, remove one with blocks unpin"],
         ),
         (
             {"reset": False, "pinned": 0, "used": 2, "engines": []},
             1,
-            ["refused: a request holds blocks; try again when it has ended"],
+            ["refused: a request uses blocks; try again when it has finished"],
         ),
         (
             {
@@ -114,11 +114,11 @@ def admin(answers: dict[str, Any], asked: list[str]) -> Starlette:
                 ],
             },
             1,
-            ["http://a: its prefix cache is empty now", "http://b: not reset (blocks are in use)"],
+            ["http://a: the prefix cache is empty", "http://b: not reset (blocks are in use)"],
         ),
     ],
 )
-def test_a_reset_tells_what_happened_at_each_engine(done: dict[str, Any], code: int, says: list[str]) -> None:
+def test_a_reset_reports_the_result_of_each_engine(done: dict[str, Any], code: int, says: list[str]) -> None:
     with run_app(admin({"/admin/blocks/reset": done}, [])) as url:
         told = kvproxy("blocks", "reset", url=url)
         assert (told.returncode, told.stdout.splitlines()) == (code, says)
@@ -127,19 +127,19 @@ def test_a_reset_tells_what_happened_at_each_engine(done: dict[str, Any], code: 
 
 
 @pytest.mark.parametrize("id", ["stats", "queue", "chains"])
-def test_a_block_is_never_another_route(demo: tuple[str, Services], id: str) -> None:
+def test_a_block_id_never_selects_another_route(demo: tuple[str, Services], id: str) -> None:
     done = kvproxy("blocks", "show", id, url=demo[0])
     assert (done.returncode, done.stdout) == (3, "")
 
 
-def test_another_server_at_the_url_is_told() -> None:
+def test_a_server_that_is_not_a_kvproxy_is_reported() -> None:
     async def page(request: Request) -> Response:
         return Response("<html>", media_type="text/html")
 
     with run_app(Starlette(routes=[Route("/{path:path}", page, methods=["GET", "POST", "DELETE"])])) as url:
         for arguments in (("blocks", "stats"), ("upstreams",), ("explain", "x", "--model", "m")):
             done = kvproxy(*arguments, url=url)
-            assert (done.returncode, "is no kvproxy" in done.stderr) == (1, True)
+            assert (done.returncode, "is not a kvproxy" in done.stderr) == (1, True)
         assert kvproxy("cache", "ls", url=url).returncode == 4
         checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--json", url=url).stdout)}
         assert "is no kvproxy" in checks["proxy"]["detail"]
@@ -168,7 +168,7 @@ def doctor(*upstreams: str, **environment: str) -> tuple[int, list[tuple[bool, s
     return done.returncode, [(check["ok"], check["detail"]) for check in checks], done.stdout
 
 
-def test_doctor_asks_each_upstream(tmp_path: Path) -> None:
+def test_doctor_checks_each_upstream(tmp_path: Path) -> None:
     basic = "Basic " + base64.b64encode(b"user:SECRET").decode()
     with run_app(Upstream().app()) as good, run_app(Guarded(basic).app()) as guarded:
         code, told, _ = doctor(good, "http://127.0.0.1:9")
@@ -183,7 +183,7 @@ def test_doctor_asks_each_upstream(tmp_path: Path) -> None:
         assert (code, "refuses the key" in told[0][1], "SECRET" in printed) == (1, True, False)
 
 
-def test_doctor_tells_of_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
+def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
     routing = {"health_interval": 0.05, "eject_after": 1}
     settings = load_settings(
         data=tmp_path,
@@ -204,7 +204,7 @@ def test_doctor_tells_of_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         assert "is not ready: cannot reach the upstream http://127.0.0.1:9" in told.stdout
 
 
-def test_a_url_that_no_request_can_go_to_is_refused_before_anything_is_loaded() -> None:
+def test_an_invalid_url_is_rejected_before_slow_imports() -> None:
     for arguments in (("serve", "--port", 0), ("doctor",)):
         done = kvproxy(*arguments, "--upstream", "127.0.0.1:8000")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -219,7 +219,7 @@ def test_serve_reads_the_settings_of_its_data_folder(demo: tuple[str, Services],
         assert (done.returncode, f"cannot listen on 127.0.0.1:{port}" in done.stderr) == (2, True), done.stderr
 
 
-def test_serve_tells_scripts_where_it_listens_and_nobody_a_secret(tmp_path: Path) -> None:
+def test_serve_prints_its_url_as_json_without_secrets(tmp_path: Path) -> None:
     arguments = command("serve", "--json", "--port", 0, "--data", tmp_path, "--no-semantic")
     environment = variables("", {"KVPROXY_UPSTREAM": "http://user:SECRET@127.0.0.1:9"})
     process = subprocess.Popen(

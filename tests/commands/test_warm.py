@@ -1,4 +1,4 @@
-"""Warming: how fast requests are sent, what is told of them, and what a cache gives to warm with."""
+"""kvproxy warm: rate, report, and requests from a cache."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.apis.api import ApiName
-from kvproxy.commands.bodies import PATHS, credentials
-from kvproxy.commands.warm_file import read_requests
-from kvproxy.commands.warm_run import Pace, Report, run
+from kvproxy.proxy_client.api_paths import PATHS, credentials
+from kvproxy.proxy_client.warm import Pace, WarmReport, send_all
+from kvproxy.proxy_client.warm_requests import read_requests
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.servers import run_app, run_proxy
@@ -64,21 +64,22 @@ class Upstream:
         return Starlette(routes=[*answered, Route("/v1/models", self.models)])
 
 
-def test_no_more_requests_a_second_than_allowed_and_keys_as_clients_send_them(tmp_path: Path) -> None:
+def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     upstream = Upstream()
     values = [{"path": "/v1/messages", "body": said(f"q{number}")} for number in range(6)]
-    requests = read_requests(lines(tmp_path / "x.jsonl", *values), "m", None).requests
-    report = Report()
+    file = lines(tmp_path / "x.jsonl", *values)
+    requests = read_requests(file, file.read_text(), "m", None).requests
+    report = WarmReport()
     with run_app(upstream.app()) as url:
         began = time.monotonic()
-        asyncio.run(run(requests, url, Pace(4, rate=20.0), "key", report))
+        asyncio.run(send_all(requests, url, Pace(4, rate=20.0), report, "key"))
     assert report.outcomes["forwarded"] == 6
     # From the start, since a busy machine may deliver the first request late.
     assert max(moment for moment, _, _ in upstream.asked) - began >= 5 / 20
     assert {key for _, _, key in upstream.asked} == {"key"}
 
 
-def test_the_most_valuable_entries_are_sent_again_or_elsewhere(tmp_path: Path) -> None:
+def test_the_most_valuable_entries_are_sent_first(tmp_path: Path) -> None:
     upstream, other = Upstream(), Upstream()
     with run_app(upstream.app()) as target, run_app(other.app()) as elsewhere:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
@@ -98,7 +99,7 @@ def test_the_most_valuable_entries_are_sent_again_or_elsewhere(tmp_path: Path) -
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
 
 
-def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> None:
+def test_refresh_renews_responses_of_the_own_tenant(tmp_path: Path) -> None:
     upstream = Upstream()
     with run_app(upstream.app()) as target:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
@@ -111,7 +112,7 @@ def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> No
             before = {entry["id"] for entry in result("cache", "ls", url=url)}
             done = kvproxy("warm", "--cache", "--refresh", "--api-key", "a", url=url)
             assert (done.returncode, done.stdout.split("\n")[1].split()[-1]) == (0, "2")
-            assert done.stderr == "1 responses of other tenants were left out: give their key with --api-key\n"
+            assert done.stderr == "skipped 1 response of other tenants: give their key with --api-key\n"
             after = result("cache", "ls", url=url)
             assert len(after) == 3
             assert len(before & {entry["id"] for entry in after}) == 1
@@ -121,7 +122,7 @@ def test_a_tenant_s_responses_are_renewed_with_its_own_key(tmp_path: Path) -> No
                 assert (none.returncode, "responses of other tenants were" in none.stderr) == (3, True)
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_sent(tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported_and_the_rest_is_sent(tmp_path: Path) -> None:
     upstream = Upstream()
     log = tmp_path / "log.jsonl"
     log.write_text(
@@ -154,7 +155,7 @@ def test_a_dash_is_standard_input() -> None:
         ("", 0),
     ],
 )
-def test_a_cache_that_stores_nothing_is_told(tmp_path: Path, status: str, code: int) -> None:
+def test_warm_fails_if_the_cache_stores_nothing(tmp_path: Path, status: str, code: int) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\ntwo")
     with run_app(Upstream(headers={"cache-status": status} if status else None).app()) as url:
@@ -164,7 +165,7 @@ def test_a_cache_that_stores_nothing_is_told(tmp_path: Path, status: str, code: 
         assert kvproxy("warm", prompts, "--prefix-only", url=url).returncode == 0
 
 
-def test_an_interrupted_run_and_a_lost_server_are_summed_up(tmp_path: Path) -> None:
+def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"question {number}" for number in range(500)))
     upstream = Upstream(seconds=0.02)
@@ -177,14 +178,14 @@ def test_an_interrupted_run_and_a_lost_server_are_summed_up(tmp_path: Path) -> N
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "interrupted: run warm again, which goes on from here\n")
+    assert (process.returncode, err) == (130, "interrupted: run the command again to continue\n")
     assert 2 <= json.loads(out)["computed_not_stored"] < 500
     done = kvproxy("warm", prompts, "--json", "--model", "m", url=url)
     assert (done.returncode, json.loads(done.stdout)["requests"]) == (4, 0)
     assert "stopped answering" in done.stderr
 
 
-def test_what_any_server_reports_of_its_own_cache_is_counted(tmp_path: Path) -> None:
+def test_reported_reuse_of_any_server_is_counted(tmp_path: Path) -> None:
     upstream = Upstream()
     app = Starlette(
         routes=[Route("/v1/chat/completions", upstream.chat, methods=["POST"]), Route("/v1/models", upstream.models)]
@@ -199,7 +200,7 @@ def test_what_any_server_reports_of_its_own_cache_is_counted(tmp_path: Path) -> 
             assert (report["prompt_tokens"], report["of_them_from_blocks"]) == (8, 2)
 
 
-def test_a_client_with_the_same_fields_and_tenant_finds_what_was_stored(tmp_path: Path) -> None:
+def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path: Path) -> None:
     file = tmp_path / "questions.txt"
     file.write_text("What is a block?\nWhat is LRU?\nWhat is a block?\n")
     upstream = Upstream()
@@ -210,8 +211,8 @@ def test_a_client_with_the_same_fields_and_tenant_finds_what_was_stored(tmp_path
             done = kvproxy("warm", file, "--model", "m", *options, url=url)
             assert done.returncode == 0, done.stderr
             facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
-            assert (facts["requests"], facts["duplicates"]) == ("2", "1")
-            assert facts["prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
+            assert (facts["Requests"], facts["Duplicates"]) == ("2", "1")
+            assert facts["Prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
             assert "temperature 0" in done.stdout
             assert "max_tokens 50, seed 7" in done.stdout
             body = said("What is LRU?", temperature=0, max_tokens=50, seed=7)
@@ -223,8 +224,8 @@ def test_a_client_with_the_same_fields_and_tenant_finds_what_was_stored(tmp_path
 
 
 @pytest.mark.parametrize("options", [["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]])
-def test_a_field_or_header_of_another_form_is_named(tmp_path: Path, options: list[str]) -> None:
+def test_malformed_fields_and_headers_are_reported(tmp_path: Path, options: list[str]) -> None:
     file = lines(tmp_path / "x.jsonl", said("q"))
     done = kvproxy("warm", file, "--model", "m", *options)
     assert done.returncode == 2
-    assert "as in" in done.stderr
+    assert "such as" in done.stderr

@@ -1,4 +1,4 @@
-"""The command lines of the documentation: where each is run, or why it is not."""
+"""The command lines of the documentation, and the tests that run them."""
 
 import re
 import shlex
@@ -27,6 +27,7 @@ NOT_RUN = {
     "kvproxy": "serves until it is stopped, or needs servers or files of the reader's own",
     "vllm": "a real engine: make test-engines",
     "llama-server": "a real engine: make test-engines",
+    "pipx": "installs a package; tests/structure/test_wheel.py installs the wheel",
     "pip": "changes the environment that runs the tests; the extras that it names are checked",
     "~/kvproxy-venv/bin/pip": "downloads gigabytes; tests/structure/test_wheel.py installs the wheel",
     "python3": "makes the reader's virtual environment",

@@ -1,4 +1,4 @@
-"""Every command line in the documentation is run by a test, or stands among the exceptions and names what there is."""
+"""Every command line of the documentation is run by a test, or is a checked exception."""
 
 import importlib.util
 import re
@@ -34,7 +34,7 @@ def wrong(arguments: list[str]) -> str | None:
     return None
 
 
-def test_the_check_notices_what_there_is_not() -> None:
+def test_the_check_finds_unknown_commands_and_options() -> None:
     assert wrong(["serve", "--upstream", "http://x"]) is None
     assert wrong(["cache", "rm", "--tag", "x"]) is None
     assert wrong(["log", "-f"]) is None
@@ -65,13 +65,13 @@ def test_every_line_is_run_or_an_exception() -> None:
     assert left == set(), "run them by a tour, or name the reason in tests/docs/command_lines.py"
 
 
-def test_the_tests_that_run_pages_are_there_and_no_exception_is_idle() -> None:
+def test_the_lists_of_pages_and_exceptions_are_current() -> None:
     assert [test for test in RUN.values() if not (ROOT / test).is_file()] == []
     unused = set(NOT_RUN) - {line.program for line in ALL}
     assert unused == set()
 
 
-def test_what_is_not_run_is_there() -> None:
+def test_targets_extras_and_modules_in_commands_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for line in ALL:

@@ -1,4 +1,4 @@
-"""What a page says that a command prints is what it prints."""
+"""The shown output of docs/logs.md is current."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ _BLOCKS = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
 def commands(page: str) -> list[tuple[str, str]]:
-    """Commands of a page, and what it says that they print."""
+    """Return the commands of a page with their shown output."""
     found = []
     for block in _BLOCKS.findall((ROOT / page).read_text()):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -23,7 +23,7 @@ def commands(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("command", "printed"), commands("docs/logs.md"))
-def test_what_is_shown_is_what_is_printed(
+def test_the_shown_output_is_current(
     command: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)

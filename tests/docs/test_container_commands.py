@@ -1,4 +1,4 @@
-"""The container commands of docs/deployment.md start a proxy; the part for kvproxy runs without a container engine."""
+"""The container commands of docs/deployment.md start a proxy, tested without a container engine."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Generated pages are fresh, and links inside the documentation lead somewhere."""
+"""Generated pages are current, and links in the documentation are valid."""
 
 import importlib.util
 import re

@@ -104,7 +104,7 @@ def main() -> int:
     longest = given.longest + given.tokens
     roomy = EngineSettings(block_size=size, num_blocks=20_000, max_batch_tokens=STEP, max_sequences=8)
     engine = EngineCore(loaded, roomy)
-    tight = roomy.model_copy(update={"num_blocks": 1 + int(1.2 * engine.manager.most_held(longest, STEP))})
+    tight = roomy.model_copy(update={"num_blocks": 1 + int(1.2 * engine.manager.max_blocks_in_use(longest, STEP))})
     wrong = 0
     small = EngineCore(loaded, tight)
     for name, each, leaving in (

@@ -60,7 +60,7 @@ def test_a_refused_chunk_leaves_no_hole_and_comes_later(room: float) -> None:
         driven.settle()
     # The steps of the answer brought the rest, a part at a time.
     assert prefix_saved(driven, store) == (10, 10)
-    assert driven.tiers.chain.figures()[0].dropped == 0
+    assert driven.tiers.chain.stats()[0].dropped == 0
     driven.engine.close()
 
 
@@ -85,7 +85,7 @@ def test_what_finds_no_room_to_the_end_is_counted_once() -> None:
     driven, store, gate = driven_with(2)
     driven.submit("a", PROMPT, 4)
     driven.run()
-    assert driven.tiers.chain.figures()[0].dropped == 10 - 2
+    assert driven.tiers.chain.stats()[0].dropped == 10 - 2
     gate.set()
     driven.settle()
     assert prefix_saved(driven, store) == (2, 2)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvproxy.blocks.groups import Kept
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.engine import attention
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.fused_layers import fuse
@@ -68,8 +68,8 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
     assert len({tuple(answer) for answer in expected}) > 4, "answers that do not depend on the prompt prove nothing"
     specs = [group.spec(4) for group in loaded.groups]
     # The longest request just fits the last pool.
-    least = 1 + KVCacheManager(1000, groups=specs).most_held(92 + ANSWER, 32)
-    pools: list[tuple[int, Kept]] = [(20 * least, "last"), (2 * least, "all"), (least, "all"), (least, "last")]
+    least = 1 + KVCacheManager(1000, groups=specs).max_blocks_in_use(92 + ANSWER, 32)
+    pools: list[tuple[int, CachedWindows]] = [(20 * least, "last"), (2 * least, "all"), (least, "all"), (least, "last")]
     for blocks, kept in pools:
         sizes = EngineSettings(num_blocks=blocks, block_size=4, max_batch_tokens=32, max_sequences=8, speculate=2)
         engine = EngineCore(loaded, sizes.model_copy(update={"cached_windows": kept}))

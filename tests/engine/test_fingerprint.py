@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.engine import attention
 from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
 from kvproxy.engine.models.loader import LoadedModel, prepare_model

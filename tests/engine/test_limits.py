@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.pins import PinsFull
+from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.limits import EngineLimits, validate_sampling
@@ -27,12 +27,12 @@ LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
     ("field", "value", "takes"),
     [
         ("top_k", 10**19, "-1 to 2147483647"),
-        ("top_k", -2, "whole number"),
-        ("top_k", 2.0, "whole number"),
-        ("top_k", True, "whole number"),
-        ("seed", 2**64, "whole number"),
-        ("seed", 1.5, "whole number"),
-        ("seed", "1", "whole number"),
+        ("top_k", -2, "integer"),
+        ("top_k", 2.0, "integer"),
+        ("top_k", True, "integer"),
+        ("seed", 2**64, "integer"),
+        ("seed", 1.5, "integer"),
+        ("seed", "1", "integer"),
         ("temperature", math.nan, "number from 0 to 100"),
         ("temperature", math.inf, "number from 0 to 100"),
         ("temperature", -0.1, "number from 0 to 100"),
@@ -145,6 +145,6 @@ def test_pins_leave_room_for_the_longest_request() -> None:
         answer(f"short {number}", [number] * 5)
         engine.pins.pin(f"pin {number}", CacheRequest("pin", [number] * 5))
     answer("one more", [100] * 5)
-    with pytest.raises(PinsFull):
+    with pytest.raises(PinLimitExceeded):
         engine.pins.pin("one more", CacheRequest("pin", [100] * 5))
     assert len(answer("long", list(range(31)))) == 1

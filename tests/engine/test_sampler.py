@@ -129,7 +129,7 @@ class Waits(TorchFunctionMode):
 
 def test_a_batch_waits_for_the_device_once_whatever_its_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # As on a GPU; on a CPU there is nothing to wait for.
-    monkeypatch.setattr(sampler, "likeliest", lambda logits: logits.argmax(dim=-1))
+    monkeypatch.setattr(sampler, "argmax_rows", lambda logits: logits.argmax(dim=-1))
     kinds = [
         SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.0, logprobs=0),

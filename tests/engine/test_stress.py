@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.blocks.pins import PinsFull
+from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
@@ -124,7 +124,7 @@ class Stress:
             self.flaky.failing = not self.flaky.failing
         if chance.random() < 0.02:
             prompt, _ = chance.choice(self.corpus)
-            with contextlib.suppress(PinsFull):
+            with contextlib.suppress(PinLimitExceeded):
                 engine.pins.pin(chance.choice("xy"), CacheRequest("pin", [*prompt, 0]))
         if chance.random() < 0.02:
             engine.pins.unpin(chance.choice("xy"))
@@ -135,7 +135,7 @@ class Stress:
         if self.driven.engine.is_stalled:
             self.driven.tiers.wait(0.02)
         self.driven.engine.step()
-        self.driven.engine.manager.check_integrity(self.driven.engine.pins.held())
+        self.driven.engine.manager.check_integrity(self.driven.engine.pins.holders())
 
     def run(self, requests: int) -> None:
         left = requests

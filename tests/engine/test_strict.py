@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.view import match
+from kvproxy.blocks.view import match_prefix
 from kvproxy.engine import attention
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.fused_layers import fuse
@@ -94,7 +94,7 @@ def test_a_hit_that_is_cut_to_whole_pieces_is_bit_exact_with_windows() -> None:
     driven.run()
     second = first[:50] + tokens(20)
     # What explain tells is what is reused.
-    assert match(driven.engine.manager, CacheRequest("explained", second)).matched_tokens == 32
+    assert match_prefix(driven.engine.manager, CacheRequest("explained", second)).matched_tokens == 32
     values, _ = ask(driven, "second", second)
     driven.run()
     assert driven.engine.manager.stats().hits == 32

@@ -37,9 +37,9 @@ def test_bad_chunks_are_computed_instead(harm: str) -> None:
     assert answers(driven, prompts, "back") == expected
     driven.settle()
     if harm in ("flip", "cut"):
-        assert driven.tiers.chain.figures()[0].damaged > 0
+        assert driven.tiers.chain.stats()[0].damaged > 0
     if harm == "failing":
-        assert driven.tiers.chain.figures()[0].hits == 0
+        assert driven.tiers.chain.stats()[0].hits == 0
     else:
         # A load ends at the first bad chunk, so each round may find one more of a chain; all are written again.
         damaged = [-1]
@@ -47,7 +47,7 @@ def test_bad_chunks_are_computed_instead(harm: str) -> None:
             driven.forget_pool()
             assert answers(driven, prompts, f"again{round}") == expected
             driven.settle()
-            damaged.append(driven.tiers.chain.figures()[0].damaged)
+            damaged.append(driven.tiers.chain.stats()[0].damaged)
         assert damaged[-1] == damaged[-2]
     driven.engine.close()
 
@@ -88,7 +88,7 @@ def test_redis_may_die_and_come_back(redis_server: RedisServer) -> None:
     began = time.monotonic()
     assert answers(driven, prompts, "down") == expected
     assert time.monotonic() - began < 30
-    assert driven.tiers.chain.figures()[0].errors > 0
+    assert driven.tiers.chain.stats()[0].errors > 0
     driven.engine.close()
 
 
@@ -100,7 +100,7 @@ def test_a_frozen_redis_is_passed_over(redis_server: RedisServer) -> None:
     assert answers(driven, prompts, "frozen") == expected
     # Three timeouts open the breaker; every request waiting for its own would take 8 x 0.2 s and more.
     assert time.monotonic() - began < 30
-    assert not driven.tiers.chain.figures()[0].available
+    assert not driven.tiers.chain.stats()[0].available
     driven.engine.close()
 
 
@@ -111,9 +111,9 @@ def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest
     def short(*arguments: object, **more: object) -> None:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr("kvproxy.engine.kv_connector.chunk_saver.Chunks.read", short)
+    monkeypatch.setattr("kvproxy.engine.kv_connector.chunk_saver.ChunkLayout.read", short)
     assert answers(driven, prompts, "cold") == expected
-    (row,) = driven.tiers.chain.figures()
+    (row,) = driven.tiers.chain.stats()
     assert (row.chunks, row.dropped > 0) == (0, True)
     driven.engine.close()
 
@@ -125,6 +125,6 @@ def test_chunks_that_are_no_whole_blocks_are_refused() -> None:
 
 def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None:
     for tiers, name in (({"host": "1KiB"}, "tiers.host"), ({"disk": tmp_path / "d", "disk_size": "1KiB"}, "disk_size")):
-        with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise it"):
+        with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise the limit"):
             Driven(tiny(), tiers)
     assert not (tmp_path / "d").exists()

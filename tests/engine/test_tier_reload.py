@@ -42,7 +42,7 @@ def test_tokens_equal_generate_under_eviction_pressure(blocks: int, tmp_path: Pa
     assert driven.engine.manager.stats().evictions > 50
     assert driven.engine.manager.stats().used == 0
     assert driven.hits()["host"] + driven.hits()["disk"] > 0
-    assert driven.tiers.chain.figures()[0].evictions > 0
+    assert driven.tiers.chain.stats()[0].evictions > 0
     driven.engine.close()
 
 

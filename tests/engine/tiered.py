@@ -78,7 +78,7 @@ class Driven:
         assert self.engine.manager.reset_prefix_cache()
 
     def hits(self) -> dict[str, int]:
-        return {row.name: row.hits for row in self.tiers.chain.figures()}
+        return {row.name: row.hits for row in self.tiers.chain.stats()}
 
 
 def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:

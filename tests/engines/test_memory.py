@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from kvproxy.settings import load_settings
-from kvproxy.upstreams.engine_reports.metrics import read_figures
+from kvproxy.upstreams.engine_reports.metrics import read_metrics
 from tests.engines.conftest import Table
 from tests.engines.running import HYBRID, Vllm, running
 from tests.servers import run_proxy
@@ -49,7 +49,7 @@ def test_a_long_request_holds_no_more_than_in_vllm(engines: Path, tmp_path: Path
     prompt = [chance.randrange(1000, 200_000) for _ in range(TOKENS)]
 
     def theirs() -> int:
-        figures = read_figures(httpx.get(f"{vllm.url}/metrics").raise_for_status().text)
+        figures = read_metrics(httpx.get(f"{vllm.url}/metrics").raise_for_status().text)
         assert figures is not None
         return round((figures.usage or 0.0) * (BLOCKS - 1))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import Put, ResponseStore
-from kvproxy.tiers.codec import header_bytes, seal, unseal
+from kvproxy.index.store import NewEntry, SqliteStore
+from kvproxy.tiers.codec import header_bytes, read_payload, write_header
 from kvproxy.tiers.disk import DiskStore
 from tests.faults.harness import Advance, Finding, Harness, Timer, main
 from tests.faults.lives import scratch
@@ -80,18 +80,18 @@ def harmed(data: bytes, generator: random.Random) -> bytes:
 def _store(folder: Path, seed: int) -> list[Entry]:
     """Responses with vectors and graphs, the last of them in the log only, and chunks."""
     folder.mkdir()
-    store, embedder = ResponseStore(folder / "open.db"), HashEmbedder()
+    store, embedder = SqliteStore(folder / "open.db"), HashEmbedder()
     entries = [
         make_entry(f"question {seed} {number}", id=f"{number:032x}", namespace="n0", response=b'"%d"' % number * 60)
         for number in range(_ENTRIES)
     ]
     near = SmallGraphs(store)
     for part in (entries[:100], entries[100:]):
-        puts = [Put(entry, embedder.embed([entry.prompt])[0], embedder.name) for entry in part]
+        puts = [NewEntry(entry, embedder.embed([entry.prompt])[0], embedder.name) for entry in part]
         near.apply(puts, store.put_many(puts))
         near.settle()
         if part[0] is entries[0]:
-            store._writer.execute("pragma wal_checkpoint(truncate)")
+            store.database._writer.execute("pragma wal_checkpoint(truncate)")
     near.close()
     # As a process leaves them that is killed: the log has not been put into the database.
     for file in folder.glob("open.db*"):
@@ -104,14 +104,14 @@ def _store(folder: Path, seed: int) -> list[Entry]:
     for number in range(_CHUNKS):
         name = name_of(number)
         buffer = bytearray(header_bytes(name)) + bytes([number]) * _PAYLOAD
-        seal(memoryview(buffer), name)
+        write_header(memoryview(buffer), name)
         chunks.put(name.key, buffer)
     return entries
 
 
 def _look_at_database(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
     try:
-        store = ResponseStore(folder / "r.db", clock=lambda: 2000.0)
+        store = SqliteStore(folder / "r.db", clock=lambda: 2000.0)
     except CacheStoreError:
         finding.counts["refused to open"] += 1
         return
@@ -138,7 +138,7 @@ def _same(one: Entry, other: Entry) -> bool:
 
 
 def _look_at_graphs(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
-    store, embedder = ResponseStore(folder / "r.db"), HashEmbedder()
+    store, embedder = SqliteStore(folder / "r.db"), HashEmbedder()
     near = SmallGraphs(store)
     kept = near._graphs.load("n0") is not None
     finding.counts["used" if kept else "made again"] += 1
@@ -156,7 +156,7 @@ def _look_at_chunks(folder: Path, entries: Sequence[Entry], finding: Finding) ->
     store = DiskStore(folder / "chunks", 1 << 30)
     for number in range(_CHUNKS):
         data = store.get(name_of(number).key)
-        payload = None if data is None else unseal(data, name_of(number))
+        payload = None if data is None else read_payload(data, name_of(number))
         assert payload is None or payload == bytes([number]) * _PAYLOAD, f"chunk {number} is torn"
         finding.counts["whole" if payload is not None else "passed over"] += 1
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.settings import load_settings
 from kvproxy.tiers.disk import DiskStore
 from tests.faults.proxies import ask, hit, stored
@@ -34,7 +34,7 @@ def test_the_store_agrees_with_a_naive_one(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, float]]
 ) -> None:
     now = [1.7e9]
-    store = ResponseStore(tmp_path_factory.mktemp("clock") / "r.db", clock=lambda: now[0], capacity=Capacity(entries=8))
+    store = SqliteStore(tmp_path_factory.mktemp("clock") / "r.db", clock=lambda: now[0], capacity=Capacity(entries=8))
     naive: dict[str, tuple[float, float]] = {}
     hits = 0
     for number, (step, value) in enumerate(steps):
@@ -42,12 +42,12 @@ def test_the_store_agrees_with_a_naive_one(
             now[0] += value
         elif step == "put":
             entry = make_entry(f"q{number % 12}", id=f"i{number}", created=now[0], expires=now[0] + value)
-            gone = {each.id for each in store.put(entry).gone}
+            gone = {each.id for each in store.put(entry).removed}
             naive = {id: times for id, times in naive.items() if id not in gone} | {
                 entry.id: (entry.created, entry.expires)
             }
         elif step == "hit" and naive:
-            store.touch(sorted(naive)[int(value) % len(naive)])
+            store.record_hit(sorted(naive)[int(value) % len(naive)])
             hits += 1
         else:
             store.flush()
@@ -59,7 +59,7 @@ def test_the_store_agrees_with_a_naive_one(
             found.id for key in {f"key of n q{each}" for each in range(12)} if (found := store.find(key)) is not None
         }
         assert served == alive
-        assert {head.id for head in store.heads(list(naive)).values() if head.freshness == "fresh"} == alive
+        assert {head.id for head in store.questions(list(naive)).values() if head.freshness == "fresh"} == alive
         assert store.count() == len(naive) <= 8
     assert sum(entry.hits for entry in store.ls()) <= hits
     store.close()
@@ -75,9 +75,9 @@ def test_what_was_stored_before_the_clock_was_set_back_is_computed_anew(
         with run_proxy(settings_) as (url, services):
             store = services.answerer.store
             monkeypatch.setattr(store, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer._recall, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer._shelf, "_clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer, "clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer._lookup, "_clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer._single_flight._writer, "_clock", lambda: now[0])
             assert stored(ask(url, "one"))
             assert hit(ask(url, "one"))
             for jump in (-3600.0, 7200.0, -3600.0, 400 * _DAY, -400 * _DAY):

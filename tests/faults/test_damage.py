@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.faults import damage
 from tests.faults.harness import passed
 from tests.index.entries import make_entry
@@ -26,7 +26,7 @@ def test_nothing_damaged_is_served() -> None:
 @pytest.mark.parametrize("column", ["response", "request", "prompt", "tenant", "namespace", "expires", "tags"])
 def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, column: str) -> None:
     """SQLite reads a page with another letter in it as if nothing were wrong, and it was served."""
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     for name in ("one", "two"):
         store.put(make_entry(name, id=name, namespace="nn", response=b'"the right answer"', tags=("t",)))
     with sqlite3.connect(tmp_path / "r.db") as damaging:
@@ -35,7 +35,7 @@ def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, colu
     damaging.close()
     with pytest.raises(StoreDamaged, match="one is damaged"):
         store.get("one")
-    assert "is damaged" in (store.condition.failure or "")
+    assert "is damaged" in (store.database.health.failure or "")
     assert [entry.id for entry in store.entries()] == [entry.id for entry in store.ls()] == ["two"]
     assert [entry.id for entry in store.missing_vectors("e", 10)] == ["two"]
     # A fresh answer takes its place.
@@ -45,7 +45,7 @@ def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, colu
 
 
 def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     store.put(make_entry("one", key="1" * 40))
     store.put(make_entry("two", key="2" * 40))
     store.close()
@@ -54,7 +54,7 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
     with sqlite3.connect(path) as connection:
         connection.execute("pragma writable_schema = on")
         (page,) = connection.execute(
-            "select rootpage from sqlite_master where name like 'idx_responses_key'"
+            "select rootpage from sqlite_master where name = 'sqlite_autoindex_responses_2'"
         ).fetchone()
         (size,) = connection.execute("pragma page_size").fetchone()
     connection.close()
@@ -67,7 +67,7 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
         .replace(b"x" * 40, b"2" * 40)
     )
     path.write_bytes(data[:start] + index + data[start + size :])
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     assert store.find("1" * 40) is None
     store.close()
 
@@ -76,8 +76,8 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize("bad", ["cast(x'fffe80' as text)", "'é~'", "7", "x'ff'"], ids=["utf-8", "text", "int", "blob"])
 @pytest.mark.parametrize("column", ["prompt", "tenant", "tags", "response", "sealed", "checksum", "model"])
 def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: str, bad: str, encrypted: bool) -> None:
-    def opened() -> ResponseStore:
-        return ResponseStore(tmp_path / "r.db", cipher=Cipher([bytes(32)]) if encrypted else None)
+    def opened() -> SqliteStore:
+        return SqliteStore(tmp_path / "r.db", cipher=Cipher([bytes(32)]) if encrypted else None)
 
     store = opened()
     for name in ("one", "two"):
@@ -91,7 +91,7 @@ def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: 
         with pytest.raises(CacheStoreError, match="one"):
             read("one")
     assert [entry.id for entry in (*store.entries(), *store.ls(), *store.missing_vectors("e", 9))] == ["two"] * 3
-    heads = store.heads(["one", "two"])
+    heads = store.questions(["one", "two"])
     assert heads["two"].prompt == "two"
     assert all(isinstance(head.prompt, str) for head in heads.values())
     assert {usage.entries for usage in store.usage("tenant")} <= {1, 2}
@@ -104,7 +104,7 @@ def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: 
 
 def test_a_damaged_schema_whose_error_cannot_be_decoded_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    ResponseStore(path).close()
+    SqliteStore(path).close()
     path.write_bytes(path.read_bytes().replace(b"CREATE INDEX", b"CR\xdfATE INDEX"))
     with pytest.raises(StoreDamaged, match="damaged"):
-        ResponseStore(path)
+        SqliteStore(path)

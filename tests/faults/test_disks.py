@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store import NewEntry, SqliteStore
 from kvproxy.settings import load_settings
 from tests.faults import disks
 from tests.faults.harness import passed
@@ -55,7 +55,7 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         told = [record for record in caplog.records if record.levelno >= logging.WARNING]
         lines = [record.levelname for record in told if record.getMessage().startswith("the store")]
         assert lines == ["ERROR", "WARNING"], caplog.text
-        store = ResponseStore(tmp_path / "responses.db")
+        store = SqliteStore(tmp_path / "responses.db")
         assert {entry.prompt for entry in store.ls()} == {"with room", *map(str, range(kept))}
         assert store.check() == kept + 1
         store.close()
@@ -63,12 +63,12 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
 
 def test_a_disk_that_can_only_be_read_is_told_at_the_start(tmp_path: Path) -> None:
     with on_small_disk(tmp_path, 1_000_000):
-        store = ResponseStore(tmp_path / "responses.db")
+        store = SqliteStore(tmp_path / "responses.db")
         store.put(make_entry())
         store.close()
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
         with pytest.raises(CacheStoreError, match="can be written to"):
-            ResponseStore(tmp_path / "responses.db")
+            SqliteStore(tmp_path / "responses.db")
 
 
 def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
@@ -94,7 +94,7 @@ def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
             assert state["status"] == "degraded"
             assert "failed" in state["store"]
         told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        assert sum(line.startswith("the store") and "no answer is stored" in line for line in told) == 1, caplog.text
+        assert sum(line.startswith("the store") and "no response is stored" in line for line in told) == 1, caplog.text
         assert sum(line.startswith("the journal") for line in told) == 1, caplog.text
         assert not any(record.exc_info for record in caplog.records), caplog.text
         disk.repair()
@@ -106,11 +106,11 @@ def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
 
 def test_an_index_that_cannot_be_saved_is_told_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk filled the log with tracebacks."""
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     (tmp_path / "r.db-index").write_text("a file where the folder belongs")
     near = SmallGraphs(store)
     entries = [make_entry(f"question {number}", namespace="n0") for number in range(100)]
-    puts = [Put(entry, HashEmbedder().embed([entry.prompt])[0], "hash") for entry in entries]
+    puts = [NewEntry(entry, HashEmbedder().embed([entry.prompt])[0], "hash") for entry in entries]
     near.apply(puts, store.put_many(puts))
     near.settle()
     assert near.search("n0", puts[7].vector, 1)[0][0].id == entries[7].id  # type: ignore[arg-type]
@@ -130,14 +130,14 @@ def on_small_disk(folder: Path, size: int) -> Iterator[disks.SmallDisk]:
 
 
 def test_hits_that_could_not_be_written_are_counted_later(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     store.put(make_entry(id="a"))
-    store.touch("a")
+    store.record_hit("a")
     path, away = tmp_path / "r.db", tmp_path / "away.db"
     path.rename(away)
     with pytest.raises(CacheStoreError):
         store.flush()
-    store.touch("a")
+    store.record_hit("a")
     away.rename(path)
     (entry,) = store.ls()
     assert entry.hits == 2

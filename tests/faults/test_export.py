@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from kvproxy.http.services import Services
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy
 from tests.faults.proxies import ask, stored
@@ -24,7 +24,7 @@ from tests.servers import run_proxy
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     path = tmp_path / "r.db"
-    opened = ResponseStore(path)
+    opened = SqliteStore(path)
     opened.put(make_entry("one"))
     opened.put(make_entry("two"))
     opened.close()
@@ -78,7 +78,7 @@ def test_a_pipe_gets_the_lines_and_stays_a_pipe(store: Path, tmp_path: Path) -> 
 def test_a_reader_that_leaves_is_told_in_a_line(store: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    opened = ResponseStore(store)
+    opened = SqliteStore(store)
     for number in range(40):
         opened.put(make_entry(f"long {number}", response=b'"' + b"x" * 20_000 + b'"'))
     opened.close()
@@ -123,7 +123,7 @@ def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path, kind: str) 
 
 def test_who_reads_slowly_holds_a_megabyte_of_entries_and_not_all(tmp_path: Path) -> None:
     """Five hundred entries were read at once, however large."""
-    opened = ResponseStore(tmp_path / "large.db")
+    opened = SqliteStore(tmp_path / "large.db")
     for number in range(10):
         opened.put(make_entry(f"long {number}", created=float(number), response=b'"' + b"x" * 400_000 + b'"'))
     reading = opened.entries()

@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import ResponseStore
-from kvproxy.index.store.sqlite import store as sqlite
+from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
 from tests.faults.proxies import ask, health, hit, stored
 from tests.index.entries import make_entry
@@ -37,8 +35,6 @@ def test_nothing_is_called_stored_in_a_deleted_file(
         assert health(url)["status"] == "ok"
         for file in tmp_path.glob("responses.db*"):
             shutil.rmtree(file) if file.is_dir() else file.unlink()
-        # What only reads looks for the files now and then.
-        time.sleep(2 * sqlite._LOOK_SECONDS)
         for question in ("one", "two", "two"):
             answer = ask(url, question)
             assert answer.status_code == 200
@@ -67,10 +63,10 @@ def test_nothing_is_called_stored_in_a_deleted_file(
 
 def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     backup, path = tmp_path / "backup.db", tmp_path / "r.db"
-    with_backup = ResponseStore(backup)
+    with_backup = SqliteStore(backup)
     with_backup.put(make_entry("from the backup"))
     with_backup.close()
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     store.put(make_entry("of today"))
     path.rename(tmp_path / "moved.db")
     backup.replace(path)
@@ -78,18 +74,18 @@ def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(CacheStoreError):
         store.put(make_entry("lost"))
     store.close()
-    again = ResponseStore(path)
+    again = SqliteStore(path)
     # The log of the old file still stood there, and SQLite would have written it over the new one.
     assert [entry.prompt for entry in again.ls()] == ["from the backup"]
     assert again.check() == 1
     again.close()
-    moved = ResponseStore(tmp_path / "moved.db")
+    moved = SqliteStore(tmp_path / "moved.db")
     assert [entry.prompt for entry in moved.ls()] == ["of today"]
     moved.close()
 
 
 def test_a_log_that_is_deleted_is_noticed(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     store.put(make_entry("one"))
     (tmp_path / "r.db-wal").unlink()
     with pytest.raises(CacheStoreError):

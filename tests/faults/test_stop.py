@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.faults.proxies import ask, proxy_process, stored
 from tests.servers import run_app
 
@@ -96,7 +96,7 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
     said = log.read_text()
     assert "Traceback" not in said
     assert "ERROR" not in said
-    store = ResponseStore(data / "responses.db")
+    store = SqliteStore(data / "responses.db")
     assert {entry.prompt for entry in store.ls()} == {"kept", *(f"soon {number}" for number in range(4))}
     store.close()
 
@@ -121,6 +121,6 @@ def test_a_second_ctrl_c_waits_for_nobody(upstream: tuple[str, Upstream], tmp_pa
     said = log.read_text()
     assert "Traceback" not in said
     assert "ERROR" not in said
-    store = ResponseStore(data / "responses.db")
+    store = SqliteStore(data / "responses.db")
     assert {entry.prompt for entry in store.ls()} == {"kept"}
     store.close()

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.http.services import Services
 from kvproxy.index import pending_writes as coming
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.pending_writes import Coming, OnTheWay
+from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.search import semantic_cache as semantic
-from kvproxy.index.store import Put, ResponseStore, Written
+from kvproxy.index.store import NewEntry, SqliteStore, WriteResult
 from kvproxy.settings import load_settings
 from tests.flow.test_decisions import CLOSE, FAR, QUESTION, Model, ask, checked, proxy
 from tests.servers import run_app, run_proxy, until_stored
@@ -36,13 +35,13 @@ PATIENT = 600.0
 @pytest.fixture
 def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """While it is clear, nothing is written."""
-    go, put_many = threading.Event(), ResponseStore.put_many
+    go, put_many = threading.Event(), SqliteStore.put_many
 
-    def held(self: ResponseStore, puts: Sequence[Put]) -> Written:
+    def held(self: SqliteStore, puts: Sequence[NewEntry]) -> WriteResult:
         assert go.wait(60)
         return put_many(self, puts)
 
-    monkeypatch.setattr(ResponseStore, "put_many", held)
+    monkeypatch.setattr(SqliteStore, "put_many", held)
     yield go
     go.set()
 
@@ -91,7 +90,7 @@ def test_an_answer_goes_out_while_its_store_hangs_and_answers_equal_requests(
 def test_who_asks_to_know_waits_and_is_told(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when(monkeypatch, Coming, "stored", go)
+    when(monkeypatch, PendingWrite, "stored", go)
     with held_proxy(tmp_path, go) as (url, services, _):
         assert "fwd=uri-miss; stored" in status(url, QUESTION, "confirm")
         assert services.answerer.store.count() == 1
@@ -100,7 +99,7 @@ def test_who_asks_to_know_waits_and_is_told(
 def test_a_similar_question_finds_the_answer_that_was_given_just_before_it(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when(monkeypatch, semantic, "wait_for", go)
+    when(monkeypatch, semantic.SemanticCache, "_is_near", go)
     with held_proxy(tmp_path, go, budget=PATIENT) as (url, _, _):
         assert makes_entry(status(url, QUESTION))
         assert "semantic" in status(url, CLOSE)
@@ -116,7 +115,7 @@ def test_a_similar_question_waits_for_no_store_that_hangs(tmp_path: Path, go: th
 def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coming, "_MOST_SECONDS", PATIENT)
+    monkeypatch.setattr(semantic, "_WRITES_SECONDS", PATIENT)
     with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
         assert makes_entry(status(url, "when does the next train to Oslo leave"))
@@ -124,35 +123,26 @@ def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
         assert services.answerer.store.count() == 0
 
 
-def test_nobody_waits_for_many_answers_on_their_way(tmp_path: Path, go: threading.Event) -> None:
-    with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _), ThreadPoolExecutor(5) as pool:
-        questions = [f"{FAR} number {number}" for number in range(5)]
-        assert all(map(makes_entry, pool.map(lambda each: status(url, each, "no-cache"), questions)))
-        assert len(services.answerer.cache.coming) == 5
-        assert makes_entry(status(url, QUESTION))
-        assert not go.is_set()
-
-
 def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coming, "_MOST_BYTES", 1)
+    monkeypatch.setattr(coming, "_MAX_BYTES", 1)
     with held_proxy(tmp_path, go, budget=0.05) as (url, services, _):
         status(url, QUESTION)
-        when(monkeypatch, OnTheWay, "room", go)
+        when(monkeypatch, PendingWrites, "wait_for_space", go)
         status(url, FAR)
         assert services.answerer.store.count() == 2
 
 
 async def test_an_answer_is_held_back_for_the_first_to_arrive_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coming, "_MOST_BYTES", 300)
-    way, arrivals = OnTheWay(), [asyncio.get_running_loop().create_future() for _ in range(5)]
+    monkeypatch.setattr(coming, "_MAX_BYTES", 300)
+    way, arrivals = PendingWrites(), [asyncio.get_running_loop().create_future() for _ in range(5)]
 
     async def arrive(arrival: "asyncio.Future[bool]") -> bool:
         return await arrival
 
     for number, arrival in enumerate(arrivals):
         entry = asyncio.get_running_loop().create_future()
-        way.add(Coming(f"key {number}", None, entry, asyncio.create_task(arrive(arrival)), 100))
-    waiting = asyncio.create_task(way.room())
+        way.add(PendingWrite(f"key {number}", None, entry, asyncio.create_task(arrive(arrival)), 100))
+    waiting = asyncio.create_task(way.wait_for_space())
     for arrival in arrivals[:2]:
         arrival.set_result(True)
         await asyncio.sleep(0.01)
@@ -162,17 +152,17 @@ async def test_an_answer_is_held_back_for_the_first_to_arrive_only(monkeypatch: 
     await asyncio.wait_for(waiting, 5)
     assert len(way) == 2
     # Nobody is held back now.
-    await asyncio.wait_for(way.room(), 5)
+    await asyncio.wait_for(way.wait_for_space(), 5)
     for arrival in arrivals[3:]:
         arrival.set_result(True)
-    await way.settled()
+    await way.wait()
 
 
 @pytest.mark.parametrize("soft", ["false", "true"])
 def test_a_purge_catches_what_is_on_its_way(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, soft: str
 ) -> None:
-    when(monkeypatch, OnTheWay, "settled", go)
+    when(monkeypatch, PendingWrites, "wait", go)
     with held_proxy(tmp_path, go) as (url, services, _):
         status(url, QUESTION)
         done = httpx.delete(f"{url}/admin/cache", params={"all": "true", "soft": soft}, timeout=30)
@@ -185,7 +175,7 @@ def test_a_purge_catches_what_is_on_its_way(
 def test_an_operator_finds_the_key_that_a_client_was_told(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    when(monkeypatch, OnTheWay, "settled", go)
+    when(monkeypatch, PendingWrites, "wait", go)
     with held_proxy(tmp_path, go) as (url, _, _):
         key = status(url, QUESTION).split('key="')[1].removesuffix('"')
         method = "POST" if path.endswith("pin") else "GET"
@@ -215,7 +205,7 @@ def test_a_stream_ends_before_it_is_stored_unless_its_client_asks_to_know(
         with run_proxy(settings) as (url, services):
             assert stream(QUESTION, "").endswith("data: [DONE]\n\n")
             assert services.answerer.store.count() == 0
-            when(monkeypatch, Coming, "stored", go)
+            when(monkeypatch, PendingWrite, "stored", go)
             assert stream(FAR, "confirm").endswith("data: [DONE]\n\n")
             assert services.answerer.store.count() == 2
 
@@ -225,12 +215,12 @@ def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(
 ) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
 
-        def failing(self: ResponseStore, puts: Sequence[Put]) -> Written:
-            with self.condition.watch("write"):
+        def failing(self: SqliteStore, puts: Sequence[NewEntry]) -> WriteResult:
+            with self.database.health.watch("write"):
                 raise CacheStoreError("no room")
 
         with monkeypatch.context() as patch:
-            patch.setattr(ResponseStore, "put_many", failing)
+            patch.setattr(SqliteStore, "put_many", failing)
             for question in (QUESTION, FAR):
                 answer = ask(url, question)
                 assert answer.status_code == 200
@@ -263,7 +253,7 @@ def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_tha
         services.answerer.cache._redact = redact
         # What may not be kept has no name.
         assert status(url, QUESTION) == "kvproxy; fwd=uri-miss"
-        when(monkeypatch, Coming, "entry", go)
+        when(monkeypatch, PendingWrite, "entry", go)
         assert ("exact" in status(url, QUESTION)) != refuses
         until_stored(services)
         assert services.answerer.store.count() == (not refuses)
@@ -272,13 +262,13 @@ def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_tha
 def test_a_proxy_that_ends_stores_what_is_on_its_way_first(tmp_path: Path, go: threading.Event) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
-        settled = services.answerer.cache.coming.settled
+        settled = services.answerer.cache.pending_writes.wait
 
         async def ending() -> None:
             go.set()
             await settled()
 
-        services.answerer.cache.coming.settled = ending  # type: ignore[method-assign]
-    again = ResponseStore(tmp_path / "responses.db")
+        services.answerer.cache.pending_writes.wait = ending  # type: ignore[method-assign]
+    again = SqliteStore(tmp_path / "responses.db")
     assert again.count() == 1
     again.close()

@@ -78,5 +78,5 @@ def test_who_takes_only_a_cached_answer_has_all_the_time(tmp_path: Path, slow: t
 def test_comparisons_that_are_dropped_behind_the_answers_are_counted(tmp_path: Path) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
         assert services.answerer.semantic is not None
-        services.answerer.semantic.behind.dropped = 3
+        services.answerer.semantic.deferred.dropped = 3
         assert 'kvproxy_compared_answers{result="dropped"} 3.0' in httpx.get(f"{url}/metrics").text

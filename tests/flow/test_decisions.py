@@ -27,9 +27,8 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.sqlite.observations import SqliteObservations
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings, load_settings
 from tests.index.doubles import HashEmbedder, OverlapVerifier
@@ -69,14 +68,15 @@ def proxy(
     model = Model()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", model.chat, methods=["POST"])])) as upstream:
         settings = load_settings(data=path, upstream=upstream, cache={"judge": "equality"} | cache)
-        store, observations = ResponseStore(settings.store_path), SqliteObservations(settings.store_path)
+        store = SqliteStore(settings.store_path)
+        observations = store.observations
         decides = policy(observations) if callable(policy) else policy
         # Above every chance: nothing is explored.
         semantic = SemanticCache(store, HashEmbedder(), decides, observations, chance=lambda: 0.999)
         semantic.rebuild()
         built = build_backend(settings)
         observer = make_observer(semantic, built.backend, settings.cache)
-        cache = ResponseCache(store, semantic, observations)
+        cache = ResponseCache(store, semantic)
         answerer = Answerer(built.backend, cache, settings.cache, observer=observer)
         services = Services(settings, answerer, Metrics(), built, Clients(settings))
         with run_app(create_app(services)) as url:
@@ -98,9 +98,7 @@ def stats(url: str) -> dict[str, Any]:
 
 
 def observed(services: Services) -> Observations:
-    found = services.answerer.cache.observations
-    assert found is not None
-    return found
+    return services.answerer.store.observations
 
 
 def compared(services: Services, count: int) -> None:
@@ -222,7 +220,7 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
         assert told["max_error"] == 0.2
         metrics = httpx.get(f"{url}/metrics").text
         assert 'kvproxy_learned{of="observations"}' in metrics
-        classes = services.answerer.store.heads([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
+        classes = services.answerer.store.questions([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
         assert len({head.answer for head in classes.values()}) == len(set(model.answers.values()))
 
 

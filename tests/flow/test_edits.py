@@ -75,7 +75,7 @@ def test_what_cannot_be_moved_is_left_where_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "fix"), [("a(b", "no regular expression"), ("ab", "0 groups"), ("(a)(b)", "2 groups")]
+    ("pattern", "fix"), [("a(b", "is not a regular expression"), ("ab", "0 groups"), ("(a)(b)", "2 groups")]
 )
 def test_a_pattern_needs_one_group(tmp_path: Path, pattern: str, fix: str) -> None:
     with pytest.raises(SettingsError, match=fix):

@@ -12,7 +12,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.flow.keys import cache_key, tenant_of
-from kvproxy.ruled import Ruled
+from kvproxy.request_rule import RequestRule
 from kvproxy.settings.access import TENANT_HEADERS
 from tests.requests import api_request
 
@@ -123,7 +123,7 @@ def test_log_probabilities_of_prompts_are_kept_as_whole_answers_only(name: ApiNa
         ({"prompt_logprobs": None, "stream": True}, True),
         ({"stream": True}, True),
     ):
-        assert api.cacheable(body) == cacheable  # type: ignore[arg-type]
+        assert api.is_cacheable(body) == cacheable  # type: ignore[arg-type]
 
 
 def test_a_marker_that_is_written_with_escapes_is_one_too() -> None:
@@ -209,7 +209,7 @@ def test_whole_numbers_are_one_as_far_as_floats_are_exact() -> None:
 def test_fields_that_a_rule_ignores_or_names() -> None:
     def exact(body: dict[str, Any], headers: dict[str, str] | None = None, **ruled: tuple[str, ...]) -> str:
         request = api_request({"model": "m", "prompt": "p"} | body, "completions", headers, tenant="t")
-        control = dataclasses.replace(request.control, ruled=Ruled(**ruled)) if ruled else request.control  # type: ignore[arg-type]
+        control = dataclasses.replace(request.control, rule=RequestRule(**ruled)) if ruled else request.control  # type: ignore[arg-type]
         return cache_key(dataclasses.replace(request, control=control), "x").exact
 
     ignored = ("trace", "metadata_.run", "metadata_.deep.x", "gone.y", "seed.z")

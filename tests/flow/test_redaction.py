@@ -139,8 +139,8 @@ def test_a_result_that_is_no_text_is_refused() -> None:
 @pytest.mark.parametrize(
     ("redaction", "expected"),
     [
-        ({"patterns": ["("]}, "no regular expression"),
-        ({"patterns": ["x*"]}, "fits the empty text"),
+        ({"patterns": ["("]}, "not a regular expression"),
+        ({"patterns": ["x*"]}, "matches the empty text"),
         ({"function": "os.system"}, "package.module:function"),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_replacement_is_taken_as_it_is_and_nothing_redacts_nothing() -> None:
 
 
 def test_a_journal_in_clear_and_encryption_exclude_each_other() -> None:
-    with pytest.raises(SettingsError, match=r"journal.text would keep the words of requests in clear"):
+    with pytest.raises(SettingsError, match=r"journal.text would store plain text"):
         load_settings(encryption={"key_env": "X"}, journal={"text": "beginning"})
     load_settings(encryption={"key_env": "X"}, journal={"text": "beginning", "enabled": False})
     load_settings(encryption={"key_env": "X"})
@@ -166,7 +166,7 @@ def test_a_journal_in_clear_and_encryption_exclude_each_other() -> None:
 def test_chunks_in_clear_and_redaction_exclude_each_other(tmp_path: Path) -> None:
     redaction = {"patterns": [MAIL]}
     for tiers in ({"disk": tmp_path}, {"redis": "redis://localhost"}):
-        with pytest.raises(SettingsError, match="unredacted and in clear: set"):
+        with pytest.raises(SettingsError, match="unredacted prompt tokens in plain text: set"):
             load_settings(redaction=redaction, tiers=tiers)
         load_settings(redaction=redaction, tiers=tiers, encryption={"key_env": "X"})
     load_settings(redaction=redaction, tiers={"host": 1 << 20})

@@ -12,7 +12,7 @@ from kvproxy.errors import UpstreamUnreachable
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.single_flight import STEP, SharedRequest, SharedRequests
 from kvproxy.index.entry import Entry
-from kvproxy.index.pending_writes import Coming
+from kvproxy.index.pending_writes import PendingWrite
 from tests.index.entries import make_entry
 
 PARTS = [b"a", b"b", b"c"]
@@ -29,12 +29,12 @@ class Recorder:
     def push(self, source: BackendResponse, chunk: bytes) -> bool:
         return source.reader.push(chunk)
 
-    async def finish(self, source: BackendResponse) -> Coming | None:
+    async def finish(self, source: BackendResponse) -> PendingWrite | None:
         assert self._source.kept == PARTS
         self._source.finished += 1
         known: asyncio.Future[Entry | None] = asyncio.get_running_loop().create_future()
         known.set_result(make_entry(id="an entry"))
-        return Coming("key", None, known, asyncio.create_task(self._source.stored.wait()))
+        return PendingWrite("key", None, known, asyncio.create_task(self._source.stored.wait()))
 
 
 class Source:

@@ -37,7 +37,7 @@ from kvproxy.http.services import Services
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Filter, ResponseStore
+from kvproxy.index.store import EntryFilter, SqliteStore
 from kvproxy.journal.journal import open_journal
 from kvproxy.journal.reader import Query
 from kvproxy.journal.record import Record
@@ -88,7 +88,7 @@ class Proxy:
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
 
     def stored(self, question: str) -> Any:
-        (entry,) = self.services.answerer.store.ls(Filter(prompt=question))
+        (entry,) = self.services.answerer.store.ls(EntryFilter(prompt=question))
         return entry
 
 
@@ -105,7 +105,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     with run_app(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as upstream:
         settings = load_settings(data=path, upstream=upstream, cache=cache, routing={"eject_after": 10_000})
         proxy = Proxy("", None, model)  # type: ignore[arg-type]
-        store = ResponseStore(settings.store_path, clock=lambda: proxy.now)
+        store = SqliteStore(settings.store_path, clock=lambda: proxy.now)
         semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8, guards=()))
         built = build_backend(settings)
         journal = open_journal(path, settings.journal, store, lambda: proxy.now)

@@ -92,7 +92,7 @@ def large_chunks(device: torch.device) -> Figures:
     settled = time.perf_counter() - began
     engine.manager.reset_prefix_cache()
     again, warm = seven.answer(engine, prompt, 2)
-    (host,) = engine.tiers.chain.figures()
+    (host,) = engine.tiers.chain.stats()
     arena = engine.tiers._chunks._arena
     held = host.bytes / max(1, host.chunks)
     figures = {

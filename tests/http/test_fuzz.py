@@ -207,7 +207,7 @@ def test_one_request_at_a_time(bench: Bench, case: tuple[str, bool, tuple[Script
     assert stored == 1 if good else stored in (0, 1)
     if stored:
         entry = bench.services.answerer.store.ls(limit=1)[0]
-        assert APIS[name].keeps(json.loads(entry.response), {"max_tokens": 1}), "something partial was stored"
+        assert APIS[name].is_storable(json.loads(entry.response), {"max_tokens": 1}), "something partial was stored"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -233,7 +233,7 @@ def test_many_at_once_some_of_which_leave(bench: Bench, seed: int) -> None:
     asyncio.run(all_of_them())
     bench.nothing_is_left()
     for entry in bench.services.answerer.store.ls():
-        assert APIS[entry.endpoint].keeps(json.loads(entry.response), {"max_tokens": 1})
+        assert APIS[entry.endpoint].is_storable(json.loads(entry.response), {"max_tokens": 1})
 
 
 def _random_case(chance: random.Random) -> tuple[str, bool, Script]:

@@ -16,7 +16,7 @@ from kvproxy.clients import add_client, all_clients, clients_file, digest, remov
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http.access import clients
 from kvproxy.http.server import serve
-from kvproxy.index.store.eviction import entry_bytes
+from kvproxy.index.store import NewEntry
 from kvproxy.settings import Settings, load_settings
 from tests.servers import run_app, run_proxy
 from tests.statuses import makes_entry
@@ -111,7 +111,7 @@ def test_a_proxy_whose_last_client_has_gone_stays_closed(
     tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """It was open to everybody, with the operator's key."""
-    monkeypatch.setattr(clients, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "_CHECK_SECONDS", 0.0)
     found = settings(tmp_path, seen[0])
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):
@@ -162,7 +162,7 @@ def test_users_of_one_client_share_what_it_may_store(tmp_path: Path, seen: tuple
             assert post(url, x_api_key=key, x_forwarded_user=str(number), cache_control="confirm").status_code == 200
         kept = services.answerer.store.ls()
         assert 0 < len(kept) < 40
-        assert sum(entry_bytes(entry, 0) for entry in kept) <= 4000
+        assert sum(NewEntry(entry).size for entry in kept) <= 4000
 
 
 def test_a_client_that_asks_too_much_is_told_when_to_come_back(

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.checks.installation import _data
-from kvproxy.index.private_files import private_folder
+from kvproxy.index.private_files import make_private_folder
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
 from tests.commands.run import kvproxy
@@ -77,7 +77,7 @@ def test_a_program_that_uses_the_library_makes_no_file_that_others_can_read(tmp_
 
 def test_a_folder_that_is_everybodys_on_purpose_is_left_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    private_folder(tmp_path)
+    make_private_folder(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
 
 
@@ -95,5 +95,5 @@ def test_doctor_tells_what_others_can_read(tmp_path: Path) -> None:
 def test_a_private_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
     made = tmp_path / "above" / "below"
     for _ in range(2):
-        private_folder(made)
+        make_private_folder(made)
         assert stat.S_IMODE(made.stat().st_mode) == 0o700

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from kvproxy.clients import add_client
 from kvproxy.flow.quota_charges import estimate
-from kvproxy.http.access.buckets import Bucket, duration
 from kvproxy.settings import Settings, load_settings
+from kvproxy.token_bucket import TokenBucket, duration
 from tests.polling import until
 from tests.servers import run_app, run_proxy
 from tests.statuses import makes_entry
@@ -84,7 +84,7 @@ def remaining(answer: httpx.Response) -> int:
 @pytest.fixture
 def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets do not fill while a test runs."""
-    monkeypatch.setattr("kvproxy.http.access.quotas.Bucket", partial(Bucket, clock=lambda: 0.0))
+    monkeypatch.setattr("kvproxy.http.access.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
 
 
 @pytest.mark.usefixtures("no_time")
@@ -221,7 +221,7 @@ def test_the_names_of_clients_in_metrics_are_bounded() -> None:
 @given(st.integers(1, 10_000), st.lists(st.tuples(st.floats(0, 100), st.integers(-500, 2000))))
 def test_a_bucket_against_its_definition(per_minute: int, steps: list[tuple[float, int]]) -> None:
     now = [0.0]
-    bucket = Bucket(per_minute, lambda: now[0])
+    bucket = TokenBucket(per_minute, lambda: now[0])
     level = float(per_minute)
     for seconds, units in steps:
         now[0] += seconds
@@ -231,7 +231,7 @@ def test_a_bucket_against_its_definition(per_minute: int, steps: list[tuple[floa
         assert (wait == 0) == (level >= units) or wait < 1e-6
         bucket.take(units)
         level = min(per_minute, level - units)
-        told = bucket.told("tokens")
+        told = bucket.headers("tokens")
         assert 0 <= int(told["x-ratelimit-remaining-tokens"]) <= per_minute
 
 

@@ -23,8 +23,8 @@ from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.rules import Rules, matches
 from kvproxy.settings import load_settings
-from kvproxy.settings.lines import line_of
 from kvproxy.settings.rules import RuleSettings
+from kvproxy.settings.toml_lines import line_of
 from tests.commands.run import kvproxy, result
 from tests.http.test_lifetimes import process
 from tests.http.test_upstream import PARTS
@@ -150,7 +150,7 @@ def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None
     headers = {"cache-control": "similarity=0.95, max-error=0.5, level=0.7"}
     control = rules.apply(api_request({"model": "m"}, headers=headers)).control
     assert (control.limits.similarity, control.limits.max_error, control.limits.level) == (0.95, 0.01, 0.7)
-    assert not control.ruled.semantic
+    assert not control.rule.semantic
 
 
 TEXT = st.sampled_from(["m", "m1", "x", "client:m", ""])
@@ -309,16 +309,16 @@ def test_a_rule_or_a_request_paces_the_stream_of_a_hit(upstream: str, tmp_path: 
         assert events(x_kvproxy_pace="5000") == (True, whole)
         assert events(x_team="ours", x_kvproxy_pace="0") == (False, whole)
         refused = client.post("/v1/chat/completions", json=body, headers={"x-kvproxy-pace": "fast"})
-        assert (refused.status_code, "tokens a second" in refused.text) == (400, True)
+        assert (refused.status_code, "tokens per second" in refused.text) == (400, True)
 
 
 @pytest.mark.parametrize(
     ("sets", "line", "why"),
     [
-        ("policy = 'learned'", 6, "needs cache.policy"),
+        ("policy = 'learned'", 6, "requires cache.policy"),
         ("edits = ['none']", 6, "there is no edit 'none'"),
-        ("ignore = ['messages']", 6, "messages says what is asked"),
-        ("key_headers = ['Authorization']", 6, "says who asks"),
+        ("ignore = ['messages']", 6, "messages is a part of the question"),
+        ("key_headers = ['Authorization']", 6, "identifies the tenant"),
         ("stale_if_error = -1", 6, "greater than or equal"),
         ("journal_text = 'some'", 6, "'beginning' or 'all'"),
     ],

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from kvproxy.encryption import Cipher
-from kvproxy.index.store import ResponseStore, Store
+from kvproxy.index.store import SqliteStore, Store
 from kvproxy.index.store.postgres.store import PostgresStore
 
 MakeStore = Callable[..., Any]
@@ -62,7 +62,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
             last = last if again else f"{next(names)}.db"
             if request.param == "encrypted":
                 options = {"cipher": CIPHER} | options
-            store: Store = ResponseStore(tmp_path / last, **options)
+            store: Store = SqliteStore(tmp_path / last, **options)
         else:
             url = request.getfixturevalue("postgres")
             if not again:

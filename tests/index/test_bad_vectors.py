@@ -11,11 +11,10 @@ import pytest
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import SentenceEmbedder, load_embedder
 from kvproxy.index.policies.policy import Neighbour
-from kvproxy.index.policies.screen import screen
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.batching import MicroBatcher
+from kvproxy.index.search.embedding_cache import EmbeddingCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore, Store
+from kvproxy.index.store import SqliteStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -73,7 +72,7 @@ def test_a_broken_embedder_stops_a_start_and_spoils_nothing(tmp_path: Path) -> N
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             raise RuntimeError("out of memory")
 
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     store.put(make_entry())
     with pytest.raises(EmbedderError, match="out of memory"):
         cache(store, Broken()).rebuild()
@@ -82,7 +81,7 @@ def test_a_broken_embedder_stops_a_start_and_spoils_nothing(tmp_path: Path) -> N
 
 
 async def test_vectors_of_any_length_are_compared_by_their_angle(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     semantic = cache(store)
     await semantic.insert(make_entry("long words of a question"))
     found = await semantic.lookup("n", "long words of a question")
@@ -90,50 +89,34 @@ async def test_vectors_of_any_length_are_compared_by_their_angle(tmp_path: Path)
     store.close()
 
 
-async def test_one_text_that_fails_costs_the_others_nothing() -> None:
-    batcher = MicroBatcher(Odd())
+async def test_a_text_that_fails_does_not_fail_other_lookups(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "r.db")
+    semantic = SemanticCache(store, Odd(), ThresholdPolicy(0.9, guards=()))
+    await semantic.insert(make_entry("text"))
     texts = ["raises here", *(f"text {number}" for number in range(20)), "nan here"]
-    results = await asyncio.gather(*map(batcher.embed, texts), return_exceptions=True)
+    results = await asyncio.gather(*(semantic.lookup("n", text) for text in texts), return_exceptions=True)
     assert [isinstance(result, EmbedderError) for result in results] == [True, *[False] * 20, True]
-
-
-async def test_nobody_waits_for_a_whole_crowd() -> None:
-    batches: list[int] = []
-
-    class Counting(HashEmbedder):
-        def embed(self, texts: Sequence[str]) -> np.ndarray:
-            batches.append(len(texts))
-            return super().embed(texts)
-
-    batcher = MicroBatcher(Counting())
-    first, *others = [asyncio.create_task(batcher.embed(f"text {number}")) for number in range(200)]
-    await first
-    assert not others[-1].done()
-    await asyncio.gather(*others)
-    assert max(batches) <= 32
-    assert sum(batches) == 200
+    store.close()
 
 
 @pytest.mark.parametrize("shape", [(1, 63), (2, 64), (64,)])
-async def test_another_shape_is_told(shape: tuple[int, ...]) -> None:
+def test_an_error_names_another_shape(shape: tuple[int, ...]) -> None:
     class Wrong(HashEmbedder):
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             return np.ones(shape, np.float32)
 
-    with pytest.raises(EmbedderError, match="was expected"):
-        await MicroBatcher(Wrong()).embed("text")
+    with pytest.raises(EmbedderError, match="instead of"):
+        EmbeddingCache(Wrong()).vector("text")
 
 
 def test_what_is_no_number_is_not_close() -> None:
-    (decision,) = screen("one", [Neighbour("one", float("nan"))], 0.5, ())
-    assert decision is not None
     (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))]).decisions
     assert served.verdict == "below threshold"
 
 
 @pytest.mark.parametrize("text", ["What does 👍 mean?", "Translate 貓 to English", "สวัสดี แปลว่าอะไร", "so on, " * 60])
 async def test_what_the_embedder_does_not_read_is_answered_from_equal_requests_only(tmp_path: Path, text: str) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, load_embedder(), ThresholdPolicy(0.8, guards=()))
     assert not semantic.reads(text)
     assert semantic.reads("What does it mean?")
@@ -194,7 +177,7 @@ def model_in(folder: Path, width: int, seed: int) -> None:
 async def test_another_model_in_the_same_folder_starts_with_its_own_vectors(tmp_path: Path, width: int) -> None:
     folder = tmp_path / "model"
     model_in(folder, 32, seed=0)
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     first = cache(store, load_embedder(str(folder)))
     await first.insert(make_entry("What is a block?"))
     again = load_embedder(str(folder))

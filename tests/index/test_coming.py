@@ -1,13 +1,12 @@
 """Answers on their way to the store, as those see them who wait."""
 
 import asyncio
-import time
 
 import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.pending_writes import Coming, OnTheWay
+from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from tests.index.entries import make_entry
 
 
@@ -26,29 +25,23 @@ def _known(entry: Entry | None) -> "asyncio.Future[Entry | None]":
 @pytest.mark.parametrize("kept", [True, False, CacheStoreError("the disk is full")])
 async def test_an_entry_has_an_id_until_it_is_known_not_to_be_kept(kept: bool | Exception) -> None:
     entry = make_entry()
-    coming = Coming("key", "n", _known(entry), asyncio.create_task(_ended(kept)))
+    coming = PendingWrite("key", "n", _known(entry), asyncio.create_task(_ended(kept)))
     assert coming.id == entry.id
     assert await coming.stored() is (kept is True)
     assert coming.id == (entry.id if kept is True else None)
 
 
 async def test_what_must_not_be_stored_has_no_id() -> None:
-    coming = Coming("key", "n", _known(None), asyncio.create_task(_ended(True)))
+    coming = PendingWrite("key", "n", _known(None), asyncio.create_task(_ended(True)))
     assert coming.id is None
     await coming.stored()
     assert (coming.id, coming.question) == (None, None)
 
 
-@pytest.mark.parametrize(("seconds", "patience"), [(0.03, 0.0225), (0.4, 0.3), (60.0, 1.0), (None, 1.0)])
-async def test_a_lookup_waits_for_others_for_a_part_of_its_time(seconds: float | None, patience: float) -> None:
-    way = OnTheWay()
-    task = asyncio.create_task(_ended(True))
-    coming = Coming("key", "n", _known(make_entry()), task)
-    way.add(coming)
-    began = time.monotonic()
-    writes = way.writes("n", seconds)
-    assert began + patience <= writes.until <= time.monotonic() + patience
-    assert writes.under_way == (coming,)
-    assert way.writes("another", seconds).under_way == ()
-    await way.settled()
-    assert way.writes("n", seconds).under_way == ()
+async def test_pending_writes_are_found_by_namespace() -> None:
+    writes = PendingWrites()
+    write = PendingWrite("key", "n", _known(make_entry()), asyncio.create_task(_ended(True)))
+    writes.add(write)
+    assert (writes.in_namespace("n"), writes.in_namespace("another")) == ((write,), ())
+    await writes.wait()
+    assert writes.in_namespace("n") == ()

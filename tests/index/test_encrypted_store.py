@@ -13,7 +13,7 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import Filter, Put, ResponseStore, open_store
+from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, open_store
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.store.postgres.store import PostgresStore
@@ -37,7 +37,7 @@ def content(folder: Path) -> bytes:
 
 def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store, observations = ResponseStore(path, cipher=NEW), open_observations(path)
+    store, observations = SqliteStore(path, cipher=NEW), open_observations(path)
     store.put(ENTRY, np.ones(3, np.float32), "e")
     observations.add([Observation.verdict(ENTRY.id, True)])
     written = content(tmp_path)
@@ -51,7 +51,7 @@ def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
 
 def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store = ResponseStore(path, cipher=OLD)
+    store = SqliteStore(path, cipher=OLD)
     store.put(ENTRY)
     store.close()
     before = path.read_bytes()
@@ -64,7 +64,7 @@ def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
 def test_in_postgres_too(empty_postgres: str) -> None:
     store = PostgresStore(empty_postgres, cipher=OLD)
     store.put(ENTRY)
-    with store.server.connection() as connection:
+    with store.database.connection() as connection:
         rows = connection.execute("select prompt, request, response from kvproxy.responses").fetchall()
     assert SECRET not in repr(rows)
     store.close()
@@ -74,35 +74,35 @@ def test_in_postgres_too(empty_postgres: str) -> None:
 
 def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     clear = [make_entry(f"{SECRET} {number}", key=f"{number}") for number in range(700)]
-    store.put_many([Put(entry) for entry in clear])
+    store.put_many([NewEntry(entry) for entry in clear])
     store.close()
-    store = ResponseStore(path, cipher=OLD)
+    store = SqliteStore(path, cipher=OLD)
     store.put(ENTRY, np.ones(3, np.float32), "e")
     store.close()
-    store = ResponseStore(path, cipher=BOTH)
+    store = SqliteStore(path, cipher=BOTH)
     newest = make_entry("newest")
     store.put(newest)
-    assert store.sealed_with() == {"": 700, OLD.name: 1, BOTH.name: 1}
+    assert store.count_by_key_name() == {"": 700, OLD.name: 1, BOTH.name: 1}
     assert SECRET.encode() in content(tmp_path)
     everything = {entry.id: entry for entry in store.entries()}
     assert everything == {entry.id: entry for entry in (*clear, ENTRY, newest)}
     assert store.reseal() == 701
-    assert store.sealed_with() == {BOTH.name: 702}
+    assert store.count_by_key_name() == {BOTH.name: 702}
     assert {entry.id: entry for entry in store.entries()} == everything
     assert store.vector_ids("n", "e")[1].tolist() == [ENTRY.id.encode()]
     assert SECRET.encode() not in content(tmp_path), "old pages were left"
     assert store.reseal() == 0
     store.close()
     # The old key is no longer needed.
-    ResponseStore(path, cipher=NEW).close()
+    SqliteStore(path, cipher=NEW).close()
 
 
 def test_without_a_cipher_nothing_is_encrypted_anew(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     store.put(ENTRY)
-    assert (store.reseal(), store.sealed_with()) == (0, {"": 1})
+    assert (store.reseal(), store.count_by_key_name()) == (0, {"": 1})
     store.close()
 
 
@@ -112,7 +112,7 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
 ) -> None:
     """Who can write to the database but lacks the key could give one question another's answer."""
     path = tmp_path / "r.db"
-    store = ResponseStore(path, cipher=NEW)
+    store = SqliteStore(path, cipher=NEW)
     one, other, third = (make_entry(name) for name in ("one", "other", "third"))
     for entry in (one, other, third):
         store.put(entry)
@@ -124,7 +124,7 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
         store.find(one.key)
     assert store.find(other.key) == other
     with caplog.at_level(logging.WARNING, "kvproxy"):
-        heads = store.heads([one.id, other.id, third.id])
+        heads = store.questions([one.id, other.id, third.id])
     assert heads.keys() == {other.id, third.id} | ({one.id} if column != "prompt" else set())
     # The fix that the message names.
     store.delete(store.resolve(one.id[:12]))
@@ -133,21 +133,21 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
 
 
 def test_prompts_are_filtered_though_the_database_cannot_read_them(tmp_path: Path) -> None:
-    clear, sealed = ResponseStore(tmp_path / "clear.db"), ResponseStore(tmp_path / "sealed.db", cipher=NEW)
+    clear, sealed = SqliteStore(tmp_path / "clear.db"), SqliteStore(tmp_path / "sealed.db", cipher=NEW)
     puts = [
-        Put(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))
+        NewEntry(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))
         for number in range(1200)
     ]
     clear.put_many(puts)
     sealed.put_many(puts)
     for where in (
-        Filter(prompt="Odd"),
-        Filter(prompt="odd"),
-        Filter(search="ODD NUMBER 11"),
-        Filter(search=""),
-        Filter(prompt="Even", search="number 1", namespace="n"),
-        Filter(prompt="Even", model="other"),
-        Filter(search="7", tag="none"),
+        EntryFilter(prompt="Odd"),
+        EntryFilter(prompt="odd"),
+        EntryFilter(search="ODD NUMBER 11"),
+        EntryFilter(search=""),
+        EntryFilter(prompt="Even", search="number 1", namespace="n"),
+        EntryFilter(prompt="Even", model="other"),
+        EntryFilter(search="7", tag="none"),
     ):
         assert sealed.ls(where) == clear.ls(where)
         assert sealed.ls(where, limit=3) == clear.ls(where, limit=3)

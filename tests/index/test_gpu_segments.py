@@ -14,9 +14,9 @@ import pytest
 
 from kvproxy.index.search import faiss_segment as segments
 from kvproxy.index.search.faiss_segment import Segment
-from kvproxy.index.search.graph_files import PersistedGraphs
+from kvproxy.index.search.saved_graphs import SavedGraphs
 from kvproxy.index.search.vector_index import VectorIndex
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 
 DIM = 8
 
@@ -130,8 +130,8 @@ def test_a_graph_from_a_file_stays_on_the_cpu_and_is_saved_again(
     segments.gpu.cache_clear()
     adopted = Segment(DIM, "float32", graph=True, index=made.index, numbers=made.numbers)
     assert not adopted.on_gpu
-    store = ResponseStore(tmp_path / "cache.db")
-    graphs = PersistedGraphs(store, "embedder", DIM, "float32")
+    store = SqliteStore(tmp_path / "cache.db")
+    graphs = SavedGraphs(store, "embedder", DIM, "float32")
     adopted.add(np.arange(81, 91), unit(10, seed=3))
     graphs.save("namespace", adopted)
     assert list(graphs.folder.glob("*.faiss"))

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.store import Capacity, Filter, Put
-from kvproxy.index.store.eviction import entry_bytes
+from kvproxy.index.store import Capacity, EntryFilter, NewEntry
 from kvproxy.index.store.export import import_into, read_lines
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
@@ -66,15 +65,15 @@ def test_lifecycle_is_that_of_a_dictionary(
                     stale_if_error=error,
                 )
                 written = store.put(entry, np.ones(3, np.float32), "e")
-                assert {gone.id for gone in written.gone} == model.put(entry, entry_bytes(entry, 3))
+                assert {gone.id for gone in written.removed} == model.put(entry, NewEntry(entry, np.ones(3)).size)
             case "find", key:
                 found = store.find(key)
                 assert (found and found.id) == ((wanted := model.find(key)) and wanted.id)
                 if key in model.kept:
                     entry = model.kept[key].entry
-                    assert store.heads([entry.id])[entry.id].freshness == entry.freshness(model.now)
+                    assert store.questions([entry.id])[entry.id].freshness == entry.freshness(model.now)
             case "hit", key if key in model.kept:
-                store.touch(model.kept[key].entry.id)
+                store.record_hit(model.kept[key].entry.id)
                 store.flush()
                 model.hit(key)
             case "remove", key:
@@ -109,10 +108,10 @@ def test_the_least_useful_goes_first(make_store: MakeStore) -> None:
     for entry in (dear, cheap, served):
         store.put(entry)
     for _ in range(5):
-        store.touch(served.id)
+        store.record_hit(served.id)
     store.flush()
     written = store.put(make_entry("new", completion_tokens=50))
-    assert [gone.id for gone in written.gone] == [cheap.id]
+    assert [gone.id for gone in written.removed] == [cheap.id]
     # What was never served ages: later entries of the same worth outlive it.
     for number in range(8):
         store.put(make_entry(f"later {number}", completion_tokens=60))
@@ -124,7 +123,7 @@ def test_an_entry_larger_than_the_store_is_refused_and_costs_no_other(make_store
     store = make_store(capacity=Capacity(bytes=500))
     small, large = make_entry("small"), make_entry("large", response=b'"' + b"x" * 1000 + b'"')
     store.put(small)
-    assert [gone.id for gone in store.put(large).gone] == [large.id]
+    assert [gone.id for gone in store.put(large).removed] == [large.id]
     assert store.ids() == [small.id]
 
 
@@ -142,32 +141,32 @@ def test_limits_hold_when_they_are_lowered(make_store: MakeStore) -> None:
 def test_a_tenant_has_its_share_among_many_that_are_put_at_once(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(of_tenant={"t": 500}.get))
     entries = [make_entry(f"question {number}", tenant="tu"[number % 2]) for number in range(40)]
-    store.put_many([Put(entry) for entry in entries])
-    sizes = [entry_bytes(entry, 0) for entry in store.ls(Filter(tenant="t"))]
+    store.put_many([NewEntry(entry) for entry in entries])
+    sizes = [NewEntry(entry).size for entry in store.ls(EntryFilter(tenant="t"))]
     assert 0 < sum(sizes) <= 500 < sum(sizes) + max(sizes)
-    assert len(store.ids(Filter(tenant="u"))) == 20
+    assert len(store.ids(EntryFilter(tenant="u"))) == 20
 
 
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
-        (Filter(tag="x"), {"a", "c"}),
-        (Filter(tag="X"), set()),
-        (Filter(tag="x", model="m1"), {"c"}),
-        (Filter(key="k1"), {"b", "c"}),
-        (Filter(prompt="What"), {"a", "b"}),
-        (Filter(search="WHAT"), {"a", "b", "c"}),
-        (Filter(search="100%"), {"c"}),
-        (Filter(older_than=500.0), {"a"}),
-        (Filter(namespace="n0"), {"a"}),
-        (Filter(tenant="client:one"), {"a"}),
-        (Filter(tenant="one"), {"a"}),
-        (Filter(tenant="on"), set()),
-        (Filter(tenant="0f0f"), {"b"}),
-        (Filter(), {"a", "b", "c"}),
+        (EntryFilter(tag="x"), {"a", "c"}),
+        (EntryFilter(tag="X"), set()),
+        (EntryFilter(tag="x", model="m1"), {"c"}),
+        (EntryFilter(key="k1"), {"b", "c"}),
+        (EntryFilter(prompt="What"), {"a", "b"}),
+        (EntryFilter(search="WHAT"), {"a", "b", "c"}),
+        (EntryFilter(search="100%"), {"c"}),
+        (EntryFilter(older_than=500.0), {"a"}),
+        (EntryFilter(namespace="n0"), {"a"}),
+        (EntryFilter(tenant="client:one"), {"a"}),
+        (EntryFilter(tenant="one"), {"a"}),
+        (EntryFilter(tenant="on"), set()),
+        (EntryFilter(tenant="0f0f"), {"b"}),
+        (EntryFilter(), {"a", "b", "c"}),
     ],
 )
-def test_invalidation_by_what_entries_are(make_store: MakeStore, where: Filter, expected: set[str]) -> None:
+def test_invalidation_by_what_entries_are(make_store: MakeStore, where: EntryFilter, expected: set[str]) -> None:
     store = make_store(clock=lambda: 2000.0)
     for name, fields in {
         "a": {
@@ -204,7 +203,7 @@ def test_export_and_import_keep_everything(make_store: MakeStore) -> None:
     ]
     for entry in entries:
         store.put(entry)
-    store.touch(entries[0].id)
+    store.record_hit(entries[0].id)
     lines = "\n".join(json.dumps(entry.document()) for entry in store.entries()).encode()
     other = make_store(clock=lambda: 2000.0)
     assert import_into(other, read_lines(lines)) == 7
@@ -241,7 +240,7 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
     clock = itertools.repeat(2000.0).__next__
     made = [
         [
-            Put(
+            NewEntry(
                 make_entry(
                     key,
                     id=f"{number:08x}{place:024x}",
@@ -267,14 +266,16 @@ def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed:
             for puts in [batch] if together else [[put] for put in batch]:
                 written = store.put_many(puts)
                 assert [number is None for number in written.numbers] >= [put.vector is None for put in puts]
-                gone |= {each.id for each in written.gone}
+                gone |= {each.id for each in written.removed}
                 numbers += [number for number in written.numbers if number is not None]
-            if queued := store.queue(1):
+            if queued := store.eviction_order(1):
                 store.pin(queued[0].entry.id, pinned=seed % 3 == 0)
         assert numbers == sorted(set(numbers))
         assert store.check() == store.count()
         vectors = {entry.id for entry in store.missing_vectors("e", 99)}
-        kept.append((store.ls(), store.queue(99), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"]))
+        kept.append(
+            (store.ls(), store.eviction_order(99), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"])
+        )
         store.close()
     assert kept[0] == kept[1]
 
@@ -283,15 +284,15 @@ def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> N
     store = make_store(capacity=Capacity(entries=30))
     chance = random.Random(7)
     for number in range(40):
-        puts = [Put(make_entry(f"{chance.randrange(60)}", tenant=chance.choice("tuv"))) for _ in range(3)]
+        puts = [NewEntry(make_entry(f"{chance.randrange(60)}", tenant=chance.choice("tuv"))) for _ in range(3)]
         store.put_many(puts)
-        store.delete([entry.id for entry in store.ls(Filter(tenant="v"))[: number % 3]])
-    store.delete(store.ids(Filter(tenant="u")))
+        store.delete([entry.id for entry in store.ls(EntryFilter(tenant="v"))[: number % 3]])
+    store.delete(store.ids(EntryFilter(tenant="u")))
     counted: dict[str, tuple[int, int]] = {}
     for entry in store.ls():
         entries, size = counted.get(entry.tenant, (0, 0))
-        counted[entry.tenant] = entries + 1, size + entry_bytes(entry, 0)
-    with store._writing() as run:
+        counted[entry.tenant] = entries + 1, size + NewEntry(entry).size
+    with store.database.transaction() as run:
         held = {row["tenant"]: (row["entries"], row["bytes"]) for row in run("select * from tenants", {})}
     assert held == counted
     assert set(held) == {"t", "v"}
@@ -300,32 +301,36 @@ def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> N
 def test_sums_that_tell_of_more_than_there_is_keep_nothing_out(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=3))
     store.put(make_entry("one"))
-    with store._writing() as run:
+    with store.database.transaction() as run:
         run("update totals set entries = 50", {})
-    store.put_many([Put(make_entry("two")), Put(make_entry("three"))])
+    store.put_many([NewEntry(make_entry("two")), NewEntry(make_entry("three"))])
     assert "three" in {entry.prompt for entry in store.ls()}
 
 
 def test_what_is_past_its_time_makes_room_for_a_batch_first(make_store: MakeStore) -> None:
     now = 2000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=6))
-    store.put_many([Put(make_entry(f"old {number}", expires=2500.0, completion_tokens=900)) for number in range(3)])
+    store.put_many(
+        [NewEntry(make_entry(f"old {number}", expires=2500.0, completion_tokens=900)) for number in range(3)]
+    )
     lasting = [make_entry(f"lasting {number}", completion_tokens=100) for number in range(3)]
-    store.put_many([Put(entry) for entry in lasting])
+    store.put_many([NewEntry(entry) for entry in lasting])
     now = 3000.0
     new = [make_entry(f"new {number}", completion_tokens=100) for number in range(3)]
-    gone = store.put_many([Put(entry) for entry in new]).gone
+    gone = store.put_many([NewEntry(entry) for entry in new]).removed
     assert ({each.why for each in gone}, len(gone)) == ({"expired"}, 3)
     assert {entry.id for entry in store.ls()} == {entry.id for entry in lasting + new}
 
 
 def test_what_a_later_entry_of_a_batch_pushes_out_is_told_as_evicted(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=4))
-    store.put_many([Put(make_entry(f"stored {tokens}", completion_tokens=tokens)) for tokens in (100, 900, 901, 902)])
+    store.put_many(
+        [NewEntry(make_entry(f"stored {tokens}", completion_tokens=tokens)) for tokens in (100, 900, 901, 902)]
+    )
     told: list[str] = []
-    store.when_gone.append(lambda gone: told.extend(each.id for each in gone))
+    store.removal_listeners.append(lambda gone: told.extend(each.id for each in gone))
     cheap = [make_entry(f"cheap {number}", completion_tokens=1) for number in range(5)]
-    gone = store.put_many([Put(entry) for entry in cheap]).gone
+    gone = store.put_many([NewEntry(entry) for entry in cheap]).removed
     # Only the last of them stands, in the place of the one that was worth least.
     assert {entry.prompt for entry in store.ls()} == {"stored 900", "stored 901", "stored 902", "cheap 4"}
     assert {entry.id for entry in cheap[:4]} <= {each.id for each in gone if each.why == "evicted"}

@@ -131,5 +131,5 @@ def test_a_later_snapshot_is_never_overwritten_by_an_earlier_one(open_: Open) ->
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "r.db").write_bytes(b"nonsense " * 500)
-    with pytest.raises(CacheStoreError, match="failed"):
+    with pytest.raises(CacheStoreError, match="damaged"):
         open_observations(tmp_path / "r.db")

@@ -14,9 +14,9 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services, build
-from kvproxy.index.errors import CacheStoreError, first_line
+from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
-from kvproxy.index.store.postgres.server import shown
+from kvproxy.index.store.postgres.database import display_name
 from kvproxy.index.store.postgres.store import PostgresStore
 from kvproxy.settings import load_settings
 from tests.index.entries import make_entry
@@ -38,11 +38,22 @@ def test_a_url_that_is_none_is_told() -> None:
     with pytest.raises(CacheStoreError, match="no URL"):
         open_store("postgresql://[")
     with pytest.raises(CacheStoreError, match=r"no URL of PostgreSQL \(\w.*\): see docs"):
-        shown("postgresql://[")
+        display_name("postgresql://[")
     assert first_line(ValueError()) == "ValueError"
     assert first_line(ValueError(" first\nsecond")) == "first"
-    assert shown("dbname=d") == "postgresql://localhost/d"
-    assert shown("postgres://u:p@h:5/d?sslmode=require") == "postgresql://h:5/d"
+    assert display_name("dbname=d") == "postgresql://localhost/d"
+    assert display_name("postgres://u:p@h:5/d?sslmode=require") == "postgresql://h:5/d"
+
+
+@pytest.mark.parametrize(
+    ("change", "version"), [("update schema_version set version = 99", 99), ("drop table schema_version", 0)]
+)
+def test_a_database_of_another_schema_is_refused(empty_postgres: str, change: str, version: int) -> None:
+    PostgresStore(empty_postgres).close()
+    with psycopg.connect(empty_postgres, autocommit=True) as connection:
+        connection.execute(f"set search_path = kvproxy; {change}")
+    with pytest.raises(SchemaVersionError, match=f"has schema version {version}, .*kvproxy cache export"):
+        PostgresStore(empty_postgres)
 
 
 @pytest.fixture
@@ -90,7 +101,7 @@ def test_proxies_answer_from_each_others_responses_and_live_without_them(
 def test_a_server_that_broke_the_connections_is_used_again(
     empty_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.store.postgres.server._REST", 60.0)
+    monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 60.0)
     store = PostgresStore(empty_postgres)
     store.put(make_entry())
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
@@ -100,8 +111,8 @@ def test_a_server_that_broke_the_connections_is_used_again(
     with pytest.raises(CacheStoreError, match="failed"):
         store.count()  # Told without another try, which would have found the server well.
     # The time is over.
-    store.server._failed = None
-    monkeypatch.setattr("kvproxy.index.store.postgres.server._REST", 0.2)
+    store.database._failed = None
+    monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.2)
     end = time.monotonic() + 60
     while time.monotonic() < end:
         time.sleep(0.25)

@@ -14,7 +14,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.search.vector_index import VectorIndex
-from kvproxy.index.store import Capacity, Head, ResponseStore
+from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -27,7 +27,7 @@ async def test_hits_are_right_and_the_index_agrees_in_the_end(
 ) -> None:
     monkeypatch.setattr("kvproxy.index.search.vector_index.TAIL_LIMIT", 40)
     chance = random.Random(seed)
-    store = ResponseStore(tmp_path / "r.db", capacity=Capacity(entries=600))
+    store = SqliteStore(tmp_path / "r.db", capacity=Capacity(entries=600))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
     near = semantic._neighbours = FaissNeighbours(store, HashEmbedder.name, 64, small=20, flat_limit=120)
     semantic.rebuild()
@@ -73,10 +73,10 @@ async def test_hits_are_right_and_the_index_agrees_in_the_end(
 
 
 def test_a_lookup_waits_for_no_other_read(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     entry = make_entry()
     store.put(entry)
-    with store._reading(), store._reading():  # A long listing, and the ids of a million vectors.
+    with store.database.reading(), store.database.reading():  # A long listing, and the ids of a million vectors.
         found: list[Entry | None] = []
         reader = threading.Thread(target=lambda: found.append(store.find(entry.key)), daemon=True)
         reader.start()
@@ -163,8 +163,8 @@ async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: Ma
         def __getattr__(self, name: str) -> object:
             return getattr(inner, name)
 
-        def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
-            return [(store.heads([other.id])[other.id], 1.0), *inner.search(namespace, vector, limit)]
+        def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
+            return [(store.questions([other.id])[other.id], 1.0), *inner.search(namespace, vector, limit)]
 
     inner = semantic._neighbours
     semantic._neighbours = Confused()  # type: ignore[assignment]
@@ -183,7 +183,7 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
     assert store.find(entry.key) is not None
     now += seconds
     assert store.find(entry.key) is None
-    assert store.heads([entry.id])[entry.id].freshness == "over"
+    assert store.questions([entry.id])[entry.id].freshness == "over"
     # The fresh answer takes its place, and lives as long as it should.
     fresh = make_entry(created=now, expires=now + 600)
     store.put(fresh)
@@ -194,7 +194,7 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
 
 
 def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.index.store.sql_writer._MOST_AT_ONCE", 40)
+    monkeypatch.setattr("kvproxy.index.store.eviction._MAX_EXPIRED", 40)
     now = 1000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=100))
     for number in range(100):
@@ -202,7 +202,7 @@ def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.Mo
     now += 10
     # A put makes room by what has expired, before anything that lives.
     written = store.put(make_entry("new", created=now))
-    assert len(written.gone) == 40
+    assert len(written.removed) == 40
     parts = []
     while gone := store.expire():
         parts.append(len(gone))

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.redaction import RedactionFailed, redacted
+from kvproxy.index.redaction import RedactionFailed, redact_entry
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -38,7 +38,7 @@ JSON: Any = st.recursive(
 @given(JSON, JSON, TEXTS)
 def test_nothing_that_the_redactor_hides_is_left_in_an_entry(request: Any, response: Any, prompt: str) -> None:
     entry = make_entry(prompt, request=json.dumps(request).encode(), response=json.dumps(response).encode())
-    kept = redacted(entry, redact)
+    kept = redact_entry(entry, redact)
     hidden = any(redact(text) != text for text in re.findall(r'"([^"]*)"', json.dumps(response)))
     assert (kept is None) == hidden
     if kept is None:
@@ -54,19 +54,19 @@ def test_nothing_that_the_redactor_hides_is_left_in_an_entry(request: Any, respo
 
 
 def test_a_name_given_twice_hides_nothing() -> None:
-    kept = redacted(make_entry(request=b'{"user": "a@b.c", "user": "fine"}'), redact)
+    kept = redact_entry(make_entry(request=b'{"user": "a@b.c", "user": "fine"}'), redact)
     assert kept is not None
     assert kept.request == b'{"user":"fine"}'
 
 
 def test_what_cannot_be_read_is_not_stored() -> None:
     with pytest.raises(RedactionFailed, match="not stored") as raised:
-        redacted(make_entry(request=b"a@b.c {"), redact)
+        redact_entry(make_entry(request=b"a@b.c {"), redact)
     assert "a@b.c" not in str(raised.value)
 
 
 async def test_questions_that_differ_in_what_was_redacted_never_match(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=redact) as cache:
         assert await cache.keep("what does the customer with mail a@b.c owe us", "nothing")
@@ -80,13 +80,13 @@ async def test_questions_that_differ_in_what_was_redacted_never_match(tmp_path: 
         near = await cache.ask("what does the customer with mail owe us")
         assert near is not None
         assert near.answer == "it depends"
-        assert await cache.compares("what is a block")
-        assert not await cache.compares("who is a@b.c")
+        assert await cache.is_comparable("what is a block")
+        assert not await cache.is_comparable("who is a@b.c")
     assert not any(b"a@b.c" in file.read_bytes() for file in tmp_path.iterdir())
 
 
 async def test_an_answer_that_would_have_to_be_changed_is_not_kept(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, None, redact=redact) as cache:
         assert not await cache.keep("who asked", "It was a@b.c")
         assert await cache.ask("who asked") is None
@@ -98,7 +98,7 @@ async def test_where_redaction_fails_nothing_is_stored_or_compared(tmp_path: Pat
     def broken(text: str) -> str:
         raise RedactionFailed("it failed")
 
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=broken) as cache:
         with pytest.raises(RedactionFailed):
@@ -108,8 +108,8 @@ async def test_where_redaction_fails_nothing_is_stored_or_compared(tmp_path: Pat
         assert store.count() == 0
 
 
-def test_imports_are_redacted(tmp_path: Path) -> None:
-    old, new = ResponseStore(tmp_path / "old.db"), ResponseStore(tmp_path / "new.db")
+def test_imports_are_redact_entry(tmp_path: Path) -> None:
+    old, new = SqliteStore(tmp_path / "old.db"), SqliteStore(tmp_path / "new.db")
     old.put(make_entry("who is a@b.c", key="1"))
     old.put(make_entry("fine", key="2", response=b'{"x": "a@b.c"}'))
     lines = b"".join(export_lines(old))
@@ -129,7 +129,7 @@ async def test_a_slow_redactor_does_not_stop_the_others(tmp_path: Path) -> None:
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
         return text
 
-    async with ResponseCache(ResponseStore(tmp_path / "r.db"), None, redact=slow) as cache:
+    async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow) as cache:
         kept = asyncio.create_task(cache.keep("q", "a"))
         # This would hang if the function ran on the loop.
         await asyncio.wait_for(began.wait(), 60)

@@ -15,9 +15,9 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.batching import WriteBatcher
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.index.store import Capacity, SqliteStore
+from kvproxy.index.store.write_batcher import WriteBatcher
 from kvproxy.responses import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.index.doubles import HashEmbedder
@@ -26,12 +26,12 @@ from tests.index.entries import make_entry
 EXACT = CacheSettings(semantic=False)
 
 
-def similar(store: ResponseStore) -> SemanticCache:
+def similar(store: SqliteStore) -> SemanticCache:
     return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
 
 
 async def test_equal_questions_are_answered_before_similar_ones(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, similar(store)) as cache:
         assert await cache.ask("what is a block here") is None
         assert await cache.keep("what is a block here", "sixteen tokens")
@@ -48,7 +48,7 @@ async def test_equal_questions_are_answered_before_similar_ones(tmp_path: Path) 
 
 
 async def test_namespaces_are_kept_apart_from_each_other_and_from_the_proxys(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, similar(store)) as cache:
         await cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
         assert await cache.ask("what is a block") is None
@@ -63,7 +63,7 @@ async def test_namespaces_are_kept_apart_from_each_other_and_from_the_proxys(tmp
 
 async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
     now = [1000.0]
-    store = ResponseStore(tmp_path / "r.db", clock=lambda: now[0])
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
     async with ResponseCache(store, None, ttl=50, clock=lambda: now[0]) as cache:
         await cache.keep("a", "first")
         await cache.keep("a", "second")
@@ -91,7 +91,7 @@ async def test_what_is_kept_survives_and_can_be_exported(tmp_path: Path) -> None
 
 
 async def test_what_is_larger_than_the_store_may_be_is_not_kept(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
+    store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     async with ResponseCache(store, None) as cache:
         assert not await cache.keep("a", "x" * 3000)
         assert await cache.ask("a") is None
@@ -112,7 +112,7 @@ class Failing(HashEmbedder):
 
 
 async def test_an_embedder_that_fails_costs_similar_questions_only(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     await ResponseCache(store, similar(store)).keep("one question", "one answer")
     async with ResponseCache(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
         assert await cache.keep("a question", "an answer")
@@ -122,7 +122,7 @@ async def test_an_embedder_that_fails_costs_similar_questions_only(tmp_path: Pat
 
 
 async def test_what_an_earlier_version_stored_is_found_under_the_same_names(tmp_path: Path) -> None:
-    async with ResponseCache(ResponseStore(tmp_path / "r.db"), None, clock=lambda: 1000.0) as cache:
+    async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, clock=lambda: 1000.0) as cache:
         await cache.keep("q", "a", namespace="n")
         (entry,) = cache.store.ls()
         assert entry.key == "957b74ef25bc04520a591965be6df50b54b921abfb351b3a3fd0116578354f7c"
@@ -131,7 +131,7 @@ async def test_what_an_earlier_version_stored_is_found_under_the_same_names(tmp_
 
 
 async def test_an_answer_may_be_kept_for_no_time(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db", clock=lambda: 1000.0)
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: 1000.0)
     async with ResponseCache(store, None, clock=lambda: 1000.0) as cache:
         assert await cache.keep("a", "x", ttl=0.0)
         assert await cache.ask("a") is None
@@ -139,7 +139,7 @@ async def test_an_answer_may_be_kept_for_no_time(tmp_path: Path) -> None:
 
 async def test_what_is_being_stored_is_found_already_and_while_it_lasts(tmp_path: Path) -> None:
     now = [1000.0]
-    store = ResponseStore(tmp_path / "r.db", clock=lambda: now[0])
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
     cache = ResponseCache(store, None, clock=lambda: now[0])
     entry, go = make_entry("x", expires=1010.0), threading.Event()
     put = store.put_many
@@ -151,7 +151,6 @@ async def test_what_is_being_stored_is_found_already_and_while_it_lasts(tmp_path
     cache._writes = WriteBatcher(held)
     inserting = asyncio.create_task(cache.insert(entry))
     await asyncio.sleep(0)
-    assert (cache.storing(entry.key), cache.storing("another")) == (True, False)
     assert (await cache.find(entry.key), store.find(entry.key)) == (entry, None)
     now[0] = 1010.0
     assert await cache.find(entry.key) is None
@@ -164,20 +163,18 @@ async def test_what_is_being_stored_is_found_already_and_while_it_lasts(tmp_path
     assert await inserting
     assert await second
     assert await cache.find(entry.key) == newer
-    assert not cache.storing(entry.key)
     store.close()
 
 
 async def test_time_takes_what_is_over_and_writes_counted_hits(tmp_path: Path) -> None:
     now = [1000.0]
-    store = ResponseStore(tmp_path / "r.db", clock=lambda: now[0])
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
     async with ResponseCache(store, None, clock=lambda: now[0]) as cache:
         entries = [make_entry(f"what is {number}", created=1000.0, expires=1010.0) for number in range(3)]
         assert await cache.insert_many([*entries, make_entry("and this", created=1000.0)]) == 4
-        store.touch(entries[0].id)
+        store.record_hit(entries[0].id)
         now[0] = 1010.0
         cache.maintain()
         assert [entry.prompt for entry in store.ls()] == ["and this"]
-        assert not cache.searches
         assert await cache.remove([store.ls()[0].id, "none"]) == 1
         assert store.count() == 0

@@ -11,14 +11,14 @@ from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, Filter, PurgedBy, ResponseStore
+from kvproxy.index.store import Capacity, EntryFilter, PurgeRequest, SqliteStore
 from kvproxy.index.store.export import read_lines
-from kvproxy.index.store.purging import MOST_PURGES
+from kvproxy.index.store.sql_writer import MAX_PURGES
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
-ME = PurgedBy("me", "tag=old")
+ME = PurgeRequest("me", "tag=old")
 
 
 def test_removals_by_hand_are_listed_the_last_first_and_not_for_ever(make_store: MakeStore) -> None:
@@ -28,7 +28,7 @@ def test_removals_by_hand_are_listed_the_last_first_and_not_for_ever(make_store:
     store.put(other)
     assert store.expire_now([one.id, other.id, "none"], ME) == 2
     assert store.expire_now([one.id], ME) == 0
-    assert len(store.delete([other.id], PurgedBy("you", "id"))) == 1
+    assert len(store.delete([other.id], PurgeRequest("you", "id"))) == 1
     store.delete([one.id])
     told = [(each.who, each.what, each.soft, each.entries, each.time) for each in store.purges(10)]
     assert told == [
@@ -40,19 +40,19 @@ def test_removals_by_hand_are_listed_the_last_first_and_not_for_ever(make_store:
 
 
 def test_the_list_of_removals_is_bounded(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     with sqlite3.connect(tmp_path / "r.db") as connection:
         sql = "insert into purges (time, who, what, soft, entries) values (?, 'w', 'x', 0, 0)"
-        connection.executemany(sql, [(number,) for number in range(MOST_PURGES + 5)])
+        connection.executemany(sql, [(number,) for number in range(MAX_PURGES + 5)])
     connection.close()
     store.delete([], ME)
-    listed = store.purges(2 * MOST_PURGES)
-    assert (len(listed), listed[0].who, listed[-1].time) == (MOST_PURGES, "me", 6.0)
+    listed = store.purges(2 * MAX_PURGES)
+    assert (len(listed), listed[0].who, listed[-1].time) == (MAX_PURGES, "me", 6.0)
     store.close()
 
 
 def test_a_damaged_entry_is_none_the_better_for_being_marked(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
     whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
     store.put(whole)
     store.put(damaged)
@@ -73,7 +73,7 @@ def test_what_goes_next_and_why(make_store: MakeStore) -> None:
     dear = make_entry("dear", completion_tokens=500)
     for entry in (over, stale, dear):
         store.put(entry)
-    queue = store.queue(9)
+    queue = store.eviction_order(9)
     assert [(each.entry.prompt, each.why) for each in queue] == [
         ("over", "expired"),
         ("stale", "saves least"),
@@ -84,7 +84,7 @@ def test_what_goes_next_and_why(make_store: MakeStore) -> None:
     assert (store.stats()["expired"], store.stats()["stale"]) == (2, 1)
     # They do go in this order.
     for place in range(3):
-        (gone,) = store.put(make_entry(f"new {place}", completion_tokens=5000)).gone
+        (gone,) = store.put(make_entry(f"new {place}", completion_tokens=5000)).removed
         assert gone.id == queue[place].entry.id
 
 
@@ -99,7 +99,7 @@ def test_exports_keep_stale_times(make_store: MakeStore) -> None:
 
 
 async def test_what_is_past_its_time_hides_no_fresh_neighbour(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.6, guards=()))
     words = "tell me what the free queue of old blocks is and why it is there"
 
@@ -124,11 +124,11 @@ async def test_what_is_past_its_time_hides_no_fresh_neighbour(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        (Filter(), "all"),
-        (Filter(tag="a", older_than=60.0), "tag=a, older_than=60.0"),
-        (Filter(search="secret"), "search=(words)"),
+        (EntryFilter(), "all"),
+        (EntryFilter(tag="a", older_than=60.0), "tag=a, older_than=60.0"),
+        (EntryFilter(search="secret"), "search=(words)"),
     ],
 )
-def test_the_list_of_removals_keeps_no_words_where_texts_are_protected(where: Filter, said: str) -> None:
-    assert where.said(texts=False) == said
-    assert Filter(search="secret").said() == "search=secret"
+def test_the_list_of_removals_keeps_no_words_where_texts_are_protected(where: EntryFilter, said: str) -> None:
+    assert where.description(texts=False) == said
+    assert EntryFilter(search="secret").description() == "search=secret"

@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import Capacity, Filter, Put
+from kvproxy.index.store import Capacity, EntryFilter, NewEntry
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
@@ -16,7 +16,7 @@ def test_reopening_finds_everything(make_store: MakeStore) -> None:
     store = make_store(clock=lambda: 2000.0)
     entry = make_entry(tags=("t",))
     store.put(entry, np.arange(3, dtype=np.float32), "e")
-    store.touch(entry.id)
+    store.record_hit(entry.id)
     store.close()
     again = make_store(again=True, clock=lambda: 2000.0)
     found = again.get(entry.id)
@@ -38,18 +38,18 @@ def test_a_put_replaces_its_key_and_says_so(make_store: MakeStore) -> None:
     one, other = make_entry(key="k"), make_entry(key="k")
     first = store.put(one, np.ones(3, np.float32), "e")
     second = store.put(other, np.ones(3, np.float32), "e")
-    assert [(gone.id, gone.namespace, gone.numbers) for gone in second.gone] == [(one.id, "n", first.numbers)]
+    assert [(gone.id, gone.namespace, gone.numbers) for gone in second.removed] == [(one.id, "n", first.numbers)]
     assert second.numbers[0] > first.numbers[0]
     assert store.ids() == [other.id]
 
 
 def test_many_are_put_in_one_transaction_or_not_at_all(make_store: MakeStore) -> None:
     store = make_store()
-    written = store.put_many([Put(make_entry(f"q {number}"), np.ones(3, np.float32), "e") for number in range(30)])
+    written = store.put_many([NewEntry(make_entry(f"q {number}"), np.ones(3, np.float32), "e") for number in range(30)])
     assert list(written.numbers) == sorted(written.numbers)
     assert store.count() == 30
     with pytest.raises(Exception, match=r".*"):
-        store.put_many([Put(make_entry("fine")), Put(make_entry("broken", tenant=object()))])
+        store.put_many([NewEntry(make_entry("fine")), NewEntry(make_entry("broken", tenant=object()))])
     assert store.count() == 30
     assert store.find(make_entry("fine").key) is None
 
@@ -68,10 +68,10 @@ def test_listing_filters(make_store: MakeStore) -> None:
     for number in range(6):
         model = "a" if number % 2 else "b"
         store.put(make_entry(f"question {number}", model=model, created=1000.0 + number, namespace=f"{number % 3}x"))
-    assert [entry.prompt for entry in store.ls(Filter(model="a"), limit=2)] == ["question 5", "question 3"]
-    assert len(store.ls(Filter(search="QUESTION 4"))) == 1
-    assert len(store.ls(Filter(namespace="1"))) == 2
-    assert len(store.ls(Filter(older_than=998.0))) == 2
+    assert [entry.prompt for entry in store.ls(EntryFilter(model="a"), limit=2)] == ["question 5", "question 3"]
+    assert len(store.ls(EntryFilter(search="QUESTION 4"))) == 1
+    assert len(store.ls(EntryFilter(namespace="1"))) == 2
+    assert len(store.ls(EntryFilter(older_than=998.0))) == 2
 
 
 def test_missing_vectors_are_told_until_they_are_added(make_store: MakeStore) -> None:
@@ -94,7 +94,7 @@ def test_missing_vectors_are_told_until_they_are_added(make_store: MakeStore) ->
 
 def test_an_export_pages_through_everything(make_store: MakeStore) -> None:
     store = make_store()
-    store.put_many([Put(make_entry(f"q {number}", created=float(number // 300))) for number in range(1100)])
+    store.put_many([NewEntry(make_entry(f"q {number}", created=float(number // 300))) for number in range(1100)])
     prompts = [Entry.from_document(entry.document()).prompt for entry in store.entries()]
     assert len(prompts) == len(set(prompts)) == 1100
 
@@ -109,7 +109,7 @@ def test_writers_and_readers_on_threads_do_not_disturb_each_other(make_store: Ma
                 entry = make_entry(f"{name} {number}")
                 store.put(entry)
                 assert store.find(entry.key) == entry
-                store.touch(entry.id)
+                store.record_hit(entry.id)
                 if number % 5 == 0:
                     store.flush()
         except Exception as error:
@@ -125,24 +125,24 @@ def test_writers_and_readers_on_threads_do_not_disturb_each_other(make_store: Ma
     assert store.stats()["hits"] == 80
 
 
-@pytest.mark.parametrize("where", [Filter(), Filter(search="QUESTION")])
-def test_pages_together_are_the_whole_listing(make_store: MakeStore, where: Filter) -> None:
+@pytest.mark.parametrize("where", [EntryFilter(), EntryFilter(search="QUESTION")])
+def test_pages_together_are_the_whole_listing(make_store: MakeStore, where: EntryFilter) -> None:
     store = make_store(clock=lambda: 2000.0)
     for number in range(11):
         store.put(make_entry(f"question {number}", created=1000.0 + number % 4))
     every = store.ls(where)
     assert [entry for start in range(0, 11, 3) for entry in store.ls(where, limit=3, offset=start)] == every
     assert store.ls(where, offset=4) == every[4:]
-    going = store.queue(100)
-    assert [entry for start in range(0, 11, 4) for entry in store.queue(4, offset=start)] == going
+    going = store.eviction_order(100)
+    assert [entry for start in range(0, 11, 4) for entry in store.eviction_order(4, offset=start)] == going
 
 
 def test_an_answer_that_takes_the_place_of_a_pinned_one_is_pinned_too(make_store: MakeStore) -> None:
     store = make_store()
     old, new = make_entry("asked"), make_entry("asked")
-    store.put_many([Put(old), Put(make_entry("another"))])
+    store.put_many([NewEntry(old), NewEntry(make_entry("another"))])
     store.pin(old.id, pinned=True)
-    store.put_many([Put(make_entry("another")), Put(new)])
+    store.put_many([NewEntry(make_entry("another")), NewEntry(new)])
     assert store.pinned() == [new.id]
 
 
@@ -151,14 +151,14 @@ def test_a_pinned_entry_goes_after_all_others(make_store: MakeStore) -> None:
     first = make_entry("first")
     store.put(first)
     store.pin(first.id, pinned=True)
-    store.touch(first.id)
+    store.record_hit(first.id)
     for number in range(5):
         store.put(make_entry(f"other {number}"))
     assert store.pinned() == [first.id]
-    assert store.queue(10)[-1].entry.id == first.id
+    assert store.eviction_order(10)[-1].entry.id == first.id
     store.pin(first.id, pinned=False)
     assert store.pinned() == []
-    store.put_many([Put(make_entry(f"later {number}", completion_tokens=500)) for number in range(3)])
+    store.put_many([NewEntry(make_entry(f"later {number}", completion_tokens=500)) for number in range(3)])
     assert store.get(first.id) is None
 
 
@@ -190,7 +190,9 @@ def test_what_was_worth_more_once_goes_some_time(make_store: MakeStore) -> None:
     once = make_entry("worth more", completion_tokens=20)
     store.put(once)
     gone = [
-        each.id for number in range(60) for each in store.put(make_entry(f"cheap {number}", completion_tokens=1)).gone
+        each.id
+        for number in range(60)
+        for each in store.put(make_entry(f"cheap {number}", completion_tokens=1)).removed
     ]
     assert once.id in gone
     assert gone.index(once.id) > 5
@@ -201,10 +203,10 @@ def test_a_new_entry_is_worth_what_the_last_ones_were_also_where_none_must_go_fo
     for number in range(10):
         last = make_entry(f"cheap {number}", completion_tokens=1)
         store.put(last)
-    (before,) = store.queue(9)
+    (before,) = store.eviction_order(9)
     store.delete([last.id])
     store.put(make_entry("cheap once more", completion_tokens=1))
-    (after,) = store.queue(9)
+    (after,) = store.eviction_order(9)
     assert after.priority == pytest.approx(before.priority, rel=0.2)
 
 
@@ -214,16 +216,16 @@ def test_hits_that_could_not_be_written_are_written_with_the_next_ones(
     store = make_store(clock=lambda: 2000.0)
     entry = make_entry()
     store.put(entry)
-    store.touch(entry.id)
+    store.record_hit(entry.id)
 
     def full(**_: object) -> None:
         raise CacheStoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_writing", full)
+        patch.setattr(store.database, "transaction", full)
         with pytest.raises(CacheStoreError, match="full"):
             store.flush()
-    store.touch(entry.id)
+    store.record_hit(entry.id)
     store.flush()
     assert store.get(entry.id).hits == 2
 
@@ -232,7 +234,7 @@ def test_vectors_of_two_embedders_come_in_one_batch(make_store: MakeStore) -> No
     store = make_store()
     entries = [make_entry(str(number)) for number in range(3)]
     written = store.put_many(
-        [Put(entry, np.ones(3, np.float32), name) for entry, name in zip(entries, ["e", "f", "e"], strict=True)]
+        [NewEntry(entry, np.ones(3, np.float32), name) for entry, name in zip(entries, ["e", "f", "e"], strict=True)]
     )
     assert None not in written.numbers
     assert [entry.id for entry in store.missing_vectors("e", 9)] == [entries[1].id]

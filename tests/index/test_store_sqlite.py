@@ -1,5 +1,4 @@
-"""The store in a file: what is damaged is told, old files are brought up to date, a killed process loses nothing that it
-acknowledged."""
+"""The store in a file: damage and other schemas are reported, and a killed process loses no acknowledged response."""
 
 import os
 import signal
@@ -13,15 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlite_utils import Database
 
-from kvproxy.index.entry import Entry
-from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store import Answer, Filter, Put, ResponseStore
-from kvproxy.index.store.sealing import Texts
-from kvproxy.index.store.sqlite.connection import apply_steps
-from kvproxy.index.store.sqlite.observations import SqliteObservations
-from kvproxy.index.store.sqlite.schema import NAME, STEPS
+from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
+from kvproxy.index.store import ClassifiedAnswer, NewEntry, SqliteStore
+from kvproxy.index.store.opening import open_observations
 from tests.index.conftest import CIPHER
 from tests.index.entries import make_entry
 
@@ -30,7 +24,7 @@ from tests.index.entries import make_entry
 def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "responses.db"
     if content is None:
-        store = ResponseStore(path)
+        store = SqliteStore(path)
         for number in range(200):
             store.put(make_entry(f"question {number}"))
         store.close()
@@ -40,13 +34,13 @@ def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes | 
     path.write_bytes(content)
     # When it is opened, not when somebody first asks for what is damaged.
     with pytest.raises(StoreDamaged, match="move it away"):
-        ResponseStore(path)
+        SqliteStore(path)
     assert path.read_bytes() == content
 
 
 def test_damaged_totals_are_told_when_the_file_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
-    ResponseStore(path).close()
+    SqliteStore(path).close()
     with sqlite3.connect(path) as connection:
         (page,) = connection.execute("select rootpage from sqlite_master where name = 'totals'").fetchone()
         (size,) = connection.execute("pragma page_size").fetchone()
@@ -55,24 +49,21 @@ def test_damaged_totals_are_told_when_the_file_is_opened(tmp_path: Path) -> None
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
     with pytest.raises(StoreDamaged, match="move it away"):
-        ResponseStore(path)
+        SqliteStore(path)
 
 
 def test_a_folder_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(CacheStoreError, match="cannot open"):
-        ResponseStore(tmp_path)
+        SqliteStore(tmp_path)
 
 
 WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from kvproxy.index.store import Answer, Filter, Put, ResponseStore
-from kvproxy.index.store.sealing import Texts
-from kvproxy.index.store.sqlite.observations import SqliteObservations
-from tests.index.conftest import CIPHER
+from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
-store = ResponseStore(Path(sys.argv[1]))
+store = SqliteStore(Path(sys.argv[1]))
 for number in range(100_000):
     entry = make_entry(f"question {number}")
     store.put(entry, np.ones(8, np.float32), "e")
@@ -90,48 +81,41 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, acknowledged: 
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         ids += [line.strip() for line in writer.stdout if line.endswith("\n")]
-    store = ResponseStore(path)
+    store = SqliteStore(path)
     kept = {entry.id for entry in store.ls()}
     assert set(ids) <= kept
     assert {id.decode() for id in store.vector_ids("n", "e")[1]} == kept
     store.close()
 
 
-def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    connection = sqlite3.connect(path)
-    apply_steps(connection, NAME, STEPS[:2])
-    entry = make_entry("an old question")
-    row = entry.row()
-    for name in ("tags", "backend", "request_id", "stale_while_revalidate", "stale_if_error"):
-        del row[name]
-    Database(connection)["responses"].insert(row)
-    Database(connection)["vectors"].insert(
-        {"id": entry.id, "embedder": "e", "vector": np.ones(3, np.float32).tobytes()}
-    )
-    connection.commit()
+def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> None:
+    unknown, newer = tmp_path / "unknown.db", tmp_path / "newer.db"
+    with sqlite3.connect(unknown) as connection:
+        connection.execute("create table responses (id text)")
     connection.close()
-    store = ResponseStore(path)
-    assert store.get(entry.id) == entry
-    assert store.vectors("n", "e")[1].tolist() == [[1.0, 1.0, 1.0]]
-    assert store.count() == 1
-    assert store.stats()["entry_bytes"] > 0
-    assert store.ids(Filter(tag="t")) == []
-    with store._writing() as run:
-        size = store.stats()["entry_bytes"]
-        assert run("select * from tenants", {}) == [{"tenant": entry.tenant, "entries": 1, "bytes": size}]
-    store.delete([entry.id])
-    assert store.count() == 0
-    store.close()
+    SqliteStore(newer).close()
+    with sqlite3.connect(newer) as connection:
+        connection.execute("pragma user_version = 99")
+    connection.close()
+    for path, version in ((unknown, 0), (newer, 99)):
+        with pytest.raises(
+            SchemaVersionError, match=f"{path.name} has schema version {version}, .*kvproxy cache export"
+        ):
+            SqliteStore(path)
+    with sqlite3.connect(unknown) as connection:
+        assert connection.execute("select name from sqlite_master").fetchall() == [
+            ("responses",),
+        ]
+    connection.close()
 
 
 def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> None:
     """SQLite deletes the log with the last connection, which it tells by locks; a process that closes the file loses these."""
     path = tmp_path / "r.db"
-    store, observations = ResponseStore(path), SqliteObservations(path)
+    store, observations = SqliteStore(path), open_observations(path)
     store.put(make_entry("one"))
     log = (path.parent / "r.db-wal").stat().st_ino
-    code = f"from pathlib import Path; from kvproxy.index.store import ResponseStore; ResponseStore(Path({str(path)!r})).close()"
+    code = f"from pathlib import Path; from kvproxy.index.store import SqliteStore; SqliteStore(Path({str(path)!r})).close()"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (path.parent / "r.db-wal").stat().st_ino == log
     store.put(make_entry("two"))
@@ -140,23 +124,14 @@ def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> 
     store.close()
 
 
-def test_checksums_of_an_earlier_version_still_fit() -> None:
-    """Else everything that it stored would be damaged."""
-    entry = Entry(
-        "0" * 32, "key", "namespace", "tenant", "model", "chat", "prompt", True, b"{}", b"[]", 1.5, 2.0, tags=("a", "b")
-    )
-    assert Texts(None).close(entry.row())["checksum"] == "aa1d02e00a5648e6"
-    assert Texts(None).close(entry.row() | {"stale_if_error": 30.0})["checksum"] == "177ff5d92ef85299"
-
-
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=30), st.booleans())
 def test_what_is_near_is_read_alike_with_its_vectors_and_without(prompts: list[str], sealed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = ResponseStore(Path(folder) / "responses.db", cipher=CIPHER if sealed else None)
+        store = SqliteStore(Path(folder) / "responses.db", cipher=CIPHER if sealed else None)
         vector = np.array([0.6, 0.8], np.float32)
         entries = [make_entry(prompt, key=str(place)) for place, prompt in enumerate(prompts)]
-        written = store.put_many([Put(entry, vector, "e") for entry in entries])
-        store.classify(Answer(entries[0].id, "n", "a class", "a text", None, "e"))
+        written = store.put_many([NewEntry(entry, vector, "e") for entry in entries])
+        store.classify(ClassifiedAnswer(entries[0].id, "n", "a class", "a text", None, "e"))
         numbers = [number for number in written.numbers if number is not None][::-1]
         without = store.near("n", "e", numbers, vectors=False)
         assert {number: head for number, (head, _) in store.near("n", "e", numbers, vectors=True).items()} == {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.entries import make_entry
 
@@ -52,7 +52,7 @@ def test_every_entry_is_one_line_and_is_read_back(
 
 
 def test_a_store_exports_what_json_libraries_stumble_over(tmp_path: Path) -> None:
-    store, other = ResponseStore(tmp_path / "a.db"), ResponseStore(tmp_path / "b.db")
+    store, other = SqliteStore(tmp_path / "a.db"), SqliteStore(tmp_path / "b.db")
     deep = b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}"
     odd = [b'{"metadata": {"id": 123456789012345678901234567890}}', b'{"a": 0.10, "b": 1e400}', deep]
     for number, request in enumerate(odd):

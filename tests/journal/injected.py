@@ -26,9 +26,9 @@ from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, ResponseStore
-from kvproxy.index.store.sqlite.observations import SqliteObservations
-from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.index.store import Capacity, SqliteStore
+from kvproxy.index.store.opening import open_observations
+from kvproxy.journal.causes import MissExplanation, explain_record
 from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.sentences import sentences
@@ -91,12 +91,12 @@ class World:
         self.now = 1_000_000.0
         self.random = generator
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
-        self.store = ResponseStore(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
-        observations = SqliteObservations(folder / "responses.db")
+        self.store = SqliteStore(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
+        observations = open_observations(folder / "responses.db")
         # Nothing is so alike that it is served: only guards and the threshold speak.
         self.semantic = SemanticCache(self.store, HashEmbedder(), ThresholdPolicy(0.9), observations)
         self.semantic.rebuild()
-        self.cache = ResponseCache(self.store, self.semantic, observations, clock=clock)
+        self.cache = ResponseCache(self.store, self.semantic, clock=clock)
         settings = JournalSettings.model_validate({"text": text})
         journal = open_journal(folder, settings, self.store, clock)
         assert isinstance(journal, FileJournal)
@@ -124,12 +124,12 @@ class World:
             answer.close()
         self.journal.add(exchange)
         # Nobody waits for an answer to be stored.
-        await self.cache.coming.settled()
+        await self.cache.pending_writes.wait()
         # What is stored gets its vector behind the answer.
-        await self.semantic.behind.idle()
+        await self.semantic.deferred.idle()
         return id
 
-    def explain(self, id: str) -> Explained:
+    def explain(self, id: str) -> MissExplanation:
         self.journal.flush()
         reader = Reader(self.journal.path)
         try:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.store import Why
+from kvproxy.index.store import RemovalReason
 from kvproxy.journal.history import Gone, Kept
 from kvproxy.journal.queue import Event
 from kvproxy.journal.schema import open_file
@@ -19,7 +19,7 @@ from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
 
 NOW = 1_795_000_000.0
-WHYS: tuple[Why, ...] = ("expired", "evicted", "removed", "replaced")
+WHYS: tuple[RemovalReason, ...] = ("expired", "evicted", "removed", "replaced")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(("miss", "miss", "stored before", "stored after", "stored later", "hit", "gone", "kept")),
@@ -95,21 +95,6 @@ def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathF
             assert len(left[table]) == len(rows), (name, table)
             for row, other in zip(left[table], rows, strict=True):
                 assert list(row) == pytest.approx(list(other)), (name, table)
-
-
-def test_a_large_batch_is_read_and_written_by_few_statements(tmp_path: Path) -> None:
-    connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(), lambda: NOW)
-    steps = [(kind, f"{number}", "public", "removed", 1) for number in range(300) for kind in ("stored after", "gone")]
-    said: list[str] = []
-    writer.write([finished("first", "r")])
-    connection.set_trace_callback(said.append)
-    writer.write(what_of(steps))
-    # There were eleven for each request, and each hands over the lock that answers need.
-    assert len(said) < 40
-    count = connection.execute("select count(*) from requests where entry is not null").fetchone()
-    assert count == (300,)
-    connection.close()
 
 
 def test_a_prompt_is_read_again_only_where_another_connection_has_written(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.errors import SettingsError
+from kvproxy.journal.journal import FileJournal
 from kvproxy.settings import load_settings
+from kvproxy.settings.journal import JournalSettings
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
 
@@ -56,3 +59,13 @@ def test_a_damaged_journal_is_set_aside(
     (aside,) = (each for each in tmp_path.glob("journal.db.damaged-*") if each.name.split("-")[-1].isdigit())
     assert aside.read_bytes() == damaged
     assert sum("journal.db.damaged-" in line for line in caplog.messages) == 1
+
+
+def test_a_journal_of_another_schema_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table records (number integer)")
+    connection.close()
+    with pytest.raises(SettingsError, match=r"schema version 0\): move it away, or set journal.enabled = false"):
+        FileJournal(path, JournalSettings())
+    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".db"] == ["journal.db"]

@@ -138,13 +138,41 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) ->
     assert rows["exact"].seconds == pytest.approx(3 * (2.0 - 0.001))
     assert rows["prefix"].reused_tokens == 80
     assert rows["prefix"].money == pytest.approx(2 * 0.03)
-    # 2 s for 60 computed tokens, so that 40 reused ones saved two thirds of that.
-    assert rows["prefix"].seconds == pytest.approx(2 * 2.0 * 40 / 60)
+    # Two requests show no time per token.
+    assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
     tags = {row.name: row.requests for row in savings(reader, "tag", prices)}
     tenants = {row.name: row.requests for row in savings(reader, "tenant", prices)}
     reader.close()
     assert tags == {"x": 4, "y": 1}
     assert tenants == {"public": 4, "client:ann": 1}
+
+
+def test_reused_tokens_save_the_slope_of_measured_prefills(journal: FileJournal) -> None:
+    for number in range(30):
+        prompt, reused = 100 + 40 * number, 20 * number
+        exchange = finished(f"question {number}", f"r{number}", prompt_tokens=prompt)
+        exchange.prefix = PrefixUse(prompt, reused)
+        exchange.prefill_seconds = 0.3 + 0.002 * (prompt - reused)
+        journal.add(exchange)
+    journal.flush()
+    reader = Reader(journal.path)
+    (row,) = (each for each in savings(reader, "layer", {}) if each.name == "prefix")
+    reader.close()
+    assert row.unmeasured_tokens == 0
+    assert row.seconds == pytest.approx(0.002 * row.reused_tokens, rel=0.01)
+    assert row.least_seconds <= row.seconds <= row.most_seconds
+
+
+def test_the_shortest_computation_of_a_response_counts(journal: FileJournal) -> None:
+    for seconds in (9.0, 3.0, 6.0):
+        journal.add(finished("a", f"computed {seconds}", backend_seconds=seconds))
+        journal.flush()
+    journal.add(finished("a", "hit", hit=True))
+    journal.flush()
+    reader = Reader(journal.path)
+    (row,) = (each for each in savings(reader, "layer", {}) if each.name == "exact")
+    reader.close()
+    assert row.seconds == pytest.approx(3.0 - 0.001)
 
 
 def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journal: FileJournal) -> None:

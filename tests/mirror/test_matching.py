@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
-from kvproxy.blocks.groups import GroupSpec
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.mirror.match import match, matched_tokens, prepare
+from kvproxy.blocks.single_type_manager import GroupSpec
+from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.match import compute_hashes, match_prefix, matched_tokens
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.prompt import Prompt
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.wire import Batch, Cleared, Stored, decode_batch
 
 SEED = BlockHasher(seed="0")
 SHAPES = [
@@ -71,10 +71,10 @@ class Engine:
 
     def predicted(self, tokens: list[int], salt: str | None = None, hasher: BlockHasher = SEED) -> int:
         """What the mirror says, in both of its ways."""
-        prompt = Prompt(tokens, salt=salt)
+        prompt = HashedPrompt(tokens, salt=salt)
         pools = self.state.ranks().get(0, [])
-        found = match(pools, prompt, hasher)
-        assert found.matched_tokens == matched_tokens(pools, Prompt(tokens, salt=salt), hasher)
+        found = match_prefix(pools, prompt, hasher)
+        assert found.matched_tokens == matched_tokens(pools, HashedPrompt(tokens, salt=salt), hasher)
         assert found.prompt_tokens == len(tokens)
         return found.matched_tokens
 
@@ -135,7 +135,7 @@ def test_an_engine_that_names_blocks_otherwise_is_followed_by_tokens(specs: list
     assert [engine.predicted([*tokens, 9]) for tokens in prompts] == reused
     assert max(reused) > 0
     (pools,) = engine.state.ranks().values()
-    found = match(pools, Prompt([*prompts[reused.index(max(reused))], 9]), SEED)
+    found = match_prefix(pools, HashedPrompt([*prompts[reused.index(max(reused))], 9]), SEED)
     assert found.named_alike is False
 
 
@@ -154,7 +154,7 @@ def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
     assert engine.predicted(tokens) == 0
     assert engine.predicted(tokens, "mine") == 8
     (pools,) = engine.state.ranks().values()
-    found = match(pools, Prompt([*tokens[:6], 99, 98, 97], salt="mine"), SEED)
+    found = match_prefix(pools, HashedPrompt([*tokens[:6], 99, 98, 97], salt="mine"), SEED)
     assert found.named_alike
     assert [block.hash for block in found.blocks] == [event_hash(found.digests[0])]
     assert found.divergence is not None
@@ -173,19 +173,23 @@ def test_one_token_is_left_to_compute(length: int) -> None:
 
 def test_an_empty_mirror_holds_nothing() -> None:
     tokens = list(range(40))
-    assert matched_tokens([], Prompt(tokens), SEED) == 0
-    found = match([], Prompt(tokens), SEED)
+    assert matched_tokens([], HashedPrompt(tokens), SEED) == 0
+    found = match_prefix([], HashedPrompt(tokens), SEED)
     assert (found.matched_tokens, found.blocks, found.named_alike, found.divergence) == (0, [], None, None)
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
-    assert (mirror.matched_tokens(Prompt(tokens)), mirror.match(Prompt(tokens)), mirror.recipes()) == (0, None, [])
+    assert (
+        mirror.matched_tokens(HashedPrompt(tokens)),
+        mirror.match_prefix(HashedPrompt(tokens)),
+        mirror.hash_schemes(),
+    ) == (0, None, [])
     # A run without blocks tells the size of blocks and nothing else; so does a pool that was cleared.
     state = MirrorState()
-    state.apply(Batch(1.0, [Stored([], None, (), 4)], None))
-    assert matched_tokens(state.ranks()[None], Prompt(tokens), SEED) == 0
-    state.apply(Batch(2.0, [Stored([1], None, (1, 2, 3, 4), 4), Cleared()], None))
-    found = match(state.ranks()[None], Prompt(tokens), SEED)
+    state.apply(EventBatch(1.0, [StoredEvent([], None, (), 4)], None))
+    assert matched_tokens(state.ranks()[None], HashedPrompt(tokens), SEED) == 0
+    state.apply(EventBatch(2.0, [StoredEvent([1], None, (1, 2, 3, 4), 4), ClearedEvent()], None))
+    found = match_prefix(state.ranks()[None], HashedPrompt(tokens), SEED)
     assert (found.matched_tokens, found.named_alike, found.divergence) == (0, None, None)
-    assert match(state.ranks()[None], Prompt([]), SEED).matched_tokens == 0
+    assert match_prefix(state.ranks()[None], HashedPrompt([]), SEED).matched_tokens == 0
 
 
 def test_the_best_rank_counts_and_other_media_do_not() -> None:
@@ -194,11 +198,11 @@ def test_the_best_rank_counts_and_other_media_do_not() -> None:
     digests = CacheRequest("", tokens).update_hashes(SEED, 4)
     names = [event_hash(digest) for digest in digests]
     state = mirror.state()
-    state.apply(Batch(1.0, [Stored(names[:1], None, tokens[:4], 4)], 0))
-    state.apply(Batch(1.0, [Stored(list(digests[:3]), None, tokens[:12], 4)], 1))
-    state.apply(Batch(1.0, [Stored(list(names), None, tokens[:16], 4, medium="CPU")], 0))
-    assert mirror.matched_tokens(Prompt(tokens)) == 12
-    best = mirror.match(Prompt(tokens))
+    state.apply(EventBatch(1.0, [StoredEvent(names[:1], None, tokens[:4], 4)], 0))
+    state.apply(EventBatch(1.0, [StoredEvent(list(digests[:3]), None, tokens[:12], 4)], 1))
+    state.apply(EventBatch(1.0, [StoredEvent(list(names), None, tokens[:16], 4, medium="CPU")], 0))
+    assert mirror.matched_tokens(HashedPrompt(tokens)) == 12
+    best = mirror.match_prefix(HashedPrompt(tokens))
     assert best is not None
     assert (best[0], best[1].matched_tokens, best[1].named_alike) == (1, 12, True)
 
@@ -210,9 +214,9 @@ def test_a_prepared_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> No
     engine.publish()
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
     mirror.subscribers[0].state = engine.state
-    assert mirror.recipes() == [(SEED, 2)]
-    prompt = Prompt(tokens)
-    prepare(prompt, mirror.recipes())
+    assert mirror.hash_schemes() == [(SEED, 2)]
+    prompt = HashedPrompt(tokens)
+    compute_hashes(prompt, mirror.hash_schemes())
     monkeypatch.setattr(BlockHasher, "chain", None)
     assert mirror.matched_tokens(prompt) == 28
     assert mirror.matched_tokens(prompt) == 28
@@ -228,11 +232,11 @@ def test_vllm_leaves_out_blocks_of_a_window_and_publishes_all_tokens() -> None:
     state = MirrorState()
     events = [run | full | {"block_hashes": names}, run | window | {"block_hashes": names[3:]}]
     state.apply(decode_batch(msgpack.packb([1.0, events, 0])))
-    assert matched_tokens(state.ranks()[0], Prompt(tokens), SEED) == 20
-    assert matched_tokens(state.ranks()[0], Prompt(tokens[:17]), SEED) == 0
+    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens), SEED) == 20
+    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens[:17]), SEED) == 0
     removed = {"type": "BlockRemoved", "block_hashes": [names[4]], "medium": "GPU", "group_idx": 1}
     state.apply(decode_batch(msgpack.packb([2.0, [removed], 0])))
-    assert matched_tokens(state.ranks()[0], Prompt(tokens), SEED) == 0
+    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens), SEED) == 0
 
 
 @given(st.data())
@@ -244,11 +248,11 @@ def test_a_state_group_needs_the_last_block_alone(data: st.DataObject) -> None:
     states = data.draw(st.sets(st.integers(0, 5)))
     state = MirrorState()
     events: list[Any] = [
-        Stored(list(names[:full]), None, tokens[: 4 * full], 4, group=0, kind="full_attention"),
-        *(Stored([names[place]], 7, (), 4, group=1, kind="mamba") for place in states),
+        StoredEvent(list(names[:full]), None, tokens[: 4 * full], 4, group=0, kind="full_attention"),
+        *(StoredEvent([names[place]], 7, (), 4, group=1, kind="mamba") for place in states),
     ]
     if not states:
-        events.append(Stored([], None, (), 4, group=1, kind="mamba"))
-    state.apply(Batch(1.0, events, 0))
+        events.append(StoredEvent([], None, (), 4, group=1, kind="mamba"))
+    state.apply(EventBatch(1.0, events, 0))
     expected = max((4 * (place + 1) for place in states if place < full), default=0)
-    assert matched_tokens(state.ranks()[0], Prompt(tokens), SEED) == expected
+    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens), SEED) == expected

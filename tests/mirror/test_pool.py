@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.mirror import doubts
-from kvproxy.mirror.doubts import TURNS, Doubts
+from kvproxy.mirror.event_decoder import Hash, StoredEvent
 from kvproxy.mirror.pool import MirroredPool
-from kvproxy.mirror.wire import Hash, Stored
+from kvproxy.mirror.uncertain_blocks import MAX_TURNOVERS, UncertainBlocks
 
 SIZE = 2
 
 
-def stored(hashes: list[Hash], parent: Hash | None = None) -> Stored:
-    return Stored(hashes, parent, [token for name in hashes for token in (int(name), 0)], SIZE)
+def stored(hashes: list[Hash], parent: Hash | None = None) -> StoredEvent:
+    return StoredEvent(hashes, parent, [token for name in hashes for token in (int(name), 0)], SIZE)
 
 
 def copies(pool: MirroredPool) -> Counter[Any]:
@@ -86,7 +85,7 @@ def test_a_report_is_no_copy_for_ever(requests: list[tuple[int, int, bool]]) -> 
     for chain, length, _ in requests:
         engine.ask(chain, length)
     # The pool's content is given up some times over.
-    for number in range(12 * (doubts.TURNS + 2)):
+    for number in range(12 * (MAX_TURNOVERS + 2)):
         engine.ask(10 + number, 2)
     assert copies(engine.pool) == engine.names()
     for chain, length, _ in requests:
@@ -136,9 +135,9 @@ def test_copies_that_are_certain_go_first() -> None:
 def test_a_removed_block_is_followed_no_more() -> None:
     pool = MirroredPool()
     pool.store(stored([1, 2]))
-    assert pool.follow(1, (2, 0), None) is pool.blocks[2]
+    assert pool.find_child(1, (2, 0), None) is pool.blocks[2]
     pool.remove(2)
-    assert pool.follow(1, (2, 0), None) is None
+    assert pool.find_child(1, (2, 0), None) is None
     assert pool.children(1) == []
 
 
@@ -146,81 +145,81 @@ def test_a_removed_block_is_followed_no_more() -> None:
 def test_of_two_names_of_equal_content_the_last_is_followed_until_it_goes(first: int) -> None:
     pool = MirroredPool()
     for name in (2, 9):
-        pool.store(Stored([name], 1, [5, 6], SIZE))
-    assert pool.follow(1, (5, 6), None) is pool.blocks[9]
+        pool.store(StoredEvent([name], 1, [5, 6], SIZE))
+    assert pool.find_child(1, (5, 6), None) is pool.blocks[9]
     pool.remove(first)
-    found = pool.follow(1, (5, 6), None)
+    found = pool.find_child(1, (5, 6), None)
     assert found is (pool.blocks[9] if first == 2 else None)
 
 
 def test_tokens_that_do_not_fit_the_names_are_not_believed() -> None:
     pool = MirroredPool()
     # Of three blocks the first fell out of the window.
-    pool.store(Stored([8, 9], 7, [1, 2, 3, 4, 5, 6], SIZE))
+    pool.store(StoredEvent([8, 9], 7, [1, 2, 3, 4, 5, 6], SIZE))
     assert [block.tokens for block in pool.blocks.values()] == [(), ()]
-    assert pool.follow(7, (1, 2), None) is None
+    assert pool.find_child(7, (1, 2), None) is None
 
 
 def test_what_the_pool_held_before_a_removal_counts_too() -> None:
     """A pool that holds little gives up what it holds at once: that is no sign that the other copies were reports."""
     pool = MirroredPool()
-    pool.store(Stored([2], None, [2], 1))
-    pool.store(Stored([1, 2], None, [1, 2], 1))
+    pool.store(StoredEvent([2], None, [2], 1))
+    pool.store(StoredEvent([1, 2], None, [1, 2], 1))
     assert pool.remove(2)
     assert {digest: block.copies for digest, block in pool.blocks.items()} == {1: 1, 2: 1}
 
 
-def told_after(doubts: Doubts, num_copies: int) -> int:
+def removals_until_reports(uncertain: UncertainBlocks, num_copies: int) -> int:
     """How many removals of other blocks it takes until the doubtful copies are reports."""
     for number in range(1, 200):
-        doubts.removed(99, 0)
-        if doubts.settle(num_copies):
+        uncertain.remove(99, 0)
+        if uncertain.take_reports(num_copies):
             return number
     raise AssertionError("it is never told")
 
 
 def test_reports_are_told_once_the_pools_content_was_given_up_four_times() -> None:
-    doubts = Doubts()
-    doubts.grown(5)
-    doubts.add(1, 2)
-    doubts.add(1, 3)
-    doubts.grown(7)
-    assert not doubts
+    uncertain = UncertainBlocks()
+    uncertain.update_pool_size(5)
+    uncertain.add_uncertain(1, 2)
+    uncertain.add_uncertain(1, 3)
+    uncertain.update_pool_size(7)
+    assert not uncertain
     # The certain one goes first: from now on nothing but doubtful copies is left.
-    doubts.removed(1, 2)
-    assert doubts
-    assert (doubts.settle(7), doubts.are_reports) == ([], False)
-    assert told_after(doubts, 7) == TURNS * 5 + 1
-    assert doubts.are_reports
-    assert not doubts
+    uncertain.remove(1, 2)
+    assert uncertain
+    assert (uncertain.take_reports(7), uncertain.are_reports) == ([], False)
+    assert removals_until_reports(uncertain, 7) == MAX_TURNOVERS * 5 + 1
+    assert uncertain.are_reports
+    assert not uncertain
 
 
 def test_a_reset_leaves_nothing_in_doubt() -> None:
-    doubts = Doubts()
-    doubts.add(1, 1)
-    doubts.clear()
-    assert not doubts
-    assert doubts.settle(4) == []
-    doubts.add(2, 1)
-    doubts.removed(3, 0)
-    doubts.alive(2)
-    assert told_after(doubts, 11) == TURNS * 10 + 1
+    uncertain = UncertainBlocks()
+    uncertain.add_uncertain(1, 1)
+    uncertain.clear()
+    assert not uncertain
+    assert uncertain.take_reports(4) == []
+    uncertain.add_uncertain(2, 1)
+    uncertain.remove(3, 0)
+    uncertain.mark_used(2)
+    assert removals_until_reports(uncertain, 11) == MAX_TURNOVERS * 10 + 1
 
 
 def test_what_is_left_of_doubtful_copies_is_told() -> None:
-    doubts = Doubts()
-    doubts.grown(1)
+    uncertain = UncertainBlocks()
+    uncertain.update_pool_size(1)
     for copies in (1, 2, 3):
-        doubts.add(1, copies)
-    doubts.add(2, 1)
-    doubts.removed(2, 0)
-    doubts.removed(1, 2)
+        uncertain.add_uncertain(1, copies)
+    uncertain.add_uncertain(2, 1)
+    uncertain.remove(2, 0)
+    uncertain.remove(1, 2)
     reports: list[tuple[Hash, int]] = []
     while not reports:
-        doubts.removed(99, 0)
-        reports = doubts.settle(3)
+        uncertain.remove(99, 0)
+        reports = uncertain.take_reports(3)
     assert reports == [(1, 2)]
-    certain = Doubts()
-    certain.add(1, 1)
-    certain.certain(1)
+    certain = UncertainBlocks()
+    certain.add_uncertain(1, 1)
+    certain.add_certain(1)
     assert not certain

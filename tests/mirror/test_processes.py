@@ -58,8 +58,8 @@ def look_around(url: str, engine: str) -> None:
     """Every command that shows blocks, at the proxy that has none of its own."""
     (status,) = result("upstreams", url=url)
     assert (status["url"], status["state"], status["complete"]) == (engine, "up", True)
-    assert "as the upstream published them" in kvproxy("blocks", url=url).stdout
-    assert "medium" in kvproxy("blocks", "ls", url=url).stdout
+    assert "from KV events" in kvproxy("blocks", url=url).stdout
+    assert "Medium" in kvproxy("blocks", "ls", url=url).stdout
     (chain,) = result("blocks", "chains", url=url)
     assert result("blocks", "show", chain["leaf"], url=url)["hash"] == chain["leaf"]
     assert kvproxy("blocks", "queue", url=url).returncode == 1

@@ -11,11 +11,11 @@ import msgpack
 import pytest
 import zmq
 
-from kvproxy.blocks.digest import event_hash
+from kvproxy.blocks.block_hash import event_hash
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.errors import SettingsError
-from kvproxy.mirror.subscriber import Subscriber
+from kvproxy.mirror.subscriber import EventSubscriber
 
 A, B = b"\x01" * 32, b"\x02" * 32
 STORED = BlockStored((A, B), None, (1, 2, 3, 4), 2)
@@ -100,7 +100,7 @@ async def test_who_comes_too_late_for_the_buffer_is_told_everything_once() -> No
         publisher.publish([BlockStored((bytes([number]) * 32,), None, (7, number), 2)])
         publisher.publish([BlockRemoved((bytes([number]) * 32,))])
     publisher.publish([BlockStored((bytes(32),), B, (5, 6), 2)])
-    late = [Subscriber(publisher.endpoint, publisher.replay, idle=3.0) for _ in range(2)]
+    late = [EventSubscriber(publisher.endpoint, publisher.replay, idle=3.0) for _ in range(2)]
     try:
         for subscriber in late:
             await subscriber.start()

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror import sequencer
-from kvproxy.mirror.sequencer import Seen, Sequencer
+from kvproxy.mirror.sequencer import AppliedBatches, Sequencer
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.status import Counts
+from kvproxy.mirror.status import StreamCounts
 from tests.mirror.publisher import Model
 
 
@@ -20,7 +20,7 @@ class Follower:
     def __init__(self, model: Model, replayable: bool = True) -> None:
         self.model = model
         self.state = MirrorState()
-        self.sequencer = Sequencer(self.state, replayable=replayable)
+        self.sequencer = Sequencer(self.state, has_replay=replayable)
 
     def replay(self, fail_after: int | None = None, between: Any = lambda: None) -> None:
         """Answer the replay that is wanted; `between` happens while it runs."""
@@ -31,12 +31,12 @@ class Follower:
             if index == fail_after:
                 self.sequencer.fail_replay()
                 return
-            self.sequencer.replayed(number, payload)
+            self.sequencer.on_replayed_batch(number, payload)
         self.sequencer.end_replay()
 
     def settle(self) -> None:
         for _ in range(50):
-            if self.sequencer.wanted is None:
+            if self.sequencer.replay_from is None:
                 return
             self.replay()
         raise AssertionError("it asks for ever")
@@ -65,7 +65,7 @@ steps = st.lists(
 
 
 def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None:
-    """Batches come late, twice, or never; those of a new run not before its connection is noticed (see `Subscriber`)."""
+    """Batches come late, twice, or never; those of a new run not before its connection is noticed (see `EventSubscriber`)."""
     on_their_way: list[tuple[int, int, bytes]] = []
     sent: list[tuple[int, int, bytes]] = []
     run = noticed = 0
@@ -75,11 +75,11 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
             of, number, payload = on_their_way.pop(place % len(on_their_way))
             if of > noticed:
                 notice()
-            follower.sequencer.live(number, payload)
+            follower.sequencer.on_batch(number, payload)
 
     def notice() -> None:
         nonlocal noticed
-        follower.sequencer.connected()
+        follower.sequencer.on_connected()
         noticed = run
 
     for action, value in steps:
@@ -101,9 +101,9 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
             on_their_way.pop(value % len(on_their_way))
         elif action == "repeat" and sent:
             on_their_way.append(sent[value % len(sent)])
-        elif action == "replay" and follower.sequencer.wanted is not None:
+        elif action == "replay" and follower.sequencer.replay_from is not None:
             follower.replay(between=lambda value=value: deliver(value))
-        elif action == "broken replay" and follower.sequencer.wanted is not None:
+        elif action == "broken replay" and follower.sequencer.replay_from is not None:
             follower.replay(fail_after=value)
         if event is not None:
             on_their_way.append((run, *model.publish(event)))
@@ -113,7 +113,7 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
     if noticed < run:
         notice()
     follower.settle()
-    follower.sequencer.idle()
+    follower.sequencer.on_idle()
     follower.settle()
 
 
@@ -122,7 +122,7 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
 def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]], positional: bool) -> None:
     model = Model(positional)
     follower = Follower(model)
-    follower.sequencer.connected()
+    follower.sequencer.on_connected()
     play(steps, follower, model)
     assert follower.held() == model.held
     assert follower.sequencer.complete
@@ -136,7 +136,7 @@ def test_a_short_replay_buffer_never_makes_it_claim_a_block_that_is_gone(
 ) -> None:
     model = Model(buffer=buffer)
     follower = Follower(model)
-    follower.sequencer.connected()
+    follower.sequencer.on_connected()
     play(steps, follower, model)
     assert follower.held() <= model.held
     if follower.sequencer.complete:
@@ -148,13 +148,13 @@ def test_another_run_that_a_replay_meets_half_way_is_asked_for_from_its_start(ba
     model = Model()
     follower = Follower(model)
     for number in range(5):
-        follower.sequencer.live(*model.publish(model.store([number])))
+        follower.sequencer.on_batch(*model.publish(model.store([number])))
     # It restarted, and nobody noticed.
     model.restart()
     for number in range(batches):
         model.publish(model.store([10 + number]))
-    follower.sequencer.idle()
-    assert follower.sequencer.wanted == 4
+    follower.sequencer.on_idle()
+    assert follower.sequencer.replay_from == 4
     follower.settle()
     assert follower.held() == model.held
     assert follower.sequencer.complete
@@ -166,11 +166,11 @@ def test_another_run_that_is_met_at_its_start_is_asked_for_once() -> None:
     model = Model()
     follower = Follower(model)
     for number in range(5):
-        follower.sequencer.live(*model.publish(model.store([number])))
+        follower.sequencer.on_batch(*model.publish(model.store([number])))
     model.restart()
     for number in range(3):
         model.publish(model.store([10 + number]))
-    follower.sequencer.connected()
+    follower.sequencer.on_connected()
     follower.settle()
     assert follower.held() == model.held
     counts = follower.sequencer.counts
@@ -181,26 +181,26 @@ def test_what_came_in_is_counted() -> None:
     model = Model()
     follower = Follower(model, replayable=False)
     counts = follower.sequencer.counts
-    assert counts == Counts(0, 0, 0, 0, 0, 0, 0) == Counts()
+    assert counts == StreamCounts(0, 0, 0, 0, 0, 0, 0) == StreamCounts()
     batches = [model.publish(model.store([number])) for number in range(6)]
     for place in (0, 0, 2, 3, 1, 5):
-        follower.sequencer.live(*batches[place])
+        follower.sequencer.on_batch(*batches[place])
     assert (counts.batches, counts.duplicates, counts.gaps, counts.losses, counts.malformed) == (4, 1, 2, 0, 0)
-    follower.sequencer.live(*batches[4])
+    follower.sequencer.on_batch(*batches[4])
     assert (counts.batches, counts.gaps, counts.restarts, counts.replays) == (6, 2, 0, 0)
 
 
 def test_without_replay_so_many_batches_are_held_back_for_a_late_one() -> None:
     model = Model()
     follower = Follower(model, replayable=False)
-    batches = [model.publish(model.store([number])) for number in range(sequencer.PATIENCE + 3)]
-    follower.sequencer.live(*batches[0])
+    batches = [model.publish(model.store([number])) for number in range(sequencer.MAX_HELD_BATCHES + 3)]
+    follower.sequencer.on_batch(*batches[0])
     for batch in batches[2:-1]:
-        follower.sequencer.live(*batch)
+        follower.sequencer.on_batch(*batch)
     assert (follower.sequencer.counts.losses, follower.sequencer.complete) == (0, True)
-    follower.sequencer.live(*batches[-1])
+    follower.sequencer.on_batch(*batches[-1])
     assert (follower.sequencer.counts.losses, follower.sequencer.complete) == (1, False)
-    assert follower.held() == Counter(range(2, sequencer.PATIENCE + 3))
+    assert follower.held() == Counter(range(2, sequencer.MAX_HELD_BATCHES + 3))
 
 
 @given(order=st.permutations(range(20)), repeated=st.lists(st.integers(0, 19), max_size=10))
@@ -211,9 +211,9 @@ def test_without_replay_late_and_repeated_batches_are_put_in_order(order: list[i
     batches += [model.publish(model.remove([number % 7])) for number in range(5)]
     follower = Follower(model, replayable=False)
     # The first is taken for the beginning, so it is not delayed here.
-    follower.sequencer.live(*batches[0])
+    follower.sequencer.on_batch(*batches[0])
     for number in [*order, *repeated]:
-        follower.sequencer.live(*batches[number])
+        follower.sequencer.on_batch(*batches[number])
     assert follower.held() == model.held
     assert follower.sequencer.complete
 
@@ -224,30 +224,30 @@ def test_without_replay_a_lost_batch_empties_the_view_and_says_so() -> None:
     for number in range(200):
         batch = model.publish(model.store([number]))
         if number != 10:
-            follower.sequencer.live(*batch)
+            follower.sequencer.on_batch(*batch)
     assert not follower.sequencer.complete
     assert follower.sequencer.counts.losses == 1
     assert set(follower.held()) == set(range(11, 200))
-    follower.sequencer.live(*model.publish(model.clear()))
+    follower.sequencer.on_batch(*model.publish(model.clear()))
     assert follower.sequencer.complete
 
 
 def test_a_replay_that_fails_again_and_again_is_given_up() -> None:
     model = Model()
     follower = Follower(model)
-    follower.sequencer.live(*model.publish(model.store([1])))
+    follower.sequencer.on_batch(*model.publish(model.store([1])))
     model.publish(model.store([2]))
-    follower.sequencer.live(*model.publish(model.store([3])))
+    follower.sequencer.on_batch(*model.publish(model.store([3])))
     for number in range(4, 8):
-        assert follower.sequencer.wanted is not None
+        assert follower.sequencer.replay_from is not None
         follower.sequencer.begin_replay()
-        follower.sequencer.live(*model.publish(model.store([number])))
+        follower.sequencer.on_batch(*model.publish(model.store([number])))
         follower.sequencer.fail_replay()
         if not follower.sequencer.complete:
             break
     assert follower.sequencer.counts.losses == 1
     assert follower.held() <= model.held
-    follower.sequencer.idle()
+    follower.sequencer.on_idle()
     follower.settle()
     assert follower.held() == model.held
     assert follower.sequencer.complete
@@ -256,10 +256,10 @@ def test_a_replay_that_fails_again_and_again_is_given_up() -> None:
 def test_a_clock_set_back_loses_nothing() -> None:
     model = Model()
     follower = Follower(model)
-    follower.sequencer.live(*model.publish(model.store([1])))
+    follower.sequencer.on_batch(*model.publish(model.store([1])))
     model._clock = -100.0
     for digest in (2, 3):
-        follower.sequencer.live(*model.publish(model.store([digest])))
+        follower.sequencer.on_batch(*model.publish(model.store([digest])))
         follower.settle()
     assert follower.held() == model.held
     assert follower.sequencer.counts.restarts == 0
@@ -272,12 +272,12 @@ GARBAGE = [b"", b"\xc1", b"\x93\x01", b"\x91\x01", b"\x93\x01\x91\xa1x\x00", b"\
 def test_garbage_empties_the_view_and_says_so(payload: bytes) -> None:
     model = Model()
     follower = Follower(model, replayable=False)
-    follower.sequencer.live(*model.publish(model.store([1])))
-    follower.sequencer.live(1, payload)
+    follower.sequencer.on_batch(*model.publish(model.store([1])))
+    follower.sequencer.on_batch(1, payload)
     assert not follower.sequencer.complete
     assert follower.sequencer.counts.malformed == 1
     assert follower.held() == Counter()
-    follower.sequencer.live(2, model.publish(model.store([5]))[1])
+    follower.sequencer.on_batch(2, model.publish(model.store([5]))[1])
     assert follower.held() == Counter([5])
 
 
@@ -285,29 +285,29 @@ def test_garbage_empties_the_view_and_says_so(payload: bytes) -> None:
 def test_garbage_is_asked_for_again_and_then_passed_over(payload: bytes) -> None:
     model = Model()
     follower = Follower(model)
-    follower.sequencer.live(*model.publish(model.store([1])))
+    follower.sequencer.on_batch(*model.publish(model.store([1])))
     model.buffer.append((1, payload))
     model.sequence = 2
-    follower.sequencer.live(1, payload)
-    follower.sequencer.live(*model.publish(model.store([5])))
+    follower.sequencer.on_batch(1, payload)
+    follower.sequencer.on_batch(*model.publish(model.store([5])))
     asked = 0
-    while follower.sequencer.wanted is not None:
+    while follower.sequencer.replay_from is not None:
         assert (asked := asked + 1) < 5, "it asks for ever"
         follower.replay()
     # What came before it cannot be told from what it took away.
     assert follower.held() == Counter([5])
     assert not follower.sequencer.complete
-    follower.sequencer.idle()
-    assert follower.sequencer.wanted == 2, "all of it was asked for already"
+    follower.sequencer.on_idle()
+    assert follower.sequencer.replay_from == 2, "all of it was asked for already"
     follower.settle()
     assert follower.held() == Counter([5])
     # The next one is not worth another replay: the first would come again.
     model.buffer.append((3, payload))
     model.sequence = 4
-    follower.sequencer.live(3, payload)
-    assert follower.sequencer.wanted is None
+    follower.sequencer.on_batch(3, payload)
+    assert follower.sequencer.replay_from is None
     assert follower.held() == Counter()
-    follower.sequencer.live(*model.publish(model.clear(), model.store([6])))
+    follower.sequencer.on_batch(*model.publish(model.clear(), model.store([6])))
     assert follower.held() == Counter([6])
     assert follower.sequencer.complete
 
@@ -315,8 +315,8 @@ def test_garbage_is_asked_for_again_and_then_passed_over(payload: bytes) -> None
 def test_garbage_that_only_the_wire_made_is_had_again() -> None:
     model = Model()
     follower = Follower(model)
-    follower.sequencer.live(*model.publish(model.store([1])))
-    follower.sequencer.live(model.publish(model.store([2]))[0], b"\xc1")
+    follower.sequencer.on_batch(*model.publish(model.store([1])))
+    follower.sequencer.on_batch(model.publish(model.store([2]))[0], b"\xc1")
     follower.settle()
     assert follower.held() == Counter([1, 2])
     assert follower.sequencer.complete
@@ -327,25 +327,25 @@ def test_an_idle_stream_asks_from_a_number_that_can_be_sent(replayable: bool) ->
     follower = Follower(Model(), replayable)
     for complete in (True, False):
         follower.sequencer.complete = complete
-        follower.sequencer.idle()
-        assert follower.sequencer.wanted == (0 if replayable else None)
+        follower.sequencer.on_idle()
+        assert follower.sequencer.replay_from == (0 if replayable else None)
         follower.settle()
-    follower.sequencer.fail()
-    follower.sequencer.idle()
-    assert follower.sequencer.wanted in (0, None)
+    follower.sequencer.discard_state()
+    follower.sequencer.on_idle()
+    assert follower.sequencer.replay_from in (0, None)
 
 
 def test_what_breaks_while_a_batch_is_taken_over_costs_what_was_known_and_no_more() -> None:
     model = Model()
     follower = Follower(model)
-    follower.sequencer.live(*model.publish(model.store([1])))
+    follower.sequencer.on_batch(*model.publish(model.store([1])))
     model.publish(model.store([2]))
-    follower.sequencer.fail()
+    follower.sequencer.discard_state()
     assert follower.held() == Counter()
     assert not follower.sequencer.complete
-    follower.sequencer.live(*model.publish(model.store([3])))
+    follower.sequencer.on_batch(*model.publish(model.store([3])))
     assert follower.held() == Counter([3])
-    follower.sequencer.idle()
+    follower.sequencer.on_idle()
     follower.settle()
     assert follower.held() == model.held
     assert follower.sequencer.complete
@@ -354,27 +354,27 @@ def test_what_breaks_while_a_batch_is_taken_over_costs_what_was_known_and_no_mor
 def test_without_replay_a_new_connection_begins_anew() -> None:
     model = Model()
     follower = Follower(model, replayable=False)
-    follower.sequencer.connected()
+    follower.sequencer.on_connected()
     for number in range(3):
-        follower.sequencer.live(*model.publish(model.store([number])))
+        follower.sequencer.on_batch(*model.publish(model.store([number])))
     assert follower.sequencer.complete
-    follower.sequencer.connected()
+    follower.sequencer.on_connected()
     assert (follower.held(), follower.sequencer.complete) == (Counter(), False)
     # The same process goes on, or another one begins; a joiner takes either.
-    follower.sequencer.live(*model.publish(model.store([7])))
+    follower.sequencer.on_batch(*model.publish(model.store([7])))
     assert (follower.held(), follower.sequencer.complete) == (Counter([7]), False)
-    follower.sequencer.connected()
+    follower.sequencer.on_connected()
     model.restart()
-    follower.sequencer.live(*model.publish(model.store([9])))
+    follower.sequencer.on_batch(*model.publish(model.store([9])))
     assert (follower.held(), follower.sequencer.complete) == (Counter([9]), True)
 
 
 def test_so_many_batches_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.mirror.sequencer.WINDOW", 3)
-    seen = Seen()
+    monkeypatch.setattr("kvproxy.mirror.sequencer.MAX_FINGERPRINTS", 3)
+    seen = AppliedBatches()
     for number in range(10):
         seen.add(number, bytes([number]))
-    assert [seen.same(number, bytes([number])) for number in range(5, 11)] == [None, None, True, True, True, None]
-    assert seen.same(9, b"another") is False
+    assert [seen.has_same(number, bytes([number])) for number in range(5, 11)] == [None, None, True, True, True, None]
+    assert seen.has_same(9, b"another") is False
     seen.clear()
-    assert seen.same(9, bytes([9])) is None
+    assert seen.has_same(9, bytes([9])) is None

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import zmq
 
-from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.subscriber import Subscriber
+from kvproxy.mirror.mirror import Mirror, expand_endpoint
+from kvproxy.mirror.subscriber import LOG_INTERVAL, EventSubscriber, StreamLog
 from tests.mirror.publisher import Model, Sockets
 
 
@@ -21,7 +21,7 @@ def publisher(request: pytest.FixtureRequest) -> Iterator[Sockets]:
     sockets.close()
 
 
-def held(subscriber: Subscriber) -> Counter[Any]:
+def held(subscriber: EventSubscriber) -> Counter[Any]:
     pools = subscriber.state.pools.values()
     return Counter({digest: block.copies for pool in pools for digest, block in pool.blocks.items()})
 
@@ -37,7 +37,7 @@ async def test_a_late_joiner_gets_what_came_before(publisher: Sockets) -> None:
     for number in range(50):
         publisher.send(publisher.model.store([number]))
     publisher.send(publisher.model.store([7]), publisher.model.remove([3]))
-    subscriber = Subscriber(publisher.events, publisher.replay)
+    subscriber = EventSubscriber(publisher.events, publisher.replay)
     await subscriber.start()
     try:
         await until(lambda: held(subscriber) == publisher.model.held)
@@ -49,7 +49,7 @@ async def test_a_late_joiner_gets_what_came_before(publisher: Sockets) -> None:
 
 
 async def test_lost_and_repeated_batches_over_the_wire(publisher: Sockets) -> None:
-    subscriber = Subscriber(publisher.events, publisher.replay, idle=0.2)
+    subscriber = EventSubscriber(publisher.events, publisher.replay, idle=0.2)
     await subscriber.start()
     try:
         publisher.send(publisher.model.store([1000]))
@@ -69,7 +69,7 @@ async def test_lost_and_repeated_batches_over_the_wire(publisher: Sockets) -> No
 async def test_a_restarted_engine_is_followed_anew() -> None:
     first = Sockets(Model())
     ports = tuple(int(address.rsplit(":", 1)[1]) for address in (first.events, first.replay))
-    subscriber = Subscriber(first.events, first.replay)
+    subscriber = EventSubscriber(first.events, first.replay)
     await subscriber.start()
     try:
         for number in range(5):
@@ -98,12 +98,12 @@ async def test_ranks_have_pools_of_their_own() -> None:
             sockets.send(sockets.model.store([1, 2], tokens=[5, 6, 7, 8]), rank=rank)
             sockets.send(sockets.model.store([10 + rank]), rank=rank)
         mirror = Mirror(ranks[0].events, ranks[0].replay)
-        mirror.subscribers.append(Subscriber(ranks[1].events, ranks[1].replay))
+        mirror.subscribers.append(EventSubscriber(ranks[1].events, ranks[1].replay))
         await mirror.start()
         subscribers = mirror.subscribers
         await until(lambda: all(held(one) == two.model.held for one, two in zip(subscribers, ranks, strict=True)))
         assert {key.rank for key in mirror.state().pools} == {0, 1}
-        assert mirror.figures().cached == 6
+        assert mirror.report().cached == 6
         assert mirror.complete
     finally:
         for subscriber in subscribers:
@@ -117,7 +117,7 @@ BAD = {"type": "BlockStored", "block_hashes": 7, "parent_block_hash": None, "tok
 
 async def test_a_malformed_batch_is_logged_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     sockets = Sockets(Model())
-    subscriber = Subscriber(sockets.events, sockets.replay)
+    subscriber = EventSubscriber(sockets.events, sockets.replay)
     await subscriber.start()
     try:
         sockets.send(sockets.model.store([1]))
@@ -126,13 +126,13 @@ async def test_a_malformed_batch_is_logged_and_passed_over(caplog: pytest.LogCap
         await until(lambda: subscriber.sequencer.counts.malformed > 0)
         # It is asked for again, comes again, and what follows it is taken over.
         sockets.send(sockets.model.store([2]))
-        await until(lambda: held(subscriber) == Counter([2]) and subscriber.sequencer.wanted is None)
+        await until(lambda: held(subscriber) == Counter([2]) and subscriber.sequencer.replay_from is None)
         status = subscriber.status()
         assert not status.complete
-        assert status.error == "batch 1 cannot be read: block_hashes is no list of hashes"
+        assert status.error == "batch 1 cannot be decoded: block_hashes is not a list of hashes"
         lines = [record.getMessage() for record in caplog.records]
-        assert [line for line in lines if "cannot be read" in line] == [
-            f"KV events of {sockets.events}: batch 1 cannot be read: block_hashes is no list of hashes"
+        assert [line for line in lines if "cannot be decoded" in line] == [
+            f"KV events of {sockets.events}: batch 1 cannot be decoded: block_hashes is not a list of hashes"
         ]
         sockets.send(sockets.model.clear(), sockets.model.store([3]))
         await until(lambda: held(subscriber) == sockets.model.held)
@@ -146,7 +146,7 @@ async def test_a_malformed_batch_in_a_replay_is_passed_over() -> None:
     sockets = Sockets(Model())
     for event in (sockets.model.store([1]), BAD, sockets.model.store([2])):
         sockets.send(event)
-    subscriber = Subscriber(sockets.events, sockets.replay, idle=0.05)
+    subscriber = EventSubscriber(sockets.events, sockets.replay, idle=0.05)
     await subscriber.start()
     try:
         await until(lambda: held(subscriber) == Counter([2]))
@@ -163,10 +163,10 @@ async def test_a_malformed_batch_in_a_replay_is_passed_over() -> None:
 async def test_no_task_ends_when_something_unforeseen_breaks(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.mirror.subscriber.RESTART", 0.01)
+    monkeypatch.setattr("kvproxy.mirror.subscriber.RESTART_DELAY", 0.01)
     sockets = Sockets(Model())
-    subscriber = Subscriber(sockets.events, sockets.replay, idle=0.05)
-    broken = {"apply", "idle"}
+    subscriber = EventSubscriber(sockets.events, sockets.replay, idle=0.05)
+    broken = {"apply", "on_idle"}
 
     def breaks(name: str, real: Callable[..., None]) -> Callable[..., None]:
         def call(*arguments: object) -> None:
@@ -178,7 +178,7 @@ async def test_no_task_ends_when_something_unforeseen_breaks(
         return call
 
     monkeypatch.setattr(subscriber.state, "apply", breaks("apply", subscriber.state.apply))
-    monkeypatch.setattr(subscriber.sequencer, "idle", breaks("idle", subscriber.sequencer.idle))
+    monkeypatch.setattr(subscriber.sequencer, "on_idle", breaks("on_idle", subscriber.sequencer.on_idle))
     await subscriber.start()
     try:
         sockets.send(sockets.model.store([1]))
@@ -196,7 +196,7 @@ async def test_no_task_ends_when_something_unforeseen_breaks(
 
 async def test_messages_of_another_shape_are_counted() -> None:
     sockets = Sockets(Model())
-    subscriber = Subscriber(sockets.events, sockets.replay)
+    subscriber = EventSubscriber(sockets.events, sockets.replay)
     await subscriber.start()
     try:
         for frames in ([b"only a topic"], [b"", b"short", b"x"], [b"", bytes(8), b"x", b"one too many"]):
@@ -219,7 +219,7 @@ async def test_when_one_endpoint_cannot_be_had_none_is_followed() -> None:
     taken = Sockets(Model())
     port = int(taken.events.rsplit(":", 1)[1])
     mirror = Mirror(f"tcp://127.0.0.1:{port}")
-    mirror.subscribers.append(Subscriber(f"tcp://*:{port}"))
+    mirror.subscribers.append(EventSubscriber(f"tcp://*:{port}"))
     try:
         with pytest.raises(zmq.ZMQError):
             await mirror.start()
@@ -250,7 +250,7 @@ async def test_blocks_of_an_engine_that_is_gone_are_not_shown(replays: bool) -> 
         await until(told)
         first.close()
         await until(lambda: not subscriber.is_connected)
-        assert (shown(mirror), mirror.figures().cached, mirror.complete) == (set(), 0, False)
+        assert (shown(mirror), mirror.report().cached, mirror.complete) == (set(), 0, False)
         second = Sockets(Model(), ports=(ports[0], ports[1]))
         seen: set[Any] = set()
 
@@ -278,11 +278,70 @@ async def test_a_connection_that_broke_costs_a_replay_and_nothing_else() -> None
     try:
         sockets.send(sockets.model.store([1, 2]))
         await until(lambda: shown(mirror) == {1, 2})
-        subscriber.sequencer.connected()
+        subscriber.sequencer.on_connected()
         assert shown(mirror) == set()
-        subscriber._doubt.set()
+        subscriber._replay_requested.set()
         await until(lambda: shown(mirror) == {1, 2})
         assert (subscriber.status().restarts, subscriber.status().losses, mirror.complete) == (0, 0, True)
     finally:
         await mirror.close()
         sockets.close()
+
+
+def test_one_line_a_minute_counts_the_suppressed_ones(caplog: pytest.LogCaptureFixture) -> None:
+    now = [1000.0]
+    stream_log = StreamLog("tcp://engine:1", clock=lambda: now[0])
+    assert stream_log.last_error is None
+    for number in range(3):
+        stream_log.warn(f"error {number}")
+    now[0] += LOG_INTERVAL - 0.5
+    stream_log.warn("one more")
+    assert stream_log.last_error == "one more"
+    assert [record.getMessage() for record in caplog.records] == ["KV events of tcp://engine:1: error 0"]
+    for seconds in (0.5, LOG_INTERVAL):
+        now[0] += seconds
+        stream_log.warn("again", ValueError("x"))
+    assert [record.getMessage() for record in caplog.records[1:]] == [
+        "KV events of tcp://engine:1: again (3 more since the last line)",
+        "KV events of tcp://engine:1: again",
+    ]
+    assert caplog.records[1].exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "sockets"),
+    [
+        ("tcp://host:5557", ["tcp://host:5557"]),
+        ("tcp://host:5557-5557", ["tcp://host:5557"]),
+        ("tcp://*:5557-5559", ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]),
+        ("tcp://host:65535", ["tcp://host:65535"]),
+        ("ipc:///run/events", ["ipc:///run/events"]),
+        ("inproc://events", ["inproc://events"]),
+    ],
+)
+def test_an_endpoint_expands_to_its_sockets(endpoint: str, sockets: list[str]) -> None:
+    assert expand_endpoint(endpoint) == sockets
+
+
+@pytest.mark.parametrize("endpoint", ["", "host:5557", "tcp://host", "udp://host:1", "ipc://", "tcp://host:5557-"])
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="is not an endpoint: use tcp://host:5557"):
+        expand_endpoint(endpoint)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://host:5558-5557", "tcp://host:65536", "tcp://host:65535-65536", "tcp://host:1000-2024"]
+)
+def test_an_invalid_range_of_ports_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="invalid range of ports"):
+        expand_endpoint(endpoint)
+
+
+def test_each_publisher_has_its_own_replay_socket() -> None:
+    mirror = Mirror("tcp://host:1-2", "tcp://host:3-4")
+    assert [(each.endpoint, each._replay) for each in mirror.subscribers] == [
+        ("tcp://host:1", "tcp://host:3"),
+        ("tcp://host:2", "tcp://host:4"),
+    ]
+    with pytest.raises(ValueError, match="has 2 sockets and 'tcp://host:3' has 1"):
+        Mirror("tcp://host:1-2", "tcp://host:3")

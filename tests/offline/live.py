@@ -40,7 +40,7 @@ def layers(
         settings = load_settings(data=data, upstream=upstream, cache={"budget": 60.0} | cache)
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
             observer, semantic = services.answerer.observer, services.answerer.semantic
-            coming = services.answerer.cache.coming
+            coming = services.answerer.cache.pending_writes
             if chance is not None and semantic is not None:
                 semantic.decider.chance = chance
             for each in lines:

@@ -1,4 +1,4 @@
-"""An engine whose warm answers are its cold ones, one whose are not, and one that says nothing."""
+"""Audits of engines with equal and different warm responses, and of one without reports."""
 
 import json
 from collections.abc import Iterator
@@ -11,23 +11,25 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.http.services import Services
-from kvproxy.offline.audit import Pair, Told
+from kvproxy.offline.audit import AuditedResponse, Pair
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy
 from tests.servers import run_app, run_proxy
 
 
-def test_our_own_engine_answers_warm_as_cold_where_it_is_strict(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_strict_embedded_engine_has_no_different_responses(tmp_path_factory: pytest.TempPathFactory) -> None:
     settings = load_settings(
-        data=tmp_path_factory.mktemp("strict"), engine={"num_blocks": 256, "max_batch_tokens": 64, "strict": True}
+        data=tmp_path_factory.mktemp("strict"),
+        engine={"num_blocks": 256, "max_batch_tokens": 64, "strict": True},
+        cache={"semantic": False},
     )
     with run_proxy(settings) as (url, _):
-        done = kvproxy("audit", url, "--requests", 6, "--max-tokens", 8, "--json")
+        done = kvproxy("audit", url, "--requests", 3, "--max-tokens", 6, "--json")
     told = json.loads(done.stdout)
-    assert (told["pairs"], told["proven"], told["flips"], done.returncode) == (6, 6, 0, 0)
+    assert (told["pairs"], told["proven"], told["flips"], done.returncode) == (3, 3, 0, 0)
 
 
-def test_requests_of_a_file_are_asked(demo: tuple[str, Services], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_requests_of_a_file_are_sent(demo: tuple[str, Services], tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("audit") / "prompts.txt"
     file.write_text("".join(f"{number} What is a block, and how is it named by its hash?\n" for number in range(3)))
     done = kvproxy("audit", demo[0], "--file", file)
@@ -66,7 +68,7 @@ def engine(reports: bool, flips_at: int | None, knows_scores: bool = True) -> It
 
 
 @pytest.mark.parametrize("knows_scores", [True, False])
-def test_a_flip_is_found_and_told_with_its_token(knows_scores: bool) -> None:
+def test_a_difference_is_reported_with_its_token(knows_scores: bool) -> None:
     with engine(reports=True, flips_at=5, knows_scores=knows_scores) as url:
         done = kvproxy("audit", url, "--requests", 4, "--json", "--concurrency", 2)
         shown = kvproxy("audit", url, "--requests", 4)
@@ -74,14 +76,14 @@ def test_a_flip_is_found_and_told_with_its_token(knows_scores: bool) -> None:
     assert (told["proven"], told["flips"], done.returncode) == (4, 4, 1)
     assert {each["token"] for each in told["differ"]} == {5 if knows_scores else 6}
     assert told["interval"][0] > 0.5
-    assert "4 of 4 warm answers differ" in shown.stdout
+    assert "4 of 4 warm responses differ" in shown.stdout
 
 
-def test_what_is_not_reported_is_not_counted() -> None:
+def test_pairs_without_reports_are_not_counted() -> None:
     with engine(reports=False, flips_at=None) as url:
         done = kvproxy("audit", url, "--requests", 2)
     assert done.returncode == 1
-    assert "proved no reuse in 2 pairs" in done.stderr
+    assert "no reuse was proven in 2 pairs" in done.stderr
     nobody = kvproxy("audit", "http://127.0.0.1:9", "--model", "m", "--requests", 1)
     assert nobody.returncode != 0
     assert "does not answer" in nobody.stderr
@@ -90,8 +92,8 @@ def test_what_is_not_reported_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("cold", "warm", "at"), [("abc", "abc", None), ("abc", "abd", 2), ("abc", "ab", 2), ("", "a", 0), ("ab", "abc", 2)]
 )
-def test_the_first_token_that_differs(cold: str, warm: str, at: int | None) -> None:
-    pair = Pair(1, Told(tuple(cold), 9, 0), Told(tuple(warm), 9, 8))
+def test_the_first_different_token(cold: str, warm: str, at: int | None) -> None:
+    pair = Pair(1, AuditedResponse(tuple(cold), 9, 0), AuditedResponse(tuple(warm), 9, 8))
     assert pair.differs_at == at
-    assert pair.proven
-    assert not Pair(1, pair.warm, pair.warm).proven
+    assert pair.is_proven
+    assert not Pair(1, pair.warm, pair.warm).is_proven

@@ -1,4 +1,4 @@
-"""An estimate of a log is what a proxy then shows for it."""
+"""Estimates equal the results of a live proxy."""
 
 import asyncio
 import json
@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from kvproxy.offline.estimate import Estimate, estimate
-from kvproxy.offline.request_log import read_log
+from kvproxy.offline.log_replay import replay
+from kvproxy.offline.request_log import LoggedRequest, read_log
 from kvproxy.settings import load_settings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 from tests.commands.run import kvproxy
@@ -17,13 +18,17 @@ from tests.offline import live, logs
 REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
 
 
+def logged(lines: list[logs.Line]) -> list[LoggedRequest]:
+    return read_log(Path("log"), "".join(json.dumps(each) + "\n" for each in lines), "m").requests
+
+
 def estimated(lines: list[logs.Line], data: Path, sizes: list[int], draws: int = 1) -> Estimate:
-    text = "".join(json.dumps(each) + "\n" for each in lines)
-    requests = read_log(Path("log"), text, "m").requests
-    return asyncio.run(estimate(requests, load_settings(data=data), LocalTokenizer("demo"), 16, sizes, draws=draws))
+    return asyncio.run(
+        estimate(logged(lines), load_settings(data=data), LocalTokenizer("demo"), 16, sizes, draws=draws)
+    )
 
 
-def test_the_layers_are_those_of_a_live_replay(tmp_path: Path) -> None:
+def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:
     lines = logs.agents(4, 4) + [
         logs.line([{"role": "user", "content": text}], "Choose Reset in the settings.")
         for text in ("How do I reset my password?", "How can I reset my password?", "How do I reset my password?")
@@ -46,7 +51,7 @@ def reworded() -> list[logs.Line]:
     return [logs.line([{"role": "user", "content": asked}], answer) for asked, answer in pairs]
 
 
-def test_what_is_explored_by_the_same_chance_is_served_alike(tmp_path: Path, reworded: list[logs.Line]) -> None:
+def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(tmp_path: Path, reworded: list[logs.Line]) -> None:
     found = estimated(reworded, tmp_path / "one", [64])
     shown = live.layers(reworded, tmp_path / "two", Random(0).random)
     assert (found.exact, found.similar, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
@@ -54,15 +59,19 @@ def test_what_is_explored_by_the_same_chance_is_served_alike(tmp_path: Path, rew
     assert found.similar > 0
 
 
-def test_several_draws_tell_the_range(tmp_path: Path, reworded: list[logs.Line]) -> None:
-    each = [live.layers(reworded, tmp_path / f"{draw}", Random(draw).random)["semantic"] for draw in range(2)]
-    found = estimated(reworded, tmp_path / "all", [64], draws=2)
-    assert found.similar_range == (min(each), max(each))
-    assert found.similar == sorted(each)[1]
+def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.Line]) -> None:
+    few = reworded[:10] + reworded[25:35]
+    requests, settings = logged(few), load_settings(data=tmp_path)
+    replays = [asyncio.run(replay(requests, settings, chance=Random(draw).random)) for draw in range(2)]
+    hits = sorted(
+        sum(each.exchange is not None and each.exchange.layer == "semantic" for each in one) for one in replays
+    )
+    found = estimated(few, tmp_path / "all", [64], draws=2)
+    assert (found.similar_range, found.similar) == ((hits[0], hits[1]), hits[1])
 
 
 @pytest.mark.parametrize("pool", [40, 400])
-def test_the_prefix_reuse_is_that_of_a_live_replay(tmp_path: Path, pool: int) -> None:
+def test_the_prefix_reuse_equals_a_live_replay(tmp_path: Path, pool: int) -> None:
     lines = [each | {"response": None} for each in logs.agents(4, 3)]
     found = estimated(lines, tmp_path, [pool]).prefix_alone
     reused, total = live.prefix(lines, tmp_path / "live", pool)
@@ -70,14 +79,14 @@ def test_the_prefix_reuse_is_that_of_a_live_replay(tmp_path: Path, pool: int) ->
     assert found.share(found.points[0].reused) == pytest.approx(reused / total, abs=0.02)
 
 
-def test_times_of_the_log_age_answers(tmp_path: Path) -> None:
+def test_entries_age_by_the_times_of_the_log(tmp_path: Path) -> None:
     asked = logs.line([{"role": "user", "content": "Where is the log?"}], "In the data folder.")
     days = [asked | {"time": f"2026-11-{day:02d}T10:00:00+00:00"} for day in (1, 1, 20)]
     found = estimated(days, tmp_path, [16])
     assert (found.exact, found.forwarded) == (1, 2)
 
 
-def test_a_log_without_answers_is_estimated_too(tmp_path: Path) -> None:
+def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:
     file = logs.write(tmp_path / "log.jsonl", [{**each, "response": None} for each in logs.agents(2, 2)])
     result = kvproxy("estimate", file, "--data", str(tmp_path), "--blocks", "20,200", "--json")
     told = json.loads(result.stdout)
@@ -86,4 +95,4 @@ def test_a_log_without_answers_is_estimated_too(tmp_path: Path) -> None:
     assert told["wrong"]["interval"] is None
     refused = kvproxy("estimate", file, "--blocks", "many")
     assert refused.returncode == 2
-    assert "--blocks takes whole numbers" in refused.stderr
+    assert "--blocks takes integers" in refused.stderr

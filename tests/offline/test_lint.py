@@ -1,4 +1,4 @@
-"""What lint finds in prompts, and that its prediction is what an engine then does."""
+"""Lint finds changing spans; its predictions equal the reuse of an engine."""
 
 import json
 import random
@@ -14,8 +14,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.edits import edited
-from kvproxy.offline.changed_spans import changed_span
-from kvproxy.offline.edits import edit_of, moving
+from kvproxy.offline.changed_spans import find_changed_span, move_edit, strip_edit
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
 from tests.commands.run import kvproxy
@@ -45,23 +44,21 @@ CHANGING: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("kind", CHANGING)
 @given(one=st.integers(0, 400), other=st.integers(0, 400), lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]))
 @settings(max_examples=30, deadline=None)
-def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
-    kind: str, one: int, other: int, lead: str
-) -> None:
+def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, other: int, lead: str) -> None:
     def prompt(n: int) -> Conversation:
         return conversation(f"{lead}{CHANGING[kind](n)} is it. {TAIL}", "A question.")
 
-    span = changed_span(prompt(one), prompt(other))
+    span = find_changed_span(prompt(one), prompt(other))
     if CHANGING[kind](one) == CHANGING[kind](other):
         assert span is None
         return
     assert span is not None
     assert span.region == "system prompt"
     assert span.lost >= 50
-    edit = edit_of(span)
+    edit = strip_edit(span)
     stripped = [after(edit, prompt(n)) for n in (one, other, one + other)]
     assert stripped[0] == stripped[1] == stripped[2]
-    moved = after(moving(edit), prompt(one))
+    moved = after(move_edit(edit), prompt(one))
     assert moved[-1]["content"].endswith(span.old)
     assert moved[0] == stripped[0][0]
 
@@ -76,19 +73,19 @@ def test_a_changing_span_is_named_and_its_edit_takes_it_out_of_every_prompt(
         ("A text.", conversation(TAIL)),
     ],
 )
-def test_other_questions_and_other_prompts_are_no_spans(old: Any, new: Any) -> None:
-    assert changed_span(old, new) is None
+def test_other_questions_and_prompts_have_no_span(old: Any, new: Any) -> None:
+    assert find_changed_span(old, new) is None
 
 
-def test_tools_in_another_order_are_named_and_put_in_order() -> None:
+def test_tools_in_another_order_are_sorted() -> None:
     tools: list[Any] = [{"function": {"name": name, "description": TAIL}} for name in "abc"]
     one = Conversation(({"role": "user", "content": "Go."},), tuple(tools))
     other = Conversation(one.messages, tuple(reversed(tools)))
-    span = changed_span(one, other)
+    span = find_changed_span(one, other)
     assert span is not None
     assert span.kind == "order of tools"
     body: Any = {"model": "m", "messages": list(other.messages), "tools": list(other.tools)}
-    ordered = edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [edit_of(span)])
+    ordered = edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [strip_edit(span)])
     assert ordered.body["tools"] == list(one.tools)
 
 
@@ -98,7 +95,7 @@ def found(file: Path, *more: object) -> dict[str, Any]:
     return document | {"code": result.returncode}
 
 
-def test_the_predicted_reuse_is_what_an_engine_then_shows(tmp_path: Path) -> None:
+def test_the_predicted_reuse_equals_the_reuse_of_the_engine(tmp_path: Path) -> None:
     lines = [each | {"response": None} for each in logs.agents(4, 3, head="Request {n} of today. ")]
     report = found(logs.write(tmp_path / "log.jsonl", lines))
     (family,) = report["families"]
@@ -117,7 +114,7 @@ def test_the_predicted_reuse_is_what_an_engine_then_shows(tmp_path: Path) -> Non
     assert span["stripped"] > 4 * family["reused"]
 
 
-def test_what_is_worth_it_is_written_as_settings_that_a_proxy_takes(tmp_path: Path) -> None:
+def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head='Request {n} of "today". '))
     kvproxy("lint", log, "--data", tmp_path, "--edits", tmp_path / "kvproxy.toml")
     (edit,) = load_settings(data=tmp_path).edits
@@ -129,7 +126,7 @@ def test_what_is_worth_it_is_written_as_settings_that_a_proxy_takes(tmp_path: Pa
     assert changed[1]["content"] == "Hello\n\nRequest 17"
 
 
-def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
+def test_a_baseline_reports_families_that_share_less(tmp_path: Path) -> None:
     kept = tmp_path / "baseline.json"
     good = logs.write(tmp_path / "good.jsonl", logs.agents(3, 3))
     assert found(good, "--baseline", kept)["code"] == 0
@@ -140,7 +137,7 @@ def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
     assert told["worse"][0]["now"]["share"] < told["worse"][0]["before"]["share"] / 2
     shown = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
     assert shown.returncode == 1
-    assert "and now reuse" in shown.stderr
+    assert "blocks, now 0)" in shown.stderr
     other = logs.write(tmp_path / "other.jsonl", [logs.line([{"role": "user", "content": "Hello there."}])] * 2)
     assert found(other, "--baseline", kept)["worse"][0]["now"] is None
     assert found(bad, "--baseline", kept, "--update")["code"] == 0
@@ -148,10 +145,10 @@ def test_a_baseline_fails_where_prompts_share_less(tmp_path: Path) -> None:
     kept.write_text("{}")
     refused = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
     assert refused.returncode != 0
-    assert "is no baseline" in refused.stderr
+    assert "is not a baseline" in refused.stderr
 
 
-def test_families_are_told_apart_whatever_changes_in_them(tmp_path: Path) -> None:
+def test_families_are_separated_despite_changing_spans(tmp_path: Path) -> None:
     chance = random.Random(3)
     lines = []
     for number in range(30):

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.mirror.mirror import Mirror
 from tests.ports import free_port
 from tests.reference.random_trace import random_trace
@@ -21,7 +21,7 @@ from tests.reference.vllm_trace import VLLMTrace
 TRACES = range(60, 90)
 
 
-async def follow(steps: list[dict[str, Any]], *, late: bool) -> tuple[Counter[Any], Counter[Any]]:
+async def find_child(steps: list[dict[str, Any]], *, late: bool) -> tuple[Counter[Any], Counter[Any]]:
     """What vLLM has cached in the end and what the mirror says, as copies by published hash."""
     events, replays = free_port(), free_port()
     # vLLM binds only where the host is a star.
@@ -55,7 +55,7 @@ async def main() -> None:
     differ = 0
     for seed in TRACES:
         steps = random_trace(seed)
-        cached, said = await follow(steps, late=bool(seed % 2))
+        cached, said = await find_child(steps, late=bool(seed % 2))
         differ += cached != said
         print(
             f"trace {seed}, {'late' if seed % 2 else 'live'}: {len(cached)} names, {'equal' if cached == said else 'DIFFERENT'}"

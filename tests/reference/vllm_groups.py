@@ -23,16 +23,16 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
-from kvproxy.blocks.groups import GroupSpec, Kept
 from kvproxy.blocks.manager import KVCacheManager as Ours
 from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.single_type_manager import CachedWindows, GroupSpec
 
 SIZE, WINDOW, STEP = 32, 512, 512
-INTERVALS: dict[Kept, int | None] = {"last": 0, "all": None}
+INTERVALS: dict[CachedWindows, int | None] = {"last": 0, "all": None}
 """vLLM's `--prefix-cache-retention-interval` for what is kept of windows; its default is 0."""
 
 
-def make(blocks: int, kept: Kept) -> tuple[Theirs, Ours]:
+def make(blocks: int, kept: CachedWindows) -> tuple[Theirs, Ours]:
     """Five groups with a window and one without, in the order of the model's layers."""
     init_none_hash(sha256_cbor)
     shape = {"block_size": SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
@@ -71,7 +71,7 @@ def our_chat(manager: Ours, id: str, prompt: list[int], answer: list[int]) -> in
     request = CacheRequest(id, prompt)
     found = manager.get_computed_blocks(request)
     count = min(STEP, len(prompt) - found.num_tokens)
-    assert manager.allocate_slots(request, count, found, delay_caching=True) is not None
+    assert manager.allocate_slots(request, count, found, delay_cache_blocks=True) is not None
     request.num_computed_tokens = found.num_tokens + count
     manager.cache_blocks(request, request.num_computed_tokens)
     left = list(answer)
@@ -79,7 +79,7 @@ def our_chat(manager: Ours, id: str, prompt: list[int], answer: list[int]) -> in
         if request.num_computed_tokens == request.num_tokens:
             request.append(left.pop(0))
         count = min(STEP, request.num_tokens - request.num_computed_tokens)
-        assert manager.allocate_slots(request, count, delay_caching=True) is not None
+        assert manager.allocate_slots(request, count, delay_cache_blocks=True) is not None
         request.num_computed_tokens += count
         manager.cache_blocks(request, request.num_computed_tokens)
     manager.free(request)
@@ -95,13 +95,13 @@ def most_held(step: int, length: int = 3000) -> tuple[int, int]:
         "long", prompt, SamplingParams(max_tokens=1), None, block_hasher=get_request_block_hasher(SIZE, sha256_cbor)
     )
     own = CacheRequest("long", prompt)
-    free = (theirs.block_pool.get_num_free_blocks(), ours.pool.num_free)
+    free = (theirs.block_pool.get_num_free_blocks(), ours.pool.num_free_blocks)
     most = (0, 0)
     for start in range(0, length, step):
         count = min(step, length - start)
         assert theirs.allocate_slots(request, count) is not None
-        assert ours.allocate_slots(own, count, delay_caching=True) is not None
-        held = (free[0] - theirs.block_pool.get_num_free_blocks(), free[1] - ours.pool.num_free)
+        assert ours.allocate_slots(own, count, delay_cache_blocks=True) is not None
+        held = (free[0] - theirs.block_pool.get_num_free_blocks(), free[1] - ours.pool.num_free_blocks)
         most = (max(most[0], held[0]), max(most[1], held[1]))
         request.num_computed_tokens += count
         own.num_computed_tokens += count
@@ -109,7 +109,7 @@ def most_held(step: int, length: int = 3000) -> tuple[int, int]:
     return most
 
 
-def differing(chats: int, blocks: int, seed: int, kept: Kept) -> int:
+def differing(chats: int, blocks: int, seed: int, kept: CachedWindows) -> int:
     """How many chats differ; prints what was seen."""
     chance = random.Random(seed)
     theirs, ours = make(blocks, kept)
@@ -125,7 +125,7 @@ def differing(chats: int, blocks: int, seed: int, kept: Kept) -> int:
         cached += found[0]
         talks.append(prompt + answer)
     print(
-        f"{chats} chats, {blocks} blocks, {kept}: {cached} tokens cached, {ours.pool.evictions} evictions;"
+        f"{chats} chats, {blocks} blocks, {kept}: {cached} tokens cached, {ours.pool.num_evictions} evictions;"
         f" {wrong} chats differ"
     )
     return wrong

@@ -26,11 +26,11 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.mirror.event_decoder import decode_batch
+from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import matched_tokens
-from kvproxy.mirror.prompt import Prompt
 from kvproxy.mirror.state import MirrorState
-from kvproxy.mirror.wire import decode_batch
 
 SIZE = 4
 # Each group's window in tokens, None for full attention.
@@ -110,7 +110,9 @@ class Engine:
         return found
 
     def predicted(self, tokens: list[int]) -> int:
-        return max((matched_tokens(pools, Prompt(tokens), HASHER) for pools in self.state.ranks().values()), default=0)
+        return max(
+            (matched_tokens(pools, HashedPrompt(tokens), HASHER) for pools in self.state.ranks().values()), default=0
+        )
 
 
 def run(windows: list[int | None], interval: int | None, seed: int, reports: bool) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The cipher, and the keys that the settings name."""
+"""The cipher and its keys."""
 
 import base64
 from pathlib import Path
@@ -17,7 +17,7 @@ BOTH = Cipher([NEW, OLD])
 
 
 @given(st.binary(max_size=200), st.binary(max_size=20))
-def test_what_is_sealed_is_opened_and_shows_nothing(clear: bytes, about: bytes) -> None:
+def test_sealed_text_can_be_opened_and_contains_no_plain_text(clear: bytes, about: bytes) -> None:
     sealed = BOTH.seal(clear, about)
     assert is_sealed(sealed)
     assert not is_sealed(clear)
@@ -27,7 +27,7 @@ def test_what_is_sealed_is_opened_and_shows_nothing(clear: bytes, about: bytes) 
 
 
 @given(st.integers(0, 52), st.integers(1, 255))
-def test_no_changed_bit_is_accepted(place: int, change: int) -> None:
+def test_a_changed_bit_is_detected(place: int, change: int) -> None:
     sealed = bytearray(BOTH.seal(b"sixteen bytes ok", b"x"))
     assert len(sealed) == 53
     sealed[place] ^= change
@@ -35,12 +35,12 @@ def test_no_changed_bit_is_accepted(place: int, change: int) -> None:
         BOTH.open(sealed, b"x")
 
 
-def test_what_is_about_something_else_is_refused() -> None:
+def test_a_different_context_is_rejected() -> None:
     with pytest.raises(ValueError, match="changed"):
         BOTH.open(BOTH.seal(b"x", b"one"), b"other")
 
 
-def test_a_new_key_in_front_reads_what_the_old_one_wrote_and_not_the_other_way_round() -> None:
+def test_a_new_first_key_decrypts_entries_of_the_old_key() -> None:
     old = Cipher([OLD])
     assert BOTH.open(old.seal(b"x", b""), b"") == b"x"
     with pytest.raises(ValueError, match=f"with the key {BOTH.name}, which is not among the keys"):
@@ -71,7 +71,7 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: p
         (base64.b64encode(bytes(16)).decode(), "key 1 of .*keys is none"),
     ],
 )
-def test_what_is_no_key_is_told_without_being_shown(tmp_path: Path, content: str | None, expected: str) -> None:
+def test_invalid_keys_are_reported_without_their_content(tmp_path: Path, content: str | None, expected: str) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_text(content)
@@ -81,7 +81,7 @@ def test_what_is_no_key_is_told_without_being_shown(tmp_path: Path, content: str
     assert "\n" not in raised.value.message
 
 
-def test_settings_that_name_no_key_or_two_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_ambiguous_key_sources_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEYS", raising=False)
     with pytest.raises(SettingsError, match="variable MY_KEYS is not set"):
         load_cipher(EncryptionSettings(key_env="MY_KEYS"))

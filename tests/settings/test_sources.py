@@ -42,7 +42,7 @@ def test_an_empty_variable_counts_as_unset(name: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("blank", ["", "  ", "\n"])
-def test_a_blank_token_or_key_is_none(blank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blank_token_or_key_counts_as_unset(blank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings(admin_token=blank).admin_token is None
     assert load_settings(forward={"api_key": blank}).forward.api_key is None
     assert load_settings(upstreams=[{"url": "http://a", "api_key": blank}]).servers[0].api_key is None
@@ -51,7 +51,7 @@ def test_a_blank_token_or_key_is_none(blank: str, tmp_path: Path, monkeypatch: p
     assert load_settings(admin_token=" token\n").admin_token == "token"
 
 
-def test_what_cannot_be_read_is_named_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_settings_are_reported_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = toml(tmp_path, "port = \n") / "kvproxy.toml"
     with pytest.raises(SettingsError, match=f"cannot read {file}"):
         load_settings(data=tmp_path)
@@ -64,6 +64,6 @@ def test_what_cannot_be_read_is_named_without_a_traceback(tmp_path: Path, monkey
     assert "SECRET" not in caught.value.message
     file.unlink()
     monkeypatch.setenv("KVPROXY_UPSTREAMS", "http://SECRET@a")
-    with pytest.raises(SettingsError, match="must hold JSON") as caught:
+    with pytest.raises(SettingsError, match="must contain JSON") as caught:
         load_settings(data=tmp_path)
     assert "SECRET" not in caught.value.message

@@ -1,4 +1,4 @@
-"""URLs of upstreams: what is refused at the start, and where credentials go."""
+"""URLs of upstreams and their credentials."""
 
 import base64
 from urllib.parse import quote
@@ -23,17 +23,17 @@ def refused(upstream: str) -> str:
         ("127.0.0.1:8000", "write http://127.0.0.1:8000"),
         ("localhost:8000/v1", "write http://localhost:8000/v1"),
         ("ftp://x", "http:// or https://"),
-        ("http://", "names no host"),
-        ("http://:8000", "names no host"),
-        ("http://x:0", "names no host"),
-        ("http://a b", "names no host"),
-        ("http://[::1", "is no URL"),
-        ("http://x:99999", "is no URL"),
-        ("http://x?a=1", "leave out what follows ? or #"),
-        ("http://x/v1#a", "leave out what follows ? or #"),
+        ("http://", "has no host"),
+        ("http://:8000", "has no host"),
+        ("http://x:0", "has no host"),
+        ("http://a b", "has no host"),
+        ("http://[::1", "is not a URL"),
+        ("http://x:99999", "is not a URL"),
+        ("http://x?a=1", "remove the part after ? or #"),
+        ("http://x/v1#a", "remove the part after ? or #"),
     ],
 )
-def test_what_cannot_be_reached_is_refused_at_the_start_with_its_fix(upstream: str, fix: str) -> None:
+def test_invalid_urls_are_rejected_with_their_fix(upstream: str, fix: str) -> None:
     assert fix in refused(upstream)
     with pytest.raises(SettingsError, match=r"setting upstreams\.1"):
         load_settings(upstreams=["http://good", {"url": upstream}])
@@ -53,7 +53,7 @@ def test_what_cannot_be_reached_is_refused_at_the_start_with_its_fix(upstream: s
         "http://sk%0ASECRET@x",
     ],
 )
-def test_a_refusal_shows_no_secret(upstream: str) -> None:
+def test_error_messages_contain_no_secret(upstream: str) -> None:
     assert "SECRET" not in refused(upstream)
 
 
@@ -67,7 +67,7 @@ def test_a_refusal_shows_no_secret(upstream: str) -> None:
         ("http://:@h", "http://h"),
     ],
 )
-def test_a_url_is_kept_without_its_end(upstream: str, url: str) -> None:
+def test_a_url_is_stored_without_its_version_path(upstream: str, url: str) -> None:
     settings = load_settings(upstream=upstream)
     assert settings.upstream == url
     assert settings.servers == (UpstreamServer(url=url),)
@@ -86,7 +86,7 @@ def test_user_and_password_become_a_header(user: str, password: str) -> None:
     assert (kind, base64.b64decode(encoded).decode()) == ("Basic", f"{user}:{password}")
 
 
-def test_a_key_alone_is_an_api_key_and_goes_before_the_common_one() -> None:
+def test_a_key_in_the_url_overrides_the_common_key() -> None:
     servers = load_settings(
         upstreams=["http://one@a", {"url": "http://b"}, {"url": "http://c", "api_key": "three"}, "http://u:p@d"],
         forward={"api_key": "common"},
@@ -97,11 +97,11 @@ def test_a_key_alone_is_an_api_key_and_goes_before_the_common_one() -> None:
         "three",
         None,
     ]
-    with pytest.raises(SettingsError, match="give one of them"):
+    with pytest.raises(SettingsError, match="remove one of them"):
         load_settings(upstreams=[{"url": "http://one@a", "api_key": "two"}])
 
 
-def test_settings_print_no_secret() -> None:
+def test_the_repr_of_settings_contains_no_secret() -> None:
     settings = load_settings(
         upstream="http://u:SECRET@h",
         forward={"api_key": "SECRET"},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.replay import replay
-from kvproxy.offline.simulate.workload import kind_of, read_arrivals, read_chains
+from kvproxy.offline.simulate.workload import read_arrivals, read_chains, trace_kind
 
 META = {"op": "meta", "v": 1, "block_size": 4, "num_blocks": 9, "vocab": 9, "max_model_len": 9}
 REQUEST = {"op": "req", "id": "a", "segs": [[1, 6]], "out": [2, 2]}
@@ -74,7 +74,7 @@ def test_any_list_of_operations_is_replayed_or_refused(
 def test_any_log_is_read_or_refused(lines: list[Any]) -> None:
     trace = written(lines)
     try:
-        if kind_of(trace) != "conformance":
+        if trace_kind(trace) != "conformance":
             requests, _ = read_chains(trace, 4)
             assert len(requests) == len(lines)
             assert all(0 <= request.reusable <= len(request.blocks) for request in requests)
@@ -88,5 +88,5 @@ def test_any_log_is_read_or_refused(lines: list[Any]) -> None:
 
 def test_an_answer_longer_than_declared_is_told() -> None:
     trace = written([META, REQUEST, {"op": "start", "id": "a", "n": 6}, {"op": "decode", "id": "a", "n": 3}])
-    with pytest.raises(TraceError, match="2 tokens of output"):
+    with pytest.raises(TraceError, match="declared output of 2 tokens"):
         list(replay(trace))

@@ -14,7 +14,7 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest, simulate
 from kvproxy.offline.simulate.errors import TraceError
-from kvproxy.offline.simulate.orders import ORDERS, POLICIES
+from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES, POLICY_NAMES
 from kvproxy.offline.simulate.sweep import default_sizes, sweep
 from kvproxy.offline.simulate.workload import read_arrivals, read_chains
 
@@ -82,16 +82,16 @@ def test_lru_is_the_block_cache(paths: list[list[int]], capacity: int) -> None:
 def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
     requests = chains([[key] for key in keys])
     best = simulate(requests, capacity, "belady").hits
-    assert all(simulate(requests, capacity, policy).hits <= best for policy in POLICIES)
+    assert all(simulate(requests, capacity, policy).hits <= best for policy in POLICY_NAMES)
     assert best <= simulate(requests, None, "lru").hits
 
 
 @settings(max_examples=150, deadline=None)
-@given(PATHS, st.integers(6, 12), st.sampled_from(list(ORDERS)))
+@given(PATHS, st.integers(6, 12), st.sampled_from(list(ONLINE_POLICIES)))
 def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: int, policy: str) -> None:
-    cache = ChainCache(capacity, ORDERS[policy](capacity))
+    cache = ChainCache(capacity, ONLINE_POLICIES[policy](capacity))
     for request in chains(paths):
-        cache.request(request)
+        cache.serve(request)
         assert len(cache._parents) <= capacity
         assert all(parent is None or parent in cache._parents for parent in cache._parents.values())
 
@@ -119,7 +119,7 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
     result = sweep(requests, tokens, default_sizes(requests, 3), ["lru", "belady"])
     assert result.infinite == hits / sum(len(line["hash_ids"]) for line in lines)
     assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.infinite
-    assert result.enough("belady") in result.sizes
+    assert result.sufficient_size("belady") in result.sizes
 
 
 @pytest.mark.parametrize(

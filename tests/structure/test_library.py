@@ -41,7 +41,7 @@ def test_every_name_leads_somewhere_and_is_on_the_page() -> None:
         assert name in dir(kvproxy)
     unnamed = {name for name in kvproxy.__all__ if not re.search(rf"\b{name}\b", page)}
     # What others give back needs no introduction.
-    assert unnamed == {"ComputedBlocks", "Outcome", "PoolStats", "ResponseCache", "Sweep"}
+    assert unnamed == {"ComputedBlocks", "PoolSimulation", "PoolStats", "ResponseCache", "Sweep"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(kvproxy, "nothing")  # noqa: B009
 

@@ -1,7 +1,7 @@
-"""Writes what `pip install --require-hashes` installs: each package in one version, with the SHA-256 of all its files.
+"""Writes the lock files for `pip install --require-hashes`: one version of each package, with the SHA-256 of all its files.
 
-It holds for every Python from 3.11 on and every platform, by markers. torch, and the CUDA libraries that PyPI's builds of it need
-on Linux, stand in a file of their own, since a machine without a GPU takes torch from another index.
+They are valid for every Python from 3.11 on and every platform, by markers. `requirements.lock` has the packages of a proxy, and
+`requirements-engine.lock` those that the embedded engine adds, torch with its CUDA libraries among them.
 
     python -m tests.supply.lock PATH-OF-UV
 """
@@ -18,8 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("encryption", "postgres", "redis")
-LOCK, TORCH = ROOT / "requirements.lock", ROOT / "requirements-torch.lock"
-_OF_TORCH = re.compile(r"(torch|triton|cuda-.+|nvidia-.+)==")
+"""Extras that the lock of the proxy contains."""
+ENGINE_EXTRAS = ("engine", "embedders")
+LOCK, ENGINE = ROOT / "requirements.lock", ROOT / "requirements-engine.lock"
 _BEGIN = re.compile(r"^[a-z0-9]", re.M)
 
 
@@ -37,7 +38,7 @@ def made_from(names: Iterable[str]) -> str:
     """Digest of what a lock of some packages is made from: a lock of another one is out of date."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [project["requires-python"], *project["dependencies"]]
-    wanted += [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
+    wanted += [line for extra in (*EXTRAS, *ENGINE_EXTRAS) for line in project["optional-dependencies"][extra]]
     # What only the tests need may change without it.
     chosen = set(names)
     pins = (ROOT / "constraints.txt").read_text().splitlines()
@@ -56,15 +57,20 @@ def _read(paragraph: str) -> Locked:
     return Locked(name, version, tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})\b", paragraph)), paragraph)
 
 
-def main() -> None:
+def _compile(uv: str, extras: Iterable[str]) -> list[Locked]:
     with tempfile.NamedTemporaryFile("r", suffix=".lock") as out:
-        extras = [part for extra in EXTRAS for part in ("--extra", extra)]
+        chosen = [part for extra in extras for part in ("--extra", extra)]
         options = ["--universal", "--generate-hashes", "--python-version", "3.11", "--no-header", "--no-annotate"]
-        command = [sys.argv[1], "pip", "compile", "pyproject.toml", "--constraint", "constraints.txt"]
-        subprocess.run([*command, *options, *extras, "--quiet", "-o", out.name], cwd=ROOT, check=True)
-        found = paragraphs(Path(out.name).read_text())
-    for path, torch in ((LOCK, False), (TORCH, True)):
-        chosen = [each.text.rstrip() for each in found if bool(_OF_TORCH.match(each.text)) == torch]
+        command = [uv, "pip", "compile", "pyproject.toml", "--constraint", "constraints.txt"]
+        subprocess.run([*command, *options, *chosen, "--quiet", "-o", out.name], cwd=ROOT, check=True)
+        return paragraphs(Path(out.name).read_text())
+
+
+def main() -> None:
+    proxy = {each.name for each in _compile(sys.argv[1], EXTRAS)}
+    found = _compile(sys.argv[1], (*EXTRAS, *ENGINE_EXTRAS))
+    for path, is_engine in ((LOCK, False), (ENGINE, True)):
+        chosen = [each.text.rstrip() for each in found if (each.name not in proxy) == is_engine]
         path.write_text(
             f"# Made by `make lock` from {made_from(each.name for each in found)}\n" + "\n".join(chosen) + "\n"
         )

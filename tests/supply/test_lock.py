@@ -9,12 +9,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.supply.lock import EXTRAS, LOCK, ROOT, TORCH, Locked, made_from, paragraphs
+from tests.supply.lock import ENGINE, ENGINE_EXTRAS, EXTRAS, LOCK, ROOT, Locked, made_from, paragraphs
 
-LOCKED = {each.name: each for path in (LOCK, TORCH) for each in paragraphs(path.read_text())}
+LOCKED = {each.name: each for path in (LOCK, ENGINE) for each in paragraphs(path.read_text())}
 
 
-@pytest.mark.parametrize("path", [LOCK, TORCH], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [LOCK, ENGINE], ids=lambda path: path.name)
 def test_the_lock_is_of_todays_dependencies(path: Path) -> None:
     assert path.read_text().splitlines()[0].endswith(made_from(LOCKED)), "run make lock"
 
@@ -22,7 +22,7 @@ def test_the_lock_is_of_todays_dependencies(path: Path) -> None:
 def test_every_package_has_one_version_and_hashes() -> None:
     assert len(LOCKED) > 80
     assert [each.name for each in LOCKED.values() if not each.hashes] == []
-    text = LOCK.read_text() + TORCH.read_text()
+    text = LOCK.read_text() + ENGINE.read_text()
     lines = [line for line in text.splitlines() if line and line[0] not in "# "]
     assert len(lines) == len(LOCKED)
     assert [line for line in lines if not re.match(r"[a-z0-9-]+==[0-9][\w.+!]*( ; .+)? \\$", line)] == []
@@ -38,26 +38,17 @@ def test_pip_would_refuse_a_package_without_a_hash() -> None:
 def test_everything_that_an_installation_here_needs_is_locked_in_the_version_that_is_tested() -> None:
     """From the metadata of what is installed: no dependency of a dependency is missing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = project["dependencies"] + [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
-    waiting = [(Requirement(line), "") for line in lines]
-    seen: set[tuple[str, str]] = set()
+    optional = project["optional-dependencies"]
+    lines = project["dependencies"] + [line for extra in (*EXTRAS, *ENGINE_EXTRAS) for line in optional[extra]]
     missing, other = set(), {}
-    while waiting:
-        wanted, extra = waiting.pop()
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
-            continue
-        name = canonicalize_name(wanted.name)
-        for own in ("", *wanted.extras):
-            if (name, own) in seen:
-                continue
-            seen.add((name, own))
-            waiting += [(Requirement(line), own) for line in metadata.requires(name) or ()]
+    closure = _closure(lines)
+    for name in closure:
         installed = metadata.version(name).partition("+")[0]
         if name not in LOCKED:
             missing.add(name)
         elif name != "pip" and LOCKED[name].version.partition("+")[0] != installed:
             other[name] = (LOCKED[name].version, installed)
-    assert len(seen) > 60
+    assert len(closure) > 60
     assert missing == set()
     assert other == {}
 
@@ -68,3 +59,29 @@ def test_the_versions_are_those_of_a_fresh_clone() -> None:
     both = pinned.keys() & LOCKED.keys()
     assert len(both) > 70
     assert {name: LOCKED[name].version for name in both} == {name: pinned[name] for name in both}
+
+
+HEAVY = {"torch", "transformers", "sentence-transformers", "scipy", "scikit-learn", "onnx", "matplotlib", "llguidance"}
+
+
+def test_a_proxy_installs_few_packages_and_no_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = _closure(project["dependencies"])
+    assert not {name for name in installed if name in HEAVY or name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert len(installed) <= 65
+    assert not HEAVY & {each.name for each in paragraphs(LOCK.read_text())}
+
+
+def _closure(lines: list[str]) -> set[str]:
+    """Names of all packages that requirements install on this machine."""
+    waiting, seen = [(Requirement(line), "") for line in lines], set[tuple[str, str]]()
+    while waiting:
+        wanted, extra = waiting.pop()
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(wanted.name)
+        for own in ("", *wanted.extras):
+            if (name, own) not in seen:
+                seen.add((name, own))
+                waiting += [(Requirement(line), own) for line in metadata.requires(name) or ()]
+    return {name for name, _ in seen}

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from kvproxy.tiers.codec import ChunkName, header_bytes, seal
+from kvproxy.tiers.codec import ChunkName, header_bytes, write_header
 from kvproxy.tiers.disk import DiskStore
 
 PAYLOAD = 300_000
@@ -19,7 +19,7 @@ def main(folder: Path) -> None:
     for number in range(10_000):
         name = name_of(number)
         buffer = bytearray(header_bytes(name)) + bytes([number % 256]) * PAYLOAD
-        seal(memoryview(buffer), name)
+        write_header(memoryview(buffer), name)
         store.put(name.key, buffer)
         print(number, flush=True)
 

@@ -38,7 +38,7 @@ class DictStore:
         self._call("contains")
         return key in self.chunks
 
-    def wants(self, key: str) -> bool:
+    def should_put(self, key: str) -> bool:
         return key not in self.chunks
 
     def delete(self, key: str) -> None:

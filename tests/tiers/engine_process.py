@@ -33,7 +33,7 @@ def main(folder: Path, size: int) -> None:
     limited = Driven(tiny(), {"disk": folder / "small"})
     answer(limited, 12)
     limited.settle()
-    print("errors", limited.tiers.chain.figures()[0].errors, flush=True)
+    print("errors", limited.tiers.chain.stats()[0].errors, flush=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     answer(Driven(tiny(), {"disk": folder / "whole"}), 10_000)
 

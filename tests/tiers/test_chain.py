@@ -32,12 +32,12 @@ def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...]) -> None
     chain = TierChain(stores)
     stores[2].put("k", b"data")
     assert chain.may_hold("k")
-    assert chain.where("k") == "slow"
+    assert chain.find_tier("k") == "slow"
     assert chain.load("k", whole) == b"data"
     assert chain.flush(5)
-    assert chain.where("k") == "fast"
+    assert chain.find_tier("k") == "fast"
     assert stores[2].calls["put"] == 1
-    assert [row.hits for row in chain.figures()] == [0, 0, 1]
+    assert [row.hits for row in chain.stats()] == [0, 0, 1]
     chain.close()
 
 
@@ -48,7 +48,7 @@ def test_a_damaged_chunk_is_deleted_and_the_next_tier_asked(stores: tuple[DictSt
     assert chain.load("k", whole) == b"data"
     assert chain.flush(5)
     assert stores[0].chunks == {"k": b"data"}
-    assert chain.figures()[0].damaged == 1
+    assert chain.stats()[0].damaged == 1
     chain.close()
 
 
@@ -58,7 +58,7 @@ def test_a_failing_tier_is_passed_over(stores: tuple[DictStore, ...]) -> None:
     chain.save("k", b"data")
     assert chain.flush(5)
     assert chain.load("k", whole) == b"data"
-    assert chain.figures()[0].errors > 0
+    assert chain.stats()[0].errors > 0
     assert stores[1].chunks == {"k": b"data"}
     stores[2].failing = True
     assert not chain.may_hold("unknown")
@@ -70,13 +70,13 @@ def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None
     store = DictStore()
     chain = TierChain([store], pending=100)
     assert chain.save("first", b"x" * 60, lambda: gate.wait(10) and None)
-    assert not chain.wants("first")
+    assert not chain.should_save("first")
     assert not chain.has_room(60)
     assert not chain.save("second", b"x" * 60)
-    assert chain.wants("second")
-    assert chain.figures()[0].dropped == 0, "it may come again"
-    chain.drop("second")
-    assert chain.figures()[0].dropped == 1
+    assert chain.should_save("second")
+    assert chain.stats()[0].dropped == 0, "it may come again"
+    chain.count_dropped("second")
+    assert chain.stats()[0].dropped == 1
     gate.set()
     assert chain.flush(5)
     assert chain.has_room(1000)
@@ -94,7 +94,7 @@ def test_a_tier_is_cleared_behind_what_waits_and_the_others_keep_theirs(stores: 
     assert chain.clear("middle", lambda key: key.startswith("own-")) == 1
     assert set(stores[1].chunks) == {"other-1"}
     assert set(stores[0].chunks) == {"own-1", "other-1"}
-    assert chain.wants("own-1")
+    assert chain.should_save("own-1")
     assert chain.clear("nowhere", lambda key: True) is None
     stores[2].failing = True
     with pytest.raises(TierError, match="told to fail"):
@@ -118,5 +118,5 @@ def test_work_that_breaks_does_not_end_the_writer() -> None:
     chain.save("b", b"data")
     assert chain.flush(5)
     assert set(store.chunks) == {"b"}
-    assert chain.wants("a")
+    assert chain.should_save("a")
     chain.close()

@@ -54,17 +54,17 @@ def test_each_fault_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_text("")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     for check, message in (
-        (lambda: check_chunks(100, 16, "sha256_cbor", outlives=True), "chunk_tokens 96"),
-        (lambda: check_chunks(96, 16, "xxhash", outlives=True), "PYTHONHASHSEED"),
+        (lambda: check_chunks(100, 16, "sha256_cbor", is_persistent=True), "chunk_tokens 96"),
+        (lambda: check_chunks(96, 16, "xxhash", is_persistent=True), "PYTHONHASHSEED"),
         (lambda: check_host(1 << 60), "lower --tier-host"),
         (lambda: check_disk(tmp_path / "file", 1, None), "name another folder"),
         (lambda: check_disk(tmp_path / "chunks", 1 << 60, None), "lower --tier-disk-size"),
     ):
         with pytest.raises(KvproxyError, match=message):
             check()
-    assert check_chunks(96, 16, "xxhash", outlives=False)
+    assert check_chunks(96, 16, "xxhash", is_persistent=False)
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    assert check_chunks(96, 16, "xxhash", outlives=True)
+    assert check_chunks(96, 16, "xxhash", is_persistent=True)
 
 
 def test_a_full_redis_that_would_refuse_chunks_is_a_fault(redis_server: RedisServer) -> None:

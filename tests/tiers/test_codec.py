@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.tiers.codec import ALIGNMENT, ChunkName, header_bytes, seal, unseal
+from kvproxy.tiers.codec import ALIGNMENT, ChunkName, header_bytes, read_payload, write_header
 
 names = st.builds(
     ChunkName,
@@ -15,40 +15,40 @@ names = st.builds(
 )
 
 
-def sealed(name: ChunkName, payload: bytes) -> bytearray:
+def encode(name: ChunkName, payload: bytes) -> bytearray:
     buffer = bytearray(header_bytes(name)) + payload
-    seal(memoryview(buffer), name)
+    write_header(memoryview(buffer), name)
     return buffer
 
 
 @given(names, st.binary(max_size=200))
-def test_what_was_sealed_is_read_back(name: ChunkName, payload: bytes) -> None:
+def test_a_payload_round_trips(name: ChunkName, payload: bytes) -> None:
     assert header_bytes(name) % ALIGNMENT == 0
-    assert unseal(sealed(name, payload), name) == payload
+    assert read_payload(encode(name, payload), name) == payload
 
 
 @given(names, st.binary(max_size=200), st.data())
-def test_any_change_of_any_bit_is_noticed(name: ChunkName, payload: bytes, data: st.DataObject) -> None:
-    buffer = sealed(name, payload)
+def test_any_flipped_bit_is_detected(name: ChunkName, payload: bytes, data: st.DataObject) -> None:
+    buffer = encode(name, payload)
     at = data.draw(st.integers(0, len(buffer) - 1))
     buffer[at] ^= 1 << data.draw(st.integers(0, 7))
-    assert unseal(buffer, name) is None
+    assert read_payload(buffer, name) is None
 
 
 @given(names, st.binary(max_size=200), st.data())
-def test_any_other_length_is_noticed(name: ChunkName, payload: bytes, data: st.DataObject) -> None:
-    buffer = sealed(name, payload)
-    assert unseal(buffer[: data.draw(st.integers(0, len(buffer) - 1))], name) is None
-    assert unseal(buffer + data.draw(st.binary(min_size=1, max_size=70)), name) is None
+def test_any_other_length_is_detected(name: ChunkName, payload: bytes, data: st.DataObject) -> None:
+    buffer = encode(name, payload)
+    assert read_payload(buffer[: data.draw(st.integers(0, len(buffer) - 1))], name) is None
+    assert read_payload(buffer + data.draw(st.binary(min_size=1, max_size=70)), name) is None
 
 
 @given(names, names, st.binary(max_size=50))
 def test_a_chunk_serves_its_own_name_only(name: ChunkName, other: ChunkName, payload: bytes) -> None:
-    buffer = sealed(name, payload)
+    buffer = encode(name, payload)
     for wrong in (
         replace(name, fingerprint=other.fingerprint),
         replace(name, digest=other.digest),
         replace(name, tokens=other.tokens),
     ):
         if wrong != name:
-            assert unseal(buffer, wrong) is None
+            assert read_payload(buffer, wrong) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.tiers.codec import unseal
+from kvproxy.tiers.codec import read_payload
 from kvproxy.tiers.disk import DiskStore
 from tests.engine.models import random_model, reference
 from tests.engine.tiered import Driven, tiny
@@ -55,11 +55,11 @@ def test_kill_9_loses_nothing_but_the_unfinished_chunk(after: int, tmp_path: Pat
     for number in range(done):
         data = store.get(name_of(number).key)
         assert data is not None
-        assert unseal(data, name_of(number)) == bytes([number % 256]) * PAYLOAD
+        assert read_payload(data, name_of(number)) == bytes([number % 256]) * PAYLOAD
     # One more may have been renamed and not yet told of; then it is whole too.
     assert store.stats().chunks in (done, done + 1)
     last = store.get(name_of(done).key)
-    assert last is None or unseal(last, name_of(done)) is not None
+    assert last is None or read_payload(last, name_of(done)) is not None
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -89,7 +89,7 @@ def test_an_engine_that_was_killed_while_it_saved_finds_its_chunks_again(killed:
         driven.submit(str(number), prompt, 8)
         driven.run()
         assert driven.tokens[f"{number}#0"] == reference(model, prompt, 8)
-    (row,) = driven.tiers.chain.figures()
+    (row,) = driven.tiers.chain.stats()
     assert row.hits >= 5
     assert row.damaged == row.errors == 0
     assert not list(folder.glob("*.part"))

@@ -84,7 +84,7 @@ def wait_for_chunks(url: str, more_than: int = 0) -> int:
 
 
 def tier_flags(folder: Path) -> tuple[str, ...]:
-    """Flags of tiers of which one outlives the process."""
+    """Flags of tiers of which one is_persistent the process."""
     return ("--tier-disk", str(folder / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK))
 
 
@@ -114,7 +114,7 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
     assert rows["disk"]["hits"] == -(-tier_tokens // CHUNK)
     assert "disk" in kvproxy("blocks", "tiers", url=url).stdout
     assert result("cache", "stats", url=url)["entries"] == entries
-    assert "beyond the pool, disk:" in kvproxy("blocks", url=url).stdout
+    assert " tier disk:" in kvproxy("blocks", url=url).stdout
     metrics = httpx.get(f"{url}/metrics").text
     assert f'kvproxy_tokens_total{{kind="tier"}} {tier_tokens}.0' in metrics
     assert 'kvproxy_tier{of="hits",tier="disk"}' in metrics
@@ -124,10 +124,10 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
     assert (warmed["requests"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
     chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
     assert 'kvproxy_tier{of="dropped",tier="disk"} 0.0' in metrics
-    assert "tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
+    assert "Tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
     cleared = result("blocks", "clear-tier", "disk", url=url)
     assert cleared == {"tier": "disk", "models": "own", "cleared": chunks}
-    assert "0 chunks dropped from disk" in kvproxy("blocks", "clear-tier", "disk", "--models", "all", url=url).stdout
+    assert "deleted 0 chunks from disk" in kvproxy("blocks", "clear-tier", "disk", "--models", "all", url=url).stdout
     assert not list((folder / "chunks").rglob("*.chunk"))
     assert result("blocks", "tiers", url=url)[0]["chunks"] == chunks
     unknown = kvproxy("blocks", "clear-tier", "redis", url=url)
@@ -138,4 +138,4 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
 def test_tiers_with_an_upstream_are_refused(tmp_path: Path) -> None:
     done = kvproxy("serve", "--upstream", "http://127.0.0.1:9", "--tier-host", "1GiB", "--data", tmp_path)
     assert done.returncode == 2
-    assert "leave them out" in done.stderr
+    assert "remove them" in done.stderr

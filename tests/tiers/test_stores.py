@@ -15,9 +15,9 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.encrypted import EncryptedStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import CircuitBreaker, RedisStore
-from kvproxy.tiers.sealed import SealedStore
 from kvproxy.tiers.store import ChunkStore, Data, TierError
 from tests.redis_server import RedisServer
 from tests.tiers.doubles import DictStore
@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore
         server: RedisServer = request.getfixturevalue("redis_server")
         made = RedisStore(server.url)
     elif request.param == "encrypted":
-        made = SealedStore(DiskStore(tmp_path / "chunks", 1 << 20), Cipher([bytes(32)]))
+        made = EncryptedStore(DiskStore(tmp_path / "chunks", 1 << 20), Cipher([bytes(32)]))
     else:
         made = DictStore()
     yield made
@@ -46,23 +46,23 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore
 def test_every_store_keeps_the_same_contract(store: ChunkStore) -> None:
     assert store.get("a-00") is None
     assert not store.contains("a-00")
-    assert store.wants("a-00")
+    assert store.should_put("a-00")
     store.put("a-00", b"one" * 1000)
     store.put("a-01", memoryview(b"two"))
     assert store.contains("a-00")
-    assert not store.wants("a-00")
+    assert not store.should_put("a-00")
     found = store.get("a-00")
     assert found is not None
     assert bytes(found) == b"one" * 1000
     store.put("a-00", b"new")
     assert bytes(store.get("a-00") or b"") == b"new"
     # What encryption adds to each.
-    added = 37 if isinstance(store, SealedStore) else 0
+    added = 37 if isinstance(store, EncryptedStore) else 0
     assert (store.stats().chunks, store.stats().bytes) == (2, 6 + 2 * added)
     store.delete("a-00")
     store.delete("a-00")
     assert store.get("a-00") is None
-    assert store.wants("a-00")
+    assert store.should_put("a-00")
     assert (store.stats().chunks, store.stats().bytes) == (1, 3 + added)
 
 
@@ -72,8 +72,8 @@ def test_every_store_drops_what_is_chosen(store: ChunkStore) -> None:
     assert store.clear(lambda key: key.startswith("other-")) == 4
     assert [store.contains(f"other-{number:02x}") for number in (0, 3, 6, 9)] == [False] * 4
     assert store.contains("own-01")
-    assert store.wants("other-00")
-    assert (store.stats().chunks, store.stats().bytes) == (8, 32 + 8 * (37 if isinstance(store, SealedStore) else 0))
+    assert store.should_put("other-00")
+    assert (store.stats().chunks, store.stats().bytes) == (8, 32 + 8 * (37 if isinstance(store, EncryptedStore) else 0))
     assert store.clear(lambda key: True) == 8
     assert (store.stats().chunks, store.stats().bytes) == (0, 0)
     store.put("own-01", b"data")
@@ -142,7 +142,7 @@ def test_disk_survives_files_that_vanish_and_foreign_ones(tmp_path: Path) -> Non
     store.put("a-00", b"data")
     next(tmp_path.rglob("*.chunk")).unlink()
     assert store.get("a-00") is None
-    assert store.wants("a-00")
+    assert store.should_put("a-00")
     assert store.stats().bytes == 0
 
 
@@ -202,7 +202,7 @@ def test_chunk_files_are_for_their_owner_only(tmp_path: Path) -> None:
 
 def test_the_breaker_opens_rests_and_tries_once() -> None:
     now = [0.0]
-    breaker = CircuitBreaker(failures=2, rest=5, clock=lambda: now[0])
+    breaker = CircuitBreaker(failures=2, reset_seconds=5, clock=lambda: now[0])
     breaker.failure()
     breaker.success()
     breaker.failure()
@@ -232,16 +232,16 @@ def test_redis_is_left_alone_while_it_is_down_and_used_when_it_is_back(redis_ser
         with pytest.raises(TierError):
             store.get("a-00")
     assert not store.available
-    assert not store.wants("b-00")
+    assert not store.should_put("b-00")
     for _ in range(100):
-        with pytest.raises(TierError, match="left alone"):
+        with pytest.raises(TierError, match="not used"):
             store.get("a-00")
     redis_server.start()
     now[0] = 6.0
     assert store.available
     assert store.get("a-00") is None
     # Redis forgot it, so it is worth putting again.
-    assert store.wants("a-00")
+    assert store.should_put("a-00")
     store.close()
 
 
@@ -270,7 +270,7 @@ def test_settings_that_cannot_work_name_the_fix(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for tiers, message in (
         (TierSettings(redis="127.0.0.1:6379"), "redis://HOST"),
-        (TierSettings(disk=tmp_path / "file"), "name a folder"),
+        (TierSettings(disk=tmp_path / "file"), "name a writable folder"),
         (TierSettings(host=100, chunk_tokens=24), "use 16"),  # type: ignore[arg-type]
     ):
         with pytest.raises(SettingsError, match=message):

@@ -1,4 +1,4 @@
-"""The journal's page is run against a fresh proxy, and prints what it says.
+"""Runs the commands of docs/journal.md against a new proxy.
 
 python -m tests.tour.test_journal    # writes the printed output into the page
 """
@@ -36,14 +36,14 @@ def tour() -> list[Step]:
     return run_tour(PAGE.read_text())
 
 
-def test_the_page_prints_what_it_says(tour: list[Step]) -> None:
+def test_the_output_of_the_page_is_current(tour: list[Step]) -> None:
     shown = list(written(PAGE.read_text()))
     assert len(shown) == len(tour) > 10
     for step, claimed in zip(tour, shown, strict=True):
         assert told(step.output) == told(claimed), step.command
 
 
-def test_the_page_answers_what_was_asked(tour: list[Step]) -> None:
+def test_the_page_explains_the_miss(tour: list[Step]) -> None:
     said = {step.command: step.output for step in tour}
     assert "'2026-11-16.' became '2026-11-17.'" in said["kvproxy explain --request tuesday"]
     assert "miss-changed" in said["kvproxy log --since 5m"]

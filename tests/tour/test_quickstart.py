@@ -1,4 +1,4 @@
-"""The pages for newcomers are run in front of a server of their own: each command ends well, and prints what the page says."""
+"""Runs the commands of the introductory pages in front of a server."""
 
 import os
 import re
@@ -21,7 +21,7 @@ MARK = "----- end of command %s -----"
 
 
 def steps(page: str) -> list[tuple[str, str]]:
-    """Commands of a page, and what it says that they print; nothing where it says nothing."""
+    """Return the commands of a page with their shown output."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     parts = [part for block in BLOCK.findall(text) for part in block.split("$ ", 1)[1].split("\n$ ")]
     return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
@@ -68,7 +68,7 @@ def run(page: str, url: str, upstream: str, data: Path) -> Iterator[tuple[str, s
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_ends_well_and_prints_what_the_page_says(proxy: tuple[str, str, Path], page: str) -> None:
+def test_commands_of_a_page_succeed_with_the_shown_output(proxy: tuple[str, str, Path], page: str) -> None:
     ran = list(run(page, *proxy))
     assert ran
     for command, claimed, printed in ran:

@@ -1,4 +1,4 @@
-"""The README's tour is run against a fresh proxy: it prints what the README says, and what `explain` says is true.
+"""Runs the commands of the README against a new proxy.
 
 python -m tests.tour.test_readme    # writes the printed output into the README
 """
@@ -131,7 +131,7 @@ def tour() -> list[Step]:
     return run_tour(text, tuple(f"ask {shlex.quote(Step(command, '').question)}" for command in explained))
 
 
-def test_the_tour_prints_what_the_readme_says(tour: list[Step]) -> None:
+def test_the_output_in_the_readme_is_current(tour: list[Step]) -> None:
     shown = list(written(README.read_text()))
     assert len(shown) > 8
     for step, claimed in zip(tour, shown, strict=False):
@@ -139,13 +139,13 @@ def test_the_tour_prints_what_the_readme_says(tour: list[Step]) -> None:
 
 
 LAYERS = {
-    "This request is stored": 'detail="exact"',
-    "The response cache would answer with the stored answer to a similar question": 'detail="semantic',
+    "The response cache would answer: an identical request is stored": 'detail="exact"',
+    "The response cache would answer with the response to a similar question": 'detail="semantic',
     "The engine would answer, and reuse a part": 'fwd=uri-miss; detail="prefix',
 }
 
 
-def test_what_explain_says_is_what_then_happens(tour: list[Step]) -> None:
+def test_explain_predicts_the_layer_of_the_next_request(tour: list[Step]) -> None:
     explained = [step for step in tour if step.command.startswith("kvproxy explain")]
     asked = {step.question: step.output for step in tour[-len(explained) :]}
     told = {step.question: layer for step in explained for layer in LAYERS if step.output.startswith(layer)}
@@ -155,7 +155,7 @@ def test_what_explain_says_is_what_then_happens(tour: list[Step]) -> None:
         assert LAYERS[layer] in asked[question], question
 
 
-def test_after_a_semantic_hit_explain_finds_the_neighbour_that_was_served(tour: list[Step]) -> None:
+def test_after_a_semantic_hit_explain_shows_the_served_neighbour(tour: list[Step]) -> None:
     served = next(step for step in tour if step.command.startswith("ask") and "semantic" in step.output)
     explained = next(step for step in tour if "explain" in step.command and step.question == served.question)
     (row,) = [line.split() for line in explained.output.splitlines() if " accepted " in line]

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.index.store import Filter
+from kvproxy.index.store import EntryFilter
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
 from tests.ui.conftest import HOSTILE, ask
@@ -41,7 +41,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     page.until(lambda: figure(page.text("[data-figure=requests]")) == sum(wanted.values()))
     assert {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted
     total = httpx.get(f"{url}/admin/savings").json()["total"]
-    page.until(lambda: page.text("[data-figure=money]") == f"{total['money']:.4f}")
+    page.until(lambda: page.text("[data-figure=money]") == f"{total['money']:.4f} USD")
     tokens = total["prompt_tokens"] + total["completion_tokens"] + total["reused_tokens"]
     assert figure(page.text("[data-figure=tokens]")) == tokens
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
@@ -243,7 +243,7 @@ def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, 
     page.click(".grid .row[id]")
     page.click(".beside button", "Drop")
     page.until(lambda: "Dropped." in page.text(".beside [role=status]"))
-    assert store.ids(Filter(search="dropped?")) == []
+    assert store.ids(EntryFilter(search="dropped?")) == []
     page.until(lambda: not page.texts(".grid .row[id]"))
 
 

@@ -1,4 +1,4 @@
-"""Engines that fail as they are told, and a proxy in front of them."""
+"""Fake engines with failures, and a proxy in front of them."""
 
 import asyncio
 import contextlib
@@ -26,14 +26,14 @@ WHOLE = {
 
 
 class Engine:
-    """An upstream that counts what it gets and fails as it is told."""
+    """A fake upstream that records its requests and fails on demand."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
         self.mood = "well"
         self.resets = self.tokenized = 0
         self.asked: dict[str, Any] = {}
-        """What it was asked to tokenise last."""
+        """Last request to `/tokenize`."""
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -52,7 +52,7 @@ class Engine:
 
     async def reset(self, request: Request) -> Response:
         self.resets += 1
-        # vLLM refuses with a 200.
+        # vLLM reports a failure with status 200.
         return JSONResponse({"success": False}) if self.mood == "busy" else Response()
 
     async def tokenize(self, request: Request) -> Response:
@@ -84,7 +84,7 @@ class Engine:
     async def events(self) -> AsyncIterator[bytes]:
         chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "ok"}}]}
         if self.mood == "dies":
-            # The head of the answer is out already.
+            # The head of the response was already sent.
             await asyncio.sleep(0.05)
             raise RuntimeError("killed")
         yield b"data: " + orjson.dumps(chunk) + b"\n\n"
@@ -95,7 +95,7 @@ class Engine:
 
 
 class Fleet:
-    """Engines, and the proxy in front of them."""
+    """Engines and the proxy in front of them."""
 
     def __init__(self, url: str, services: Services, engines: dict[str, Engine]) -> None:
         self.url = url
@@ -107,7 +107,7 @@ class Fleet:
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
 
     def engine_for(self, question: str) -> str:
-        """URL of the engine that gets a question."""
+        """Send a question; return the URL of its engine."""
         before = {url: len(engine.got) for url, engine in self.engines.items()}
         assert self.ask(question).status_code == 200
         return next(url for url, engine in self.engines.items() if len(engine.got) > before[url])
@@ -119,7 +119,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(data: Path, count: int = 3, servers: Any = dict, **routing: Any) -> Iterator[Fleet]:
-    """A proxy over `count` engines; `servers` gives more settings for each by its index."""
+    """Run a proxy over `count` engines; `servers` returns the settings of each index."""
     with contextlib.ExitStack() as stack:
         engines = {}
         for _ in range(count):

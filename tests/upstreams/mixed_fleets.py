@@ -1,4 +1,4 @@
-"""A proxy in front of an engine that publishes events and of llama.cpp, both played by doubles that speak as the real ones do."""
+"""A proxy in front of a fake engine that publishes events and a fake llama-server."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.settings import load_settings
 from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
@@ -20,7 +20,7 @@ IN_LLAMA = "You are a cook. " * 30
 
 
 class Mixed:
-    """A proxy in front of both; llama.cpp stands first."""
+    """A proxy in front of both; llama.cpp is the first upstream."""
 
     def __init__(self, url: str, data: Path, llama: str, vllm: str, engine: Engine, publisher: Sockets) -> None:
         self.url, self.data, self.llama, self.vllm, self.engine = url, data, llama, vllm, engine
@@ -36,7 +36,7 @@ class Mixed:
         return self.post("/explain", chat(text), api="chat")["prefix"]
 
     def fill(self) -> None:
-        """Give each of them a prefix of its own."""
+        """Fill each engine with its own prefix."""
         tokens = list(IN_VLLM.encode())[:96]
         names = [event_hash(digest) for digest in BlockHasher().chain(tokens, 16)]
         self.publisher.send(self.publisher.model.store(names, tokens=tokens))
@@ -53,7 +53,7 @@ def chat(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def run_mixed(data: Path) -> Iterator[Mixed]:
-    """Serve it until the block ends, filled."""
+    """Run the filled fleet."""
     publisher, engine = Sockets(Model()), Engine()
     try:
         with run_app(Llama().app) as llama, run_app(engine.app) as vllm:

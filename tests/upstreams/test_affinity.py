@@ -1,4 +1,4 @@
-"""Without events the requests of one conversation go to one engine, and those of others to others."""
+"""Affinity keys: requests of one conversation share a key."""
 
 import random
 from collections import Counter
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.request import ApiRequest
-from kvproxy.upstreams.affinity import PIECE, SHARED, Affinity, Beginnings
+from kvproxy.upstreams.affinity import MIN_CONTINUATIONS, PIECE_BYTES, Affinity, SharedPrefixes
 from kvproxy.upstreams.routing import Ring
 
 SYSTEM = "You are the assistant of a shop, and you answer politely. " * 60
@@ -37,31 +37,31 @@ def chat(*said: str) -> dict[str, Any]:
         ("completions", {}, {"x_session_id": "s1"}),
     ],
 )
-def test_a_named_session_is_one_whatever_it_says(api: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+def test_requests_of_a_named_session_share_a_key(api: str, body: dict[str, Any], headers: dict[str, str]) -> None:
     affinity = Affinity()
     keys = {affinity.key(request({**chat(text), "prompt": text, **body}, api, **headers)) for text in "abcdef"}
     assert len(keys) == 1
-    # Another tenant's session of that name, and another model's, are others.
+    # Sessions of other tenants and models have other keys.
     assert affinity.key(request({**chat("a"), **body}, api, "u", **headers)) not in keys
     assert affinity.key(request({**chat("a"), **body, "model": "n"}, api, **headers)) not in keys
 
 
 @pytest.mark.parametrize("odd", [None, "", 7, ["s"], {"user_id": 3}])
-def test_a_name_that_is_none_is_passed_over(odd: Any) -> None:
+def test_invalid_session_names_are_ignored(odd: Any) -> None:
     affinity = Affinity()
     plain = affinity.key(request(chat("a")))
     assert affinity.key(request({**chat("a"), "prompt_cache_key": odd if not isinstance(odd, dict) else None})) == plain
     assert affinity.key(request({**chat("a"), "metadata": odd})) == plain
 
 
-def test_conversations_under_one_system_prompt_are_spread_and_stay() -> None:
+def test_conversations_with_one_system_prompt_are_distributed_and_sticky() -> None:
     affinity, ring = Affinity(), Ring(dict.fromkeys("abc", 1.0))
     begun = {text: affinity.key(request(chat(text))) for text in map(str, range(300))}
     for text, key in begun.items():
         assert affinity.key(request(chat(text, "yes", "and then?", "no", "so?"))) == key
     owners = Counter(ring.order(key)[0] for key in begun.values())
     assert min(owners.values()) > 50
-    # Responses and Messages keep the system prompt elsewhere.
+    # Responses and Messages have other fields for the system prompt.
     for api, body in (("responses", {"instructions": SYSTEM}), ("messages", {"system": SYSTEM})):
         name = "input" if api == "responses" else "messages"
         keys = {
@@ -71,34 +71,34 @@ def test_conversations_under_one_system_prompt_are_spread_and_stay() -> None:
         assert len(keys) == 9
 
 
-def test_plain_prompts_under_one_beginning_are_told_apart_once_it_is_known() -> None:
+def test_raw_prompts_with_a_shared_prefix_are_distinguished_once_it_is_learned() -> None:
     affinity = Affinity()
-    for number in range(SHARED * 20):
+    for number in range(MIN_CONTINUATIONS * 20):
         affinity.key(request({"prompt": f"{SYSTEM} Learning {number}"}, "completions"))
     begun = {
-        number: affinity.key(request({"prompt": f"{SYSTEM}{number:05} {'x' * PIECE}"}, "completions"))
+        number: affinity.key(request({"prompt": f"{SYSTEM}{number:05} {'x' * PIECE_BYTES}"}, "completions"))
         for number in range(50)
     }
     assert len(set(begun.values())) == 50
     for number, key in begun.items():
-        longer = f"{SYSTEM}{number:05} {'x' * PIECE} and {'more ' * number}"
+        longer = f"{SYSTEM}{number:05} {'x' * PIECE_BYTES} and {'more ' * number}"
         assert affinity.key(request({"prompt": longer}, "completions")) == key
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 2**32), st.integers(60, 3 * PIECE))
-def test_one_conversation_that_grows_never_looks_like_several(seed: int, step: int) -> None:
+@given(st.integers(0, 2**32), st.integers(60, 3 * PIECE_BYTES))
+def test_a_growing_conversation_keeps_its_key(seed: int, step: int) -> None:
     chance = random.Random(seed)
-    text = bytes(chance.randrange(256) for _ in range(8 * PIECE))
-    beginnings = Beginnings()
-    keys = [beginnings.own(text[:length]) for length in range(step, len(text), step)]
-    whole = [key for key, length in zip(keys, range(step, len(text), step), strict=True) if length >= PIECE]
+    text = bytes(chance.randrange(256) for _ in range(8 * PIECE_BYTES))
+    prefixes = SharedPrefixes()
+    keys = [prefixes.conversation_prefix(text[:length]) for length in range(step, len(text), step)]
+    whole = [key for key, length in zip(keys, range(step, len(text), step), strict=True) if length >= PIECE_BYTES]
     assert len(set(whole)) <= 1
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.upstreams.affinity._MOST", 10)
-    beginnings = Beginnings()
+def test_the_number_of_prefixes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.upstreams.affinity._MAX_PREFIXES", 10)
+    prefixes = SharedPrefixes()
     for number in range(100):
-        beginnings.own(f"{number:0{PIECE}}{number}".encode())
-    assert len(beginnings._continuations) <= 10
+        prefixes.conversation_prefix(f"{number:0{PIECE_BYTES}}{number}".encode())
+    assert len(prefixes._continuations) <= 10

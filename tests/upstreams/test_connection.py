@@ -1,4 +1,4 @@
-"""The private parts of aiohttp that `connection.py` touches are still what it takes them for."""
+"""Private attributes of aiohttp that `connection.py` uses, and closing idle connections."""
 
 import asyncio
 
@@ -9,11 +9,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from kvproxy.errors import UpstreamError
-from kvproxy.upstreams.connection import Connection, Timeouts
+from kvproxy.upstreams.connection import ConnectionPool, Timeouts
 from tests.servers import run_app
 
 
-def test_a_response_has_a_buffer_and_a_connection_that_tells_of_its_end() -> None:
+def test_private_attributes_of_aiohttp_exist() -> None:
     async def look(url: str) -> None:
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             assert hasattr(answer.content._buffer, "popleft")
@@ -36,8 +36,7 @@ async def _after(steps: int, transport: asyncio.BaseTransport) -> None:
 
 
 @pytest.mark.parametrize("steps", range(8))
-async def test_an_idle_connection_that_ends_as_it_is_taken_fails_no_request(steps: int) -> None:
-    """A server closed it in the very moment: the request had not left, and the client got a 502."""
+async def test_a_connection_closed_at_its_reuse_fails_no_request(steps: int) -> None:
     seen: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,20 +49,20 @@ async def test_an_idle_connection_that_ends_as_it_is_taken_fails_no_request(step
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        connection = Connection(url, Timeouts(5.0, 5.0), 10)
+        connection = ConnectionPool(url, Timeouts(5.0, 5.0), 10)
         connection.open()
         first = await connection.request("POST", "/", [], b"warm")
         assert [part async for part in first.chunks] == [b"ok"]
-        assert connection._opened is not None
-        assert isinstance(connection._opened.connector, aiohttp.TCPConnector)
-        ((idle, *_),) = connection._opened.connector._conns.values()
+        assert connection._session is not None
+        assert isinstance(connection._session.connector, aiohttp.TCPConnector)
+        ((idle, *_),) = connection._session.connector._conns.values()
         transport = idle[0].transport
         assert transport is not None
         asked = asyncio.ensure_future(connection.request("POST", "/", [], b"asks"))
         await asyncio.gather(_after(steps, transport))
         (answer,) = await asyncio.gather(asked, return_exceptions=True)
         if isinstance(answer, UpstreamError):
-            # One that may have arrived is never sent twice; one that never left may be.
+            # A request is repeated only if it was not sent.
             await asyncio.sleep(0.01)
             assert answer.unsent == (seen == [b"warm"])
         else:

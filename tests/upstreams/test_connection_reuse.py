@@ -9,7 +9,7 @@ import pytest
 
 from kvproxy.backends.protocol import Body
 from kvproxy.errors import KvproxyError, UpstreamError
-from kvproxy.upstreams.connection import Connection, Timeouts, end_to_end
+from kvproxy.upstreams.connection import ConnectionPool, Timeouts, end_to_end
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 STALE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstale"
@@ -33,7 +33,7 @@ class Double:
         received = bytearray()
         self.received.append(received)
         heads = 0
-        # The test's end cancels it.
+        # Cancelled at the end of the test.
         with contextlib.suppress(OSError, asyncio.CancelledError):
             while part := await reader.read(65_536):
                 received += part
@@ -47,9 +47,9 @@ class Double:
 
 
 @contextlib.asynccontextmanager
-async def connected(double: Double) -> AsyncIterator[Connection]:
+async def connected(double: Double) -> AsyncIterator[ConnectionPool]:
     async with await asyncio.start_server(double.serve, "127.0.0.1", 0) as server:
-        connection = Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Timeouts(5.0, 5.0), 10)
+        connection = ConnectionPool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Timeouts(5.0, 5.0), 10)
         connection.open()
         try:
             yield connection
@@ -57,7 +57,7 @@ async def connected(double: Double) -> AsyncIterator[Connection]:
             await connection.close()
 
 
-async def ask(connection: Connection, body: Body = b"", length: int | None = None, method: str = "POST") -> bytes:
+async def ask(connection: ConnectionPool, body: Body = b"", length: int | None = None, method: str = "POST") -> bytes:
     headers = [] if length is None else [("content-length", str(length))]
     relayed = await connection.request(method, "/", headers, body)
     return b"".join([part async for part in relayed.chunks])
@@ -74,7 +74,7 @@ def leave() -> None:
     raise ConnectionResetError("the client left")
 
 
-async def test_whole_exchanges_share_a_connection() -> None:
+async def test_complete_exchanges_share_a_connection() -> None:
     double = Double()
     async with connected(double) as connection:
         for body in (b"abc", b"", parts(b"abc")):
@@ -94,7 +94,7 @@ async def test_whole_exchanges_share_a_connection() -> None:
     ],
     ids=["too short", "empty", "too long", "client left", "client left, chunked"],
 )
-async def test_a_body_that_differs_from_its_length_ends_the_connection(
+async def test_a_body_that_differs_from_its_length_closes_the_connection(
     body: Callable[[], AsyncIterator[bytes]], length: int | None, late_answer: bool
 ) -> None:
     double = Double([b"" if late_answer else OK])
@@ -110,7 +110,7 @@ async def test_a_body_that_differs_from_its_length_ends_the_connection(
         assert double.received[0].endswith(b"\r\n\r\nab")
 
 
-async def test_an_answer_before_the_end_of_the_body_ends_the_connection() -> None:
+async def test_a_response_before_the_end_of_the_body_closes_the_connection() -> None:
     double = Double()
     going_on = asyncio.Event()
 
@@ -129,7 +129,7 @@ async def test_an_answer_before_the_end_of_the_body_ends_the_connection() -> Non
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "while idle"])
 @pytest.mark.parametrize("surplus", [STALE, b"x", b"HTTP/1.1 100 Continue\r\n\r\n"], ids=["response", "byte", "1xx"])
-async def test_bytes_after_the_end_of_a_response_reach_nobody(surplus: bytes, late: bool) -> None:
+async def test_bytes_after_the_end_of_a_response_are_dropped(surplus: bytes, late: bool) -> None:
     double = Double([OK if late else OK + surplus], surplus if late else b"")
     async with connected(double) as connection:
         with contextlib.suppress(UpstreamError):
@@ -148,7 +148,7 @@ async def test_bytes_after_the_end_of_a_response_reach_nobody(surplus: bytes, la
         ("GET", b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\nstale"),
     ],
 )
-async def test_a_body_where_none_belongs_reaches_nobody(method: str, head: bytes) -> None:
+async def test_an_unexpected_body_is_dropped(method: str, head: bytes) -> None:
     double = Double([head])
     async with connected(double) as connection:
         with contextlib.suppress(UpstreamError):
@@ -159,7 +159,7 @@ async def test_a_body_where_none_belongs_reaches_nobody(method: str, head: bytes
     assert len(double.received) == 2
 
 
-async def test_informational_responses_are_passed_over() -> None:
+async def test_informational_responses_are_skipped() -> None:
     double = Double([b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + OK])
     async with connected(double) as connection:
         assert await ask(connection, b"first") == b"ok"
@@ -168,7 +168,7 @@ async def test_informational_responses_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("status", [b"099", b"101 Switching Protocols", b"600", b"999"])
-async def test_a_status_that_no_response_has_is_an_error_of_the_upstream(status: bytes) -> None:
+async def test_an_invalid_status_is_an_error_of_the_upstream(status: bytes) -> None:
     double = Double([b"HTTP/1.1 " + status + b"\r\ncontent-length: 2\r\n\r\nok"])
     async with connected(double) as connection:
         with pytest.raises(UpstreamError, match="status") as raised:

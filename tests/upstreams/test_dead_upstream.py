@@ -1,4 +1,4 @@
-"""An upstream that does not answer is visible from the start: in the banner, the log, and /ready."""
+"""An upstream that does not respond is visible from the start: in the banner, the log, and /ready."""
 
 import logging
 import os
@@ -32,12 +32,12 @@ def test_the_log_and_ready_report_an_outage_once_per_change(tmp_path: Path, capl
         assert url in httpx.get(f"{proxy}/health").json()["outage"]
         (engine,) = services.built.fleet.engines.values()  # type: ignore[union-attr]
         until(lambda: engine.health.failures > 4)
-        assert lines(f"the upstream {url} does not answer") == 1
+        assert lines(f"the upstream {url} does not respond") == 1
         with run_plain_upstream(port):
             until(lambda: httpx.get(f"{proxy}/ready").status_code == 200)
             assert "outage" not in httpx.get(f"{proxy}/health").json()
-        assert lines(f"the upstream {url} answers again") == 1
-        until(lambda: lines(f"the upstream {url} does not answer") == 2)
+        assert lines(f"the upstream {url} responds again") == 1
+        until(lambda: lines(f"the upstream {url} does not respond") == 2)
 
 
 def test_the_banner_names_a_dead_upstream(tmp_path: Path) -> None:

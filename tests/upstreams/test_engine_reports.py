@@ -1,4 +1,4 @@
-"""What engines tell of themselves: their figures, and what is wrong between them and their mirrors."""
+"""Metrics of engines, and problems of their mirrors."""
 
 import logging
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.checks.servers import check_proxy
-from kvproxy.commands.upstreams import _print
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.settings import UpstreamServer, load_settings
-from kvproxy.upstreams.engine_reports.metrics import EngineFigures, read_figures
-from kvproxy.upstreams.engine_reports.mirror_problems import PATIENCE, TELLING, Watch
+from kvproxy.upstreams.engine_reports.metrics import EngineMetrics, read_metrics
+from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_SECONDS, MirrorMonitor
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
+from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
 from tests.polling import until
 from tests.servers import run_app, run_proxy
@@ -56,37 +56,37 @@ llamacpp:prompt_tokens_cached_total 300
 llamacpp:requests_processing 1
 llamacpp:requests_deferred 4
 """
-READ = EngineFigures("vllm", 200, 32, 0.25, 2, 1, 25501, 17344, "sha256_cbor", True)
+READ = EngineMetrics("vllm", 200, 32, 0.25, 2, 1, 25501, 17344, "sha256_cbor", True)
 
 
 @pytest.mark.parametrize(
-    ("page", "figures"),
+    ("page", "metrics"),
     [
         (VLLM, READ),
-        (TWO_RANKS, EngineFigures("vllm", 400, 32, 0.5, 4, 2, 51002, 34688, "sha256_cbor", True)),
-        (SGLANG, EngineFigures("sglang", 100, 64, 0.28, 3, 0, 4096, 3168)),
-        (LLAMA, EngineFigures("llama.cpp", running=1, waiting=4, queries=400, hits=300)),
-        ("llamacpp:requests_processing 1\n", EngineFigures("llama.cpp", running=1)),
+        (TWO_RANKS, EngineMetrics("vllm", 400, 32, 0.5, 4, 2, 51002, 34688, "sha256_cbor", True)),
+        (SGLANG, EngineMetrics("sglang", 100, 64, 0.28, 3, 0, 4096, 3168)),
+        (LLAMA, EngineMetrics("llama.cpp", running=1, waiting=4, queries=400, hits=300)),
+        ("llamacpp:requests_processing 1\n", EngineMetrics("llama.cpp", running=1)),
         ("python_info 1\n", None),
         ("<html>\n<p>vllm:</p>", None),
         ("", None),
     ],
 )
-def test_every_engines_page(page: str, figures: EngineFigures | None) -> None:
-    assert read_figures(page) == figures
+def test_metrics_of_each_engine(page: str, metrics: EngineMetrics | None) -> None:
+    assert read_metrics(page) == metrics
 
 
 @given(st.text(alphabet='{}"=, \n01eNa#\\', max_size=40), st.sampled_from([VLLM, SGLANG, LLAMA]), st.integers(0, 400))
 @example("=, ", VLLM, 216)
-def test_a_page_that_is_none_is_refused_or_read(odd: str, page: str, cut: int) -> None:
+def test_an_invalid_page_raises_only_a_value_error(odd: str, page: str, cut: int) -> None:
     try:
-        read_figures(page[:cut] + odd + page[cut:])
+        read_metrics(page[:cut] + odd + page[cut:])
     except ValueError:
         return
 
 
-class Watched:
-    """A watch over a mirror without sockets, with a clock that is turned by hand."""
+class Monitored:
+    """A monitor of a mirror without sockets, with a manual clock."""
 
     def __init__(self, **settings: Any) -> None:
         server = {"url": "http://e", "kv_events": "tcp://127.0.0.1:1", "kv_replay": "tcp://127.0.0.1:2"} | settings
@@ -96,104 +96,103 @@ class Watched:
         self.subscriber.is_connected = True
         self.now = 0.0
         self.reuse: dict[str, ReuseFigures] = {}
-        self.figures: EngineFigures | None = None
-        self.watch = Watch(UpstreamServer.model_validate(server), self.mirror, lambda: self.now)
+        self.metrics: EngineMetrics | None = None
+        self.monitor = MirrorMonitor(UpstreamServer.model_validate(server), self.mirror, lambda: self.now)
 
     def publish(self, *events: Any) -> None:
-        self.subscriber.sequencer.live(*self.model.publish(*events))
+        self.subscriber.sequencer.on_batch(*self.model.publish(*events))
 
-    def look(self, later: float = 0.0, *, up: bool = True) -> list[str]:
+    def check(self, later: float = 0.0, *, up: bool = True) -> list[str]:
         self.now += later
-        return self.watch.look(up=up, figures=self.figures, reuse=self.reuse)
+        return self.monitor.check(up=up, metrics=self.metrics, reuse=self.reuse)
 
 
-def test_events_that_nobody_publishes(caplog: pytest.LogCaptureFixture) -> None:
-    watched = Watched()
-    watched.subscriber.is_connected = False
-    assert watched.look() == []
-    # An engine that is down is told elsewhere.
-    assert watched.look(PATIENCE + 1, up=False) == []
+def test_a_disconnected_event_stream_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Monitored()
+    engine.subscriber.is_connected = False
+    assert engine.check() == []
+    assert engine.check(GRACE_SECONDS + 1, up=False) == []
     with caplog.at_level(logging.WARNING):
-        (told,) = watched.look()
-        assert "nothing publishes at tcp://127.0.0.1:1: start it with --kv-events-config" in told
-        watched.look(60)
-    assert [record.getMessage() for record in caplog.records] == [f"http://e: {told}"]
-    watched.subscriber.is_connected = True
-    assert watched.look() == []
+        (problem,) = engine.check()
+        assert "nothing publishes at tcp://127.0.0.1:1: start the engine with --kv-events-config" in problem
+        engine.check(60)
+    assert [record.getMessage() for record in caplog.records] == [f"http://e: {problem}"]
+    engine.subscriber.is_connected = True
+    assert engine.check() == []
 
 
-def test_events_that_stay_silent_while_requests_pass() -> None:
-    watched = Watched()
+def test_missing_events_are_a_problem_after_computed_prompts() -> None:
+    engine = Monitored()
     for _ in range(20):
-        watched.watch.computed(60, reported=False)
-    assert watched.look(PATIENCE + 1) == []
-    watched.watch.computed(2000, reported=False)
-    assert watched.look() == []
-    (told,) = watched.look(PATIENCE + 1)
-    assert "publishes no events: start it with --kv-events-config" in told
-    watched.figures = replace(READ, prefix_caching=False)
-    assert "--enable-prefix-caching" in watched.look()[0]
-    watched.publish(watched.model.clear())
-    assert watched.look() == []
-    # From now on only what the engine reports counts: a guess may be a prompt that it holds as a whole.
-    watched.watch.computed(2000, reported=False)
-    assert watched.look(PATIENCE + 1) == []
-    watched.watch.computed(2000, reported=True)
-    watched.look()
-    assert len(watched.look(PATIENCE + 1)) == 1
+        engine.monitor.add_computed(60, reported=False)
+    assert engine.check(GRACE_SECONDS + 1) == []
+    engine.monitor.add_computed(2000, reported=False)
+    assert engine.check() == []
+    (problem,) = engine.check(GRACE_SECONDS + 1)
+    assert "publishes no events: start it with --kv-events-config" in problem
+    engine.metrics = replace(READ, prefix_caching=False)
+    assert "--enable-prefix-caching" in engine.check()[0]
+    engine.publish(engine.model.clear())
+    assert engine.check() == []
+    # After the first event, estimates do not count: a prompt may be cached completely.
+    engine.monitor.add_computed(2000, reported=False)
+    assert engine.check(GRACE_SECONDS + 1) == []
+    engine.monitor.add_computed(2000, reported=True)
+    engine.check()
+    assert len(engine.check(GRACE_SECONDS + 1)) == 1
 
 
-def test_a_topic_that_lets_nothing_pass_is_named() -> None:
-    watched = Watched(kv_topic="kv@")
-    watched.watch.computed(2000, reported=True)
-    watched.look()
-    assert "begin with 'kv@'" in watched.look(PATIENCE + 1)[0]
+def test_a_wrong_topic_is_named() -> None:
+    engine = Monitored(kv_topic="kv@")
+    engine.monitor.add_computed(2000, reported=True)
+    engine.check()
+    assert "begin with 'kv@'" in engine.check(GRACE_SECONDS + 1)[0]
 
 
-def test_another_recipe_than_we_were_told() -> None:
+def test_another_hash_algorithm_or_seed_is_a_problem() -> None:
     tokens = list(range(16))
-    alike = Watched()
-    alike.publish(alike.model.store([event_hash(BlockHasher(seed="0").chain(tokens, 16)[0])], tokens=tokens))
-    assert alike.look() == []
-    alike.figures = replace(READ, hash_algorithm="xxhash_cbor")
-    assert alike.look() == [
-        "it names blocks by xxhash_cbor, and we were told sha256_cbor: set hash_algorithm to xxhash_cbor"
+    same = Monitored()
+    same.publish(same.model.store([event_hash(BlockHasher(seed="0").chain(tokens, 16)[0])], tokens=tokens))
+    assert same.check() == []
+    same.metrics = replace(READ, hash_algorithm="xxhash_cbor")
+    assert same.check() == [
+        "the engine hashes blocks with xxhash_cbor, not sha256_cbor: set hash_algorithm to xxhash_cbor"
     ]
-    other = Watched()
+    other = Monitored()
     other.publish(other.model.store([event_hash(BlockHasher(seed="1").chain(tokens, 16)[0])], tokens=tokens))
-    (told,) = other.look()
-    assert "hash_seed to its PYTHONHASHSEED" in told
-    other.figures = EngineFigures("sglang")
-    assert other.look() == []
+    (problem,) = other.check()
+    assert "hash_seed to its PYTHONHASHSEED" in problem
+    other.metrics = EngineMetrics("sglang")
+    assert other.check() == []
 
 
-def test_a_restart_is_told_for_a_while() -> None:
-    watched = Watched()
-    watched.publish(watched.model.store([1]))
-    watched.model.restart()
-    watched.subscriber.sequencer._restart()
-    (told,) = watched.look()
-    assert "it restarted 0 s ago" in told
-    assert "restarted 60 s ago" in watched.look(60)[0]
-    assert watched.look(TELLING) == []
+def test_a_restart_is_reported_for_a_limited_time() -> None:
+    engine = Monitored()
+    engine.publish(engine.model.store([1]))
+    engine.model.restart()
+    engine.subscriber.sequencer._on_restart()
+    (problem,) = engine.check()
+    assert "restarted 0 s ago" in problem
+    assert "restarted 60 s ago" in engine.check(60)[0]
+    assert engine.check(RESTART_SECONDS) == []
 
 
-def test_a_mirror_that_errs_is_noticed() -> None:
-    watched = Watched()
-    told = watched.reuse["m"] = ReuseFigures()
+def test_frequent_wrong_predictions_are_a_problem() -> None:
+    engine = Monitored()
+    reuse = engine.reuse["m"] = ReuseFigures()
     for _ in range(40):
-        told.add(100, 64, 64)
-    told.add(100, 32, 64)
-    assert watched.look() == []
+        reuse.add(100, 64, 64)
+    reuse.add(100, 32, 64)
+    assert engine.check() == []
     for _ in range(5):
-        told.add(100, 32, 64)
-    assert "6 of 46 predictions for m promised more" in watched.look()[0]
-    assert (told.exact, told.tokens_too_high, told.tokens_too_low) == (40, 6 * 32, 0)
+        reuse.add(100, 32, 64)
+    assert "6 of 46 predictions for m were too high" in engine.check()[0]
+    assert (reuse.exact, reuse.tokens_too_high, reuse.tokens_too_low) == (40, 6 * 32, 0)
 
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[str]:
-    """In front of a server with a page of figures, whose events are told to come from where nobody is."""
+    """Run a proxy in front of a server with metrics."""
 
     async def page(request: Request) -> Response:
         return PlainTextResponse(VLLM)
@@ -211,7 +210,7 @@ def proxy(tmp_path: Path) -> Iterator[str]:
             yield proxy
 
 
-def test_figures_are_shown_with_their_age(proxy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_are_shown_with_their_age(proxy: str) -> None:
     httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}).raise_for_status()
     until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["figures"])
     stats = httpx.get(f"{proxy}/admin/blocks/stats").raise_for_status().json()
@@ -222,14 +221,13 @@ def test_figures_are_shown_with_their_age(proxy: str, capsys: pytest.CaptureFixt
     metrics = httpx.get(f"{proxy}/metrics").text
     assert 'kvproxy_engine{of="usage",upstream=' in metrics
     assert 'kvproxy_reported_reuse{model="m",of="cached_tokens"' in metrics
-    _print(httpx.get(f"{proxy}/admin/upstreams").json(), False)
-    shown = capsys.readouterr().out
+    shown = kvproxy("upstreams", url=proxy).stdout
     assert "25.0%" in shown
-    assert "1,500 of 2,000 prompt tokens reused, as it reported" in shown
+    assert "1,500 of 2,000 prompt tokens reused, as reported" in shown
 
 
-def test_doctor_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.upstreams.engine_reports.mirror_problems.PATIENCE", 0.1)
+def test_doctor_reports_problems_of_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.upstreams.engine_reports.mirror_monitor.GRACE_SECONDS", 0.1)
     with run_app(Starlette(routes=[])) as url:
         server = {"url": url, "kv_events": "tcp://127.0.0.1:9"}
         settings = load_settings(data=tmp_path, upstreams=[server], routing={"figures_interval": 0.05})

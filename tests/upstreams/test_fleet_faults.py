@@ -1,4 +1,4 @@
-"""What an engine that hangs, refuses or cannot tell costs: never the request, and never the truth."""
+"""Hanging, refusing, and uninformative engines: requests succeed, and reports stay correct."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.blocks.digest import BlockHasher, event_hash
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
 from tests.upstreams.fleets import fleet
@@ -15,8 +15,7 @@ from tests.upstreams.fleets import fleet
 BEGINNING = "You are a poet. " * 8
 
 
-def test_an_engine_that_does_not_tokenize_holds_no_request_up(tmp_path: Path) -> None:
-    """Every request waited for it until `read_timeout`, ten minutes."""
+def test_a_hanging_tokenizer_delays_no_request(tmp_path: Path) -> None:
     sockets = Sockets(Model())
     try:
         with fleet(tmp_path, 2, lambda at: {"kv_events": sockets.events, "kv_replay": sockets.replay}) as running:
@@ -25,7 +24,7 @@ def test_an_engine_that_does_not_tokenize_holds_no_request_up(tmp_path: Path) ->
             began = time.monotonic()
             assert running.ask("hello").status_code == 200
             assert time.monotonic() - began < 30
-            # Only the engine that would serve the request was asked.
+            # Only the tokenizer of the preferred engine was called.
             assert sum(engine.tokenized for engine in running.engines.values()) == 1
     finally:
         sockets.close()
@@ -47,8 +46,7 @@ def test_a_drained_engine_is_not_asked_for_tokens(tmp_path: Path) -> None:
             each.close()
 
 
-def test_fields_that_shape_a_prompt_are_tokenised_with_it(tmp_path: Path) -> None:
-    """`enable_thinking` and the like change what the template makes of the messages."""
+def test_template_fields_are_sent_to_the_tokenizer(tmp_path: Path) -> None:
     sockets = Sockets(Model())
     shaping = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
     try:
@@ -60,8 +58,7 @@ def test_fields_that_shape_a_prompt_are_tokenised_with_it(tmp_path: Path) -> Non
         sockets.close()
 
 
-def test_nothing_is_predicted_of_what_cannot_be_told(tmp_path: Path) -> None:
-    """A mirror was blamed for the second answer, which finds what the first has computed."""
+def test_unpredictable_requests_have_no_prediction(tmp_path: Path) -> None:
     sockets = Sockets(Model())
     try:
         with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, predicted_share=1.0) as running:
@@ -76,8 +73,7 @@ def test_nothing_is_predicted_of_what_cannot_be_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mood", ["old", "gone"])
-def test_explain_says_what_it_cannot_know(tmp_path: Path, mood: str) -> None:
-    """It answered 500: `KeyError: 'tiers'`."""
+def test_explain_reports_missing_information(tmp_path: Path, mood: str) -> None:
     sockets = Sockets(Model())
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     try:
@@ -86,11 +82,10 @@ def test_explain_says_what_it_cannot_know(tmp_path: Path, mood: str) -> None:
             (engine,) = running.engines.values()
             engine.mood = mood
             if mood == "gone":
-                # Nobody listens at the address that the proxy knows.
                 fleet_of_one = running.services.built.fleet
                 assert fleet_of_one is not None
                 (only,) = fleet_of_one.engines.values()
-                only.upstream._connection._base = "http://127.0.0.1:9"
+                only.client._connections._base = "http://127.0.0.1:9"
             answer = httpx.post(f"{running.url}/admin/explain", json=body)
             assert answer.status_code == 200
             told = answer.json()
@@ -100,7 +95,7 @@ def test_explain_says_what_it_cannot_know(tmp_path: Path, mood: str) -> None:
         sockets.close()
 
 
-def test_a_reset_that_is_refused_with_200_is_no_reset(tmp_path: Path) -> None:
+def test_a_reset_rejected_with_status_200_is_a_failure(tmp_path: Path) -> None:
     sockets = Sockets(Model())
     try:
         with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events, "kv_replay": sockets.replay}) as running:
@@ -112,9 +107,9 @@ def test_a_reset_that_is_refused_with_200_is_no_reset(tmp_path: Path) -> None:
             running.engines[url].mood = "busy"
             told = httpx.post(f"{running.url}/admin/blocks/reset").json()
             assert (told["reset"], told["engines"][0]["engine"]) == (False, url)
-            assert "did not" in told["engines"][0]["message"]
+            assert "in use" in told["engines"][0]["message"]
             assert running.status(url)["cached_blocks"] == 6
-            # vLLM publishes a true reset only with its next step; the mirror believes the answer.
+            # vLLM publishes the reset only with its next step; the mirror is emptied by the response.
             running.engines[url].mood = "well"
             assert httpx.post(f"{running.url}/admin/blocks/reset").json()["reset"] is True
             assert running.status(url)["cached_blocks"] == 0
@@ -122,8 +117,7 @@ def test_a_reset_that_is_refused_with_200_is_no_reset(tmp_path: Path) -> None:
         sockets.close()
 
 
-def test_a_stream_that_breaks_before_its_first_part_goes_to_another_engine(tmp_path: Path) -> None:
-    """The engine had sent the head of its answer, and the client got an answer that broke off with nothing in it."""
+def test_a_stream_that_fails_before_its_first_chunk_goes_to_another_engine(tmp_path: Path) -> None:
     with fleet(tmp_path, 2, health_interval=60.0) as running:
         own = running.engine_for("hello")
         (other,) = (url for url in running.engines if url != own)
@@ -133,6 +127,6 @@ def test_a_stream_that_breaks_before_its_first_part_goes_to_another_engine(tmp_p
         assert running.engines[other].got[-1] == "hello"
         assert running.status(own)["failures"] == 1
         assert (running.status(own)["requests"], running.status(own)["load"]) == (0, 0)
-        # What leaves something behind is not done twice.
+        # Requests with side effects are not repeated.
         with pytest.raises(httpx.HTTPError):
             running.ask("hello", stream=True, store=True).raise_for_status()

@@ -1,4 +1,4 @@
-"""A fleet in which one engine publishes events and another is llama.cpp: both are shown, asked, pinned and emptied."""
+"""A fleet with an engine that publishes events and a llama.cpp server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.commands.blocks import picture
+from kvproxy.commands.blocks.picture import picture
 from tests.upstreams.llama.fake_server import template
 from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
 
@@ -17,7 +17,7 @@ def mixed(tmp_path: Path) -> Iterator[Mixed]:
         yield running
 
 
-def test_both_are_shown_and_asked(mixed: Mixed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_kinds_are_shown(mixed: Mixed, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = mixed.get("/blocks")
     assert {block["engine"] for block in blocks} == {mixed.llama, mixed.vllm}
     assert {chain["engine"] for chain in mixed.get("/blocks/chains")} == {mixed.llama, mixed.vllm}
@@ -47,17 +47,17 @@ def test_both_are_shown_and_asked(mixed: Mixed, capsys: pytest.CaptureFixture[st
     assert 'kvproxy_upstream{of="cached_blocks",upstream="' + mixed.vllm in metrics
 
 
-def test_requests_follow_their_prefix_though_llama_cpp_stands_first(mixed: Mixed) -> None:
+def test_requests_follow_their_prefix_with_llama_cpp_first(mixed: Mixed) -> None:
     for question in "abc":
         httpx.post(f"{mixed.url}/v1/chat/completions", json=chat(IN_VLLM + question)).raise_for_status()
     assert mixed.engine.got == [IN_VLLM + question for question in "abc"]
 
 
-def test_a_prompt_is_pinned_where_it_is_held_and_all_are_emptied(mixed: Mixed) -> None:
+def test_a_prompt_is_pinned_at_its_engine_and_a_reset_empties_all(mixed: Mixed) -> None:
     mixed.post("/blocks/pins", chat(IN_LLAMA + "x"), name="cook", api="chat")
     mixed.post("/blocks/pins", chat(IN_VLLM + "x"), name="judge", api="chat")
     pins = {pin["name"]: pin["tokens"] for pin in mixed.get("/blocks/pins")}
-    # A file in front of llama.cpp is kept as it is, so it has no tokens to compute again.
+    # Pins on llama.cpp keep files, so they have no computed tokens.
     assert pins == {"cook": None, "judge": len(IN_VLLM) // 16 * 16}
     assert mixed.get("/blocks/queue") == []
     for name in pins:

@@ -1,4 +1,4 @@
-"""What upstreams report of their own caches, in streams and whole answers, kept or not: counted by upstream and model."""
+"""Reported reuse of streams and whole responses is counted by upstream and model."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -85,7 +85,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             return JSONResponse({"usage": {"prompt_tokens": 5, "prompt_cache_hit_tokens": 5}})
 
         async def events() -> AsyncIterator[bytes]:
-            # Cut where no event ends.
+            # Chunks that split events.
             whole = b"".join(parts)
             for start in range(0, len(whole), 37):
                 yield whole[start : start + 37]
@@ -118,7 +118,7 @@ def test_every_stream_is_counted_at_its_end(proxy: str, model: str, control: str
     if told is None:
         assert counted(proxy, model) is None
         return
-    # A client that knows the length of a body has all of it a moment before it is counted.
+    # The client may receive the body before the proxy counts it.
     until(lambda: (counted(proxy, model) or before)["reports"] > before["reports"])
     after = counted(proxy, model)
     assert after is not None
@@ -130,7 +130,7 @@ def test_every_stream_is_counted_at_its_end(proxy: str, model: str, control: str
     assert f"kvproxy_reported_reuse{{{labels},upstream=" in httpx.get(f"{proxy}/metrics").text
 
 
-def test_made_up_models_do_not_fill_the_memory(proxy: str) -> None:
+def test_the_number_of_reported_models_is_bounded(proxy: str) -> None:
     with httpx.Client(base_url=proxy) as client:
         for number in range(80):
             STREAMS[f"made up {number}"] = STREAMS["openai"]
@@ -141,8 +141,8 @@ def test_made_up_models_do_not_fill_the_memory(proxy: str) -> None:
     assert status["reuse"]["others"]["reports"] > 0
 
 
-def test_what_is_no_json_is_passed_over() -> None:
+def test_invalid_json_is_ignored() -> None:
     reader = ReuseReader()
     for each in EventReader().push(b'data: {"usage"\n\ndata: "usage"\n\ndata: {"usage": 3, "timings": [1]}\n\n'):
-        reader.take(each)
-    assert reader.told is None
+        reader.push(each)
+    assert reader.reuse is None

@@ -1,4 +1,4 @@
-"""The pure parts: consistent hashing, the choice, load and health."""
+"""Consistent hashing, choice of engines, load and health."""
 
 from collections import Counter
 
@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import MISS, SLACK, Candidate, Load, Ring, choose
+from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, Candidate, Load, Ring, choose
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
 
 
 @given(names=names, keys=st.lists(st.binary(max_size=8), min_size=1, max_size=30))
-def test_when_an_engine_goes_only_its_keys_move(names: list[str], keys: list[bytes]) -> None:
+def test_only_the_keys_of_a_removed_engine_move(names: list[str], keys: list[bytes]) -> None:
     before = Ring(dict.fromkeys(names, 1.0))
     after = Ring(dict.fromkeys(names[1:], 1.0))
     for key in keys:
@@ -28,7 +28,7 @@ def test_keys_are_shared_by_weight() -> None:
     assert 0.40 < owners["c"] / 8000 < 0.60
 
 
-def test_the_longest_prefix_wins_until_its_engine_is_too_busy() -> None:
+def test_the_longest_prefix_wins_up_to_a_load() -> None:
     order = ["a", "b", "c"]
 
     def best(load: float) -> str:
@@ -36,12 +36,12 @@ def test_the_longest_prefix_wins_until_its_engine_is_too_busy() -> None:
         return choose(candidates, 1000, order)[0]
 
     assert best(0.0) == "b"
-    # Prompt tokens that must be computed anew weigh more than those that wait.
-    assert best(MISS * 400 - 1) == "b"
-    assert best(MISS * 400 + 1) == "c"
+    # Computed tokens cost more than waiting ones.
+    assert best(MISS_COST * 400 - 1) == "b"
+    assert best(MISS_COST * 400 + 1) == "c"
 
 
-def test_equals_stay_where_the_ring_puts_them() -> None:
+def test_the_ring_decides_between_equal_costs() -> None:
     candidates = [Candidate(name, 64, 10.0) for name in "abc"]
     assert choose(candidates, 100, ["c", "a", "b"])[0] == "c"
     unknown = [Candidate(name, None, 0.0) for name in "abc"]
@@ -49,14 +49,12 @@ def test_equals_stay_where_the_ring_puts_them() -> None:
 
 
 @given(loads=st.lists(st.integers(0, 10_000), min_size=2, max_size=6), tokens=st.integers(1, 2000), data=st.data())
-def test_without_knowledge_no_engine_carries_more_than_its_share(
-    loads: list[int], tokens: int, data: st.DataObject
-) -> None:
+def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, data: st.DataObject) -> None:
     order = data.draw(st.permutations([str(number) for number in range(len(loads))]))
     candidates = [Candidate(str(number), None, load) for number, load in enumerate(loads)]
     chosen = choose(candidates, tokens, order)
     assert sorted(chosen) == sorted(order)
-    assert loads[int(chosen[0])] <= SLACK * (sum(loads) + tokens) / len(loads)
+    assert loads[int(chosen[0])] <= LOAD_SLACK * (sum(loads) + tokens) / len(loads)
 
 
 def test_a_faster_engine_takes_more() -> None:
@@ -64,37 +62,37 @@ def test_a_faster_engine_takes_more() -> None:
     assert choose(candidates, 1000, ["slow", "fast"])[0] == "fast"
 
 
-def test_load_goes_down_when_an_answer_begins_and_ends() -> None:
+def test_load_decreases_after_prefill_and_at_the_end() -> None:
     load = Load()
     first, second = load.add(1000), load.add(10)
     assert load.requests == 2
     full = load.tokens
-    first.begun()
-    first.begun()
+    first.finish_prefill()
+    first.finish_prefill()
     assert load.tokens == full - 1000
-    for ticket in (first, second, second):
-        ticket.ended()
+    for request in (first, second, second):
+        request.finish()
     assert (load.tokens, load.requests) == (0, 0)
 
 
-def test_ejection_needs_failures_in_a_row_and_ends_with_a_success() -> None:
+def test_ejection_needs_consecutive_failures_and_ends_with_a_success() -> None:
     health = Health(eject_after=2)
     for outcome in ("yes", "no", "yes", "no"):
-        health.failed("x") if outcome == "no" else health.succeeded()
+        health.record_failure("x") if outcome == "no" else health.record_success()
     assert health.available
-    health.failed("gone")
-    health.failed("gone")
+    health.record_failure("gone")
+    health.record_failure("gone")
     assert (health.state, health.ejections, health.error) == ("ejected", 1, "gone")
-    health.succeeded()
+    health.record_success()
     assert health.state == "up"
     health.draining = True
     assert (health.state, health.available) == ("draining", False)
 
 
-def test_an_engine_that_never_answered_is_ejected_at_once() -> None:
+def test_an_engine_that_never_responded_is_ejected_at_once() -> None:
     health = Health(eject_after=3)
-    health.failed("nothing there")
+    health.record_failure("nothing there")
     assert (health.state, health.ejections) == ("ejected", 1)
-    health.succeeded()
-    health.failed("gone")
+    health.record_success()
+    health.record_failure("gone")
     assert health.available

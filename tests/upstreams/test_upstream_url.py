@@ -1,4 +1,4 @@
-"""An upstream's address: no path turns it into another one, and what it holds of secrets stays inside."""
+"""URLs of upstreams: no path changes the host, and credentials are not shown."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings import UpstreamServer, UpstreamSettings, load_settings
-from kvproxy.upstreams.client import Upstream
+from kvproxy.upstreams.client import UpstreamClient
 from tests.servers import run_app, run_proxy
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
@@ -23,8 +23,8 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @given(st.text(max_size=20).filter(lambda path: not path.startswith("/")))
-async def test_a_path_without_a_slash_goes_nowhere(path: str) -> None:
-    upstream = Upstream(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
+async def test_a_path_without_a_slash_is_rejected(path: str) -> None:
+    upstream = UpstreamClient(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
     for each in (path, "%2F@evil", "@evil/x", ".evil"):
         with pytest.raises(InvalidRequest, match="slash"):
             await upstream.forward("GET", each, {}, b"")
@@ -43,7 +43,7 @@ def seen() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 @pytest.mark.parametrize("client", [{}, {"authorization": "Bearer mine"}, {"x-api-key": "mine", "api-key": "mine"}])
-def test_credentials_of_the_url_are_sent_and_shown_nowhere(
+def test_credentials_of_the_url_are_sent_but_not_shown(
     tmp_path: Path,
     seen: tuple[str, list[dict[str, str]]],
     client: dict[str, str],
@@ -61,7 +61,7 @@ def test_credentials_of_the_url_are_sent_and_shown_nowhere(
     assert "user" not in told[0] + told[3]
 
 
-def test_an_upstream_that_is_down_is_told_without_its_credentials(tmp_path: Path) -> None:
+def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
     settings = load_settings(data=tmp_path, upstream="http://user:SECRET@127.0.0.1:9", cache={"semantic": False})
     with run_proxy(settings) as (proxy, _):
         down = httpx.post(f"{proxy}/v1/chat/completions", json=BODY)

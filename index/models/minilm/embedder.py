@@ -43,6 +43,7 @@ class MiniLMEmbedder:
     Args:
         integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
         files: where the finished graph is kept; by default in the user's cache folder.
+        threads: number of threads for several texts; by default one for each core.
 
     Raises:
         EmbedderError: the package is missing, or holds other weights.
@@ -50,7 +51,9 @@ class MiniLMEmbedder:
 
     dim = WIDTH
 
-    def __init__(self, integers: bool | None = None, files: GraphFiles | None = None) -> None:
+    def __init__(
+        self, integers: bool | None = None, files: GraphFiles | None = None, threads: int | None = None
+    ) -> None:
         files = files or graph_files()
         integers = keeps_integers(files) if integers is None else integers
         folder = packaged_model()
@@ -60,14 +63,15 @@ class MiniLMEmbedder:
         self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
-        self._pool = ThreadPoolExecutor(os.cpu_count(), "kvproxy-embed")
+        self._threads = threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
         self._ids = lru_cache(maxsize=_READ_LATELY)(self._ids_of)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """`[len(texts), 384]` float32 of unit length; a text's vector does not depend on the others'."""
-        if len(texts) < 2:
+        if len(texts) < 2 or self._threads == 1:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
         return np.stack(list(self._pool.map(self._one, texts)))
 

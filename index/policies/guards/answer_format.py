@@ -1,4 +1,4 @@
-"""What the answer is to look like: how long, how plain, in what format."""
+"""Requested length, style, and format of the answer."""
 
 import re
 
@@ -7,7 +7,7 @@ from kvproxy.index.policies.guards.words import of_text
 _UNIT = "(word|line|sentence|paragraph|page|point)s?"
 _LENGTHS = (
     re.compile(rf"\b(\d+|two|three|four|five|six|seven|eight|nine|ten)[ -]{_UNIT}\b"),
-    # `a page` alone is rather what is asked about.
+    # `a page` without a preposition is mostly the subject of the question.
     re.compile(
         rf"\b(?:in|with|within|under|about|than|exactly|most) (an?|one|few|several|a few|a couple of)[ -]{_UNIT}\b"
     ),
@@ -29,7 +29,7 @@ _FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern 
 
 
 def form_differs(question: str, cached: str) -> bool:
-    """`explain it in one sentence` against `explain it step by step`, or against `explain it`."""
+    """`explain it in one sentence` and `explain it step by step`, or `explain it`."""
     return _forms(question) != _forms(cached)
 
 

@@ -1,4 +1,4 @@
-"""Words that turn a question into its opposite or into one about the other side."""
+"""Pairs of words that turn a question into its opposite."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -56,15 +56,15 @@ def _table(pairs: Iterable[str]) -> dict[str, frozenset[str]]:
         one, other = pair.split()
         table.setdefault(one, set()).add(other)
         table.setdefault(other, set()).add(one)
-    return {word: frozenset(against) for word, against in table.items()}
+    return {word: frozenset(opposites) for word, opposites in table.items()}
 
 
 OPPOSITES = _table(pair for pair in _PAIRS.replace("\n", "|").split("|") if pair)
-"""Word -> the words that stand opposite to it, the ones that people ask about."""
+"""Word -> its opposites in questions."""
 
 
 @cache
 def antonyms() -> Mapping[str, frozenset[str]]:
-    """Word -> its antonyms in WordNet, as far as `OPPOSITES` lacks them."""
+    """Return word -> antonyms in WordNet that `OPPOSITES` does not have."""
     lines = (Path(__file__).parent / "antonyms.txt").read_text().splitlines()
     return _table(line for line in lines if not line.startswith("#"))

@@ -1,4 +1,4 @@
-"""Characters that a reader does not see, or that change how other characters look."""
+"""Invisible characters, and characters that imitate others."""
 
 import re
 import unicodedata
@@ -9,12 +9,12 @@ _VARIATION = re.compile("[\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _STACKED_MARKS = 3
 _WORD = re.compile(r"\w+")
 _ALIKE = frozenset(("LATIN", "CYRILLIC", "GREEK"))
-# Greek letters of units and formulas, which look like no Latin letter.
+# Greek letters of units and formulas, which resemble no Latin letter.
 _SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
 def hides_text(text: str) -> bool:
-    """Whether a text holds invisible characters, variation selectors, stacked combining marks, or words of two alphabets."""
+    """Return whether a text has invisible characters, variation selectors, stacked marks, or words of two alphabets."""
     if text.isascii() and text.isprintable():
         return False
     run = 0
@@ -27,7 +27,7 @@ def hides_text(text: str) -> bool:
 
 
 def _mixes_alphabets(word: str) -> bool:
-    """Whether a word holds letters of one alphabet that look like those of another, such as a Cyrillic letter in a Latin word."""
+    """Return whether a word mixes similar alphabets, such as a Cyrillic letter in a Latin word."""
     if word.isascii():
         return False
     letters = (letter for letter in word if letter.isalpha() and letter not in _SYMBOLS)

@@ -1,4 +1,4 @@
-"""Word lists that the guards look into. All lower case."""
+"""Word lists of the guards, in lower case."""
 
 FUNCTION_WORDS = frozenset(
     "a an the is are was were be been am do does did can could would should will shall may might must i you we they he she"
@@ -24,7 +24,7 @@ TIMES = frozenset(
     " saturday sunday january february march april june july august september october november december week month"
     " year weekday weekdays weekend weekends spring summer autumn winter morning noon afternoon evening midnight".split()
 )
-# What a day names changes with the day on which it is said; `now` and `latest` are mostly said for emphasis.
+# Words whose meaning depends on the current day; `now` and `latest` are mostly used for emphasis.
 DAYS = frozenset(
     "today tonight tomorrow yesterday monday tuesday wednesday thursday friday saturday sunday weekend weekends".split()
 )

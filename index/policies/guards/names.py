@@ -1,4 +1,4 @@
-"""Names, and words that change places."""
+"""Names, word order, and possession."""
 
 import re
 from collections import Counter
@@ -11,32 +11,32 @@ _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
 
 def names_differ(question: str, cached: str) -> bool:
-    """`weather in Paris` against `weather in Rome`: as many names on either side that the other text does not mention."""
+    """`weather in Paris` and `weather in Rome`: both texts have the same number of names that the other does not mention."""
     ours = {name for name in _names(question) if not _mentions(cached, name)}
     theirs = {name for name in _names(cached) if not _mentions(question, name)}
     return 0 < len(ours) == len(theirs) or _renamed(question, cached)
 
 
 def _renamed(question: str, cached: str) -> bool:
-    """`Python or something else` against `Java or something else`: one sentence, with other names in the same places."""
+    """`Python or something else` and `Java or something else`: the same sentence with other names."""
     ours, theirs = (WORD.findall(text.replace("’", "'")) for text in (question, cached))
     changed = [pair for pair in zip(ours, theirs, strict=False) if _form(pair[0]) != _form(pair[1])]
     if len(ours) != len(theirs) or not changed or len(changed) == len(ours):
         return False
     if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
-        return False  # `French and German` beside `German and French`; `order` tells where places matter
+        return False  # `French and German` and `German and French`: the guard `order` decides
     return all(word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair)
 
 
 def _mentions(text: str, name: str) -> bool:
-    """Whether a word of the text is the name, or a form of it: `India`, `Indian`, `India's`; `Rs`, `INR`, `rupees`."""
+    """Return whether a text has a name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
     return any(
         _form(word) == _form(name) or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text)
     )
 
 
 def _form(word: str) -> str:
-    """In lower case, and the one form of a unit: `inr` for `Rs`."""
+    """Return the lower case, or the canonical form of a unit: `inr` for `Rs`."""
     return lexicon.UNITS.get(word.lower(), word.lower())
 
 
@@ -57,9 +57,9 @@ def _names(text: str) -> set[str]:
 
 
 def order_differs(question: str, cached: str) -> bool:
-    """`convert miles to kilometres` against `convert kilometres to miles`: the same sentence with words that changed places.
+    """`convert miles to kilometres` and `convert kilometres to miles`: the same sentence with swapped words.
 
-    Words around `and` and `or` may, and so may a sentence as a whole, as in `which is the best X` and `which X is best`.
+    Words around `and` or `or` may be swapped. A rearranged sentence is allowed: `which is the best X`, `which X is best`.
     """
     ours, theirs = _content(question), _content(cached)
     if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached):
@@ -72,7 +72,7 @@ def order_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _frame(text: str) -> list[str]:
-    """The function words in their places among the others, articles aside."""
+    """Return the function words without articles, and an empty string for every other word."""
     tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
     return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
 
@@ -80,14 +80,14 @@ def _frame(text: str) -> list[str]:
 @of_text
 def _content(text: str) -> list[str]:
     tokens = _TOKEN.findall(text)
-    # A capital A inside a sentence is a name, as in `from A to B`, and no article.
+    # A capital A inside a sentence is a name, as in `from A to B`.
     named = {place for place, token in enumerate(tokens) if place and token == "A"}
     words = [token.lower().replace("’", "'") for token in tokens]
     return [word for place, word in enumerate(words) if place in named or word not in lexicon.FUNCTION_WORDS]
 
 
 def possession_differs(question: str, cached: str) -> bool:
-    """`my boss's car` against `my boss's boss's car`, `my brother's friend` against `my friend's brother`."""
+    """`my boss's car` and `my boss's boss's car`, `my brother's friend` and `my friend's brother`."""
     if {"of"} & {*words(question), *words(cached)}:
         return False
     (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached)
@@ -96,7 +96,7 @@ def possession_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
-    """The content words of a text, and the owners among them."""
+    """Return the content words of a text, and its owners."""
     owners = Counter[str]()
     content = set()
     for word in words(text):

@@ -1,4 +1,4 @@
-"""Negation, and words that stand opposite each other."""
+"""Negation and opposites."""
 
 from functools import lru_cache
 
@@ -6,29 +6,29 @@ from kvproxy.index.policies.guards import lexicon
 from kvproxy.index.policies.guards.antonyms import OPPOSITES, antonyms
 from kvproxy.index.policies.guards.words import bases, words
 
-_ELSE_ALIKE = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
+_WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
 
 
 def negation_differs(question: str, cached: str) -> bool:
-    """`does it work` against `does it not work`."""
+    """`does it work` and `does it not work`."""
     return bool(lexicon.NEGATION & set(words(question))) != bool(lexicon.NEGATION & set(words(cached)))
 
 
 def opposites(question: str, cached: str) -> bool:
-    """`enable` against `disable`, `regular` against `irregular`: a word that the other text lacks stands opposite one of its."""
+    """`enable` and `disable`, `regular` and `irregular`: words of one text are opposites of words of the other."""
     ours, theirs = set(words(question)), set(words(cached))
     ours, theirs = ours - theirs, theirs - ours
-    return _meets(ours, theirs) or _meets(theirs, ours) or _turned(question, cached)
+    return _has_opposite(ours, theirs) or _has_opposite(theirs, ours) or _differs_in_weak_opposite(question, cached)
 
 
-def _meets(ours: set[str], theirs: set[str]) -> bool:
+def _has_opposite(ours: set[str], theirs: set[str]) -> bool:
     forms = {form for word in theirs for form in bases(word)}
-    return any(not forms.isdisjoint(_against(form)) for word in ours for form in bases(word))
+    return any(not forms.isdisjoint(_opposites_of(form)) for word in ours for form in bases(word))
 
 
 @lru_cache(maxsize=8192)
-def _against(word: str) -> frozenset[str]:
-    """What stands opposite a word: by the lists, or by how it begins and ends."""
+def _opposites_of(word: str) -> frozenset[str]:
+    """Return the opposites of a word, from the lists, its prefix, and its suffix."""
     found = {*OPPOSITES.get(word, ()), *antonyms().get(word, ())}
     found |= {
         word.removeprefix(no) for no in lexicon.NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3
@@ -39,8 +39,8 @@ def _against(word: str) -> frozenset[str]:
     )
 
 
-def _turned(question: str, cached: str) -> bool:
-    """`move it to another bank` against `move it from another bank`, where nothing else differs: elsewhere that says little."""
+def _differs_in_weak_opposite(question: str, cached: str) -> bool:
+    """`move it to another bank` and `move it from another bank`: opposites only if nothing else differs."""
     ours, theirs = words(question), words(cached)
     changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
-    return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _ELSE_ALIKE
+    return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _WEAK_OPPOSITES

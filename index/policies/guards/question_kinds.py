@@ -1,4 +1,4 @@
-"""What is asked for: the kind of question, the time, the language."""
+"""Kinds of questions, times, and languages."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ _QUESTION_KINDS = {
 
 
 def question_differs(question: str, cached: str) -> bool:
-    """`when was it invented` against `where was it invented`; `what` may ask for the same as any but `who`, `which` as any."""
+    """`when was it invented` and `where was it invented`; `which` matches every kind, and `what` every kind but `who`."""
     ours, theirs = _kinds(question), _kinds(cached)
     if not ours or not theirs or ours & theirs or "which" in ours | theirs:
         return False
@@ -26,7 +26,7 @@ def question_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _kinds(text: str) -> set[str]:
-    """The kinds of the first question words: one, or two of them in `when and where`."""
+    """Return the kind of the first question word, or the two kinds of `when and where`."""
     found = list(_QUESTION.findall(text.lower()))
     kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
     first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
@@ -37,22 +37,22 @@ def _kinds(text: str) -> set[str]:
 
 
 def time_differs(question: str, cached: str) -> bool:
-    """`open on monday` against `open on sunday`, `last week` against `this week`, `today` against a text without a time."""
+    """`open on monday` and `open on sunday`, `last week` and `this week`, `today` and a text without a time."""
     ours, theirs = _times(question), _times(cached)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
 
 
 @of_text
 def _times(text: str) -> set[str]:
-    said = words(text)
+    tokens = words(text)
     shifts = {
-        f"{shift} {word}" for shift, word in pairwise(said) if word in lexicon.TIMES and shift in lexicon.TIME_SHIFTS
+        f"{shift} {word}" for shift, word in pairwise(tokens) if word in lexicon.TIMES and shift in lexicon.TIME_SHIFTS
     }
-    return shifts | (lexicon.TIMES & set(said))
+    return shifts | (lexicon.TIMES & set(tokens))
 
 
 def language_differs(question: str, cached: str) -> bool:
-    """`answer in French` against `answer in German`, or one text written in German and the other in English."""
+    """`answer in French` and `answer in German`, or a text in German and one in English."""
     ours, theirs = set(words(question)), set(words(cached))
     if lexicon.LANGUAGES & ours != lexicon.LANGUAGES & theirs:
         return True
@@ -60,8 +60,8 @@ def language_differs(question: str, cached: str) -> bool:
     return one != other and None not in (one, other)
 
 
-def _written_in(said: set[str]) -> str | None:
-    """The language with the most frequent words of its own, None where there is no clear one."""
-    counts = Counter({name: len(frequent & said) for name, frequent in lexicon.FREQUENT.items()})
+def _written_in(tokens: set[str]) -> str | None:
+    """Return the language with the most frequent words; None if two languages tie."""
+    counts = Counter({name: len(frequent & tokens) for name, frequent in lexicon.FREQUENT.items()})
     (best, most), (_, second) = counts.most_common(2)
     return best if most >= 2 and most > second else None

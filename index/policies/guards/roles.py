@@ -1,4 +1,4 @@
-"""Who does what to whom, where both texts have the same words."""
+"""Subject and object of questions with the same words."""
 
 import re
 from collections import Counter
@@ -14,9 +14,9 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 
 def roles_differ(question: str, cached: str) -> bool:
-    """`who beat Brazil` against `who did Brazil beat`, `was Tom hit by Ann` against `did Tom hit Ann`.
+    """`who beat Brazil` and `who did Brazil beat`, `was Tom hit by Ann` and `did Tom hit Ann`.
 
-    The words change places where the one who is asked for changes, and keep them where the voice does.
+    In the first pair the order of words differs, in the second one the voice.
     """
     ours, theirs = _aligned(_content(question), _content(cached))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
@@ -26,7 +26,7 @@ def roles_differ(question: str, cached: str) -> bool:
 
 
 def _aligned(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
-    """Both without the one word that either has for itself: the verb is in another form, `choose` beside `chose`."""
+    """Replace the one word that only one text has: the verb in another form, such as `choose` and `chose`."""
     alone, also_alone = Counter(ours) - Counter(theirs), Counter(theirs) - Counter(ours)
     if alone.total() != 1 or also_alone.total() != 1:
         return ours, theirs
@@ -40,20 +40,17 @@ def _voice_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _asked(text: str) -> str | None:
-    """Whether the question is for the one who does something or the one to whom it is done; None where it is for neither.
-
-    `who paid`: a verb follows, the doer is asked for. `who did they pay`, `who was paid by them`: the other one.
-    """
-    said = words(text)
-    place = next((place for place, word in enumerate(said) if word in _ASKING), None)
-    if place is None or place + 1 >= len(said):
+    """Return `subject` for `who paid`, `object` for `who did they pay` and `who was paid by them`, else None."""
+    tokens = words(text)
+    place = next((place for place, word in enumerate(tokens) if word in _ASKING), None)
+    if place is None or place + 1 >= len(tokens):
         return None
-    after = said[place + 1 : place + (3 if said[place] in ("what", "which") else 2)]
+    after = tokens[place + 1 : place + (3 if tokens[place] in ("what", "which") else 2)]
     if _SUPPORT & set(after):
         return "object"
     if after[0] in _BE:
-        return "object" if said[-1] != "by" and "by" in said[place + 3 :] else None
-    # `what compensation am I owed`: what follows is a noun.
+        return "object" if tokens[-1] != "by" and "by" in tokens[place + 3 :] else None
+    # In `what compensation am I owed`, a noun follows.
     return None if after[0] in lexicon.FUNCTION_WORDS or _AUXILIARY & set(after[1:]) else "subject"
 
 

@@ -1,4 +1,4 @@
-"""What has to be there letter by letter: quotations, code, signs."""
+"""Quotations, code, and signs, which must be equal literally."""
 
 import re
 import unicodedata
@@ -16,25 +16,25 @@ _SIGNS = ("Sm", "So")
 
 
 def quotes_differ(question: str, cached: str) -> bool:
-    """`what does "stop" mean` against `what does "seed" mean`: each quotes words that the other text does not have in a row."""
+    """`what does "stop" mean` and `what does "seed" mean`: each text has a quotation that the other does not contain."""
     return _quotes_more(question, cached) and _quotes_more(cached, question)
 
 
 def _quotes_more(text: str, other: str) -> bool:
-    said = _spaced(other)
-    return any(_spaced(next(filter(None, groups))) not in said for groups in _QUOTED.findall(text))
+    spaced = _spaced(other)
+    return any(_spaced(next(filter(None, groups))) not in spaced for groups in _QUOTED.findall(text))
 
 
 @of_text
 def _spaced(text: str) -> str:
-    """The tokens in lower case, a space around each, so that a phrase is found as a part."""
+    """Return the tokens in lower case with a space around each, so that a phrase is a substring."""
     return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
 def code_differs(question: str, cached: str) -> bool:
-    """`max_tokens` against `max_model_len`, `--port` against `--host`, `/v1/models` against `/metrics`."""
+    """`max_tokens` and `max_model_len`, `--port` and `--host`, `/v1/models` and `/metrics`."""
     ours, theirs = _code(question), _code(cached)
-    # A brand such as iPhone is written in any case; an identifier is not.
+    # A brand such as iPhone appears in any case; an identifier does not.
     return any(code.lower() not in words(cached) for code in ours - theirs) or any(
         code.lower() not in words(question) for code in theirs - ours
     )
@@ -46,7 +46,7 @@ def _code(text: str) -> set[str]:
 
 
 def signs_differ(question: str, cached: str) -> bool:
-    """`👍` against `👎`, `a*b` against `a**b`, `schön` against `schon`: signs and accents, which many models do not read."""
+    """`👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`: many models ignore signs and accents."""
     ours, theirs = _signs(question), _signs(cached)
     if ours - theirs and theirs - ours:
         return True
@@ -65,5 +65,5 @@ def _signs(text: str) -> set[str]:
 
 
 def _bare(word: str) -> str:
-    """A word without its accents."""
+    """Return a word without accents."""
     return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))

@@ -1,1 +1,1 @@
-"""What the cache learns of which answer serves which question: read `learner` first."""
+"""The learned policy: serves what the traffic of a namespace has shown to be right; start with policy.py."""

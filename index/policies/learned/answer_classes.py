@@ -1,4 +1,4 @@
-"""Which class a fresh answer joins: the answers of its question's neighbours are compared with it, a few at most."""
+"""Classes of equal answers: a fresh answer is compared with those of its question's neighbours."""
 
 import hashlib
 import re
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _NOISE = re.compile(r"[\W_]+")
-_OTHERS = 2  # Further classes that a fresh answer is compared with.
+_OTHER_CLASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What comparisons came to.
+class ClassAssignment:
+    """The result of comparing a fresh answer with cached ones.
 
     Attributes:
-        right: the answer that was judged is that of the fresh one.
-        joined: the class that the fresh answer joins; None for one of its own.
-        odd: the judged answer differs from its own class, which agrees with the fresh one.
+        right: the judged answer equals the fresh one.
+        joined: class of the fresh answer; None for a new class.
+        odd: the judged answer differs from its own class, which equals the fresh one.
     """
 
     right: bool
@@ -24,33 +24,32 @@ class Settled:
     odd: bool
 
 
-def rivals(judged: int, classes: Sequence[str]) -> list[int]:
-    """Places of the neighbours to compare a fresh answer with, in this order, until one is the same.
+def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
+    """Return the neighbours to compare with a fresh answer, in order, until one is equal.
 
-    The judged one comes first, then another of its class, which tells whether the class or the entry is the odd one, then
-    the nearest of other classes.
+    First the judged neighbour, then another one of its class, then the nearest of two other classes.
 
     Args:
-        judged: place of the neighbour whose answer would serve.
+        judged: index of the neighbour whose answer would be served.
         classes: of the neighbours' answers, nearest first.
     """
     own = classes[judged]
     second = [place for place, name in enumerate(classes) if name == own and place != judged][:1]
-    others = [classes.index(name) for name in dict.fromkeys(classes) if name != own][:_OTHERS]
+    others = [classes.index(name) for name in dict.fromkeys(classes) if name != own][:_OTHER_CLASSES]
     return [judged, *second, *others]
 
 
-def settle(places: Sequence[int], same: Sequence[bool], classes: Sequence[str]) -> Settled:
-    """What follows from comparisons.
+def assign_class(places: Sequence[int], same: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
+    """Return the class of a fresh answer.
 
     Args:
-        places: as from `rivals`, as far as they were compared; the judged one first.
-        same: what was found for each; only the last can be the same.
+        places: from `comparison_order`.
+        same: results of the comparisons made so far; only the last one can be true.
     """
     joined = classes[places[len(same) - 1]] if same[-1] else None
-    return Settled(same[0], joined, not same[0] and joined == classes[places[0]])
+    return ClassAssignment(same[0], joined, not same[0] and joined == classes[places[0]])
 
 
 def digest(text: str) -> str:
-    """Equal for texts that differ in case, spaces and punctuation only."""
+    """Return a digest that ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,59 +1,62 @@
-"""Classes of answers that may no longer be what they were, and guards that a class has shown not to matter to it."""
+"""Evidence about single classes of answers: classes that may have changed, and guards that do not matter to a class."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_USUAL = 0.002  # Odds that a class has changed, when nothing speaks for it.
-_CHANGES = 0.001  # How much more likely it becomes between two looks.
-_DIFFERS = 0.9  # How often a fresh answer differs from a class that has changed.
-_LEAST_ERROR = 0.02  # Some answers differ for no reason, however sure the score is.
-_MOST = 1e6
-_GONE = 1000.0
+_PRIOR_ODDS = 0.002
+_CHANGE_RATE = 0.001
+"""Increase of the odds between two comparisons."""
+_DIFFERS = 0.9
+"""Probability that a fresh answer differs from a class that has changed."""
+_LEAST_ERROR = 0.02
+"""Some answers differ at random, however sure the model is."""
+_MAX_ODDS = 1e6
+_OBSOLETE_ODDS = 1000.0
 
 
 @dataclass(slots=True)
-class Doubts:
-    """What single classes have shown.
+class ClassErrors:
+    """Errors of single classes.
 
     Attributes:
-        odds: by class, that its answer has changed; only what is above the usual.
-        lifted: (class, guard): an answer was judged the same across this guard, and none different since.
+        odds: by class, that its answer has changed; only odds above the prior.
+        lifted: pairs (class, guard): answers were equal across this guard, and none has differed since.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
     lifted: set[tuple[str, str]] = field(default_factory=set)
 
-    def changed(self, name: str) -> float:
-        """The probability that a class's answer has changed, as far as it is more than usual."""
-        odds = self.odds.get(name, _USUAL)
-        return max(0.0, odds / (1 + odds) - _USUAL)
+    def change_probability(self, name: str) -> float:
+        """Return the probability that a class has changed, less the prior."""
+        odds = self.odds.get(name, _PRIOR_ODDS)
+        return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
-    def gone(self, name: str) -> bool:
-        """Whether a class has been different so often that its entries count for nothing."""
-        return self.odds.get(name, 0.0) >= _GONE
+    def is_obsolete(self, name: str) -> bool:
+        """Return whether a class has differed so often that its entries are ignored."""
+        return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
 
-    def compared(self, name: str, error: float, right: bool) -> None:
-        """A class's answer was compared with a fresh one, by Bayes' rule; `error` is what was expected."""
+    def add_comparison(self, name: str, error: float, right: bool) -> None:
+        """Update the odds of a class by Bayes' rule; `error` is the expected probability of a difference."""
         expected = max(error, _LEAST_ERROR)
         ratio = (1 - _DIFFERS) / (1 - min(expected, 0.99)) if right else _DIFFERS / expected
-        self._set(name, (self.odds.get(name, _USUAL) + _CHANGES) * ratio)
+        self._set(name, (self.odds.get(name, _PRIOR_ODDS) + _CHANGE_RATE) * ratio)
 
-    def joined(self, name: str) -> None:
-        """A fresh answer is that of this class, whatever was expected."""
+    def add_member(self, name: str) -> None:
+        """Lower the odds of a class: a fresh answer has joined it."""
         if name in self.odds:
             self._set(name, self.odds[name] * (1 - _DIFFERS))
 
     def _set(self, name: str, odds: float) -> None:
-        if odds <= _USUAL:
+        if odds <= _PRIOR_ODDS:
             self.odds.pop(name, None)
         else:
-            self.odds[name] = min(odds, _MOST)
+            self.odds[name] = min(odds, _MAX_ODDS)
 
-    def standing(self, name: str, guards: Iterable[str]) -> str | None:
-        """The first of the guards that spoke whose veto stands for a class."""
+    def standing_veto(self, name: str, guards: Iterable[str]) -> str | None:
+        """Return the first of the vetoing guards that is not lifted for a class."""
         return next((guard for guard in guards if (name, guard) not in self.lifted), None)
 
-    def across(self, name: str, guards: Iterable[str], right: bool) -> None:
-        """An answer was compared across these guards."""
+    def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:
+        """Lift the guards between two equal answers of a class, or restore them."""
         for guard in guards:
             (self.lifted.add if right else self.lifted.discard)((name, guard))

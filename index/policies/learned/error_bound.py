@@ -1,20 +1,20 @@
-"""The two bounds that the guarantee stands on; both hold at all times at once, so that one may look as often as one likes.
+"""Two bounds of the error guarantee. Both are anytime-valid: they hold at all times simultaneously.
 
-Where an event happens with a probability that is known just before, and those probabilities add up to V, the number of events
-behaves like a Poisson process at time V. `most_expected` says how large V may grow while only so many events are allowed;
-`largest_factor` says by how much the probabilities may have been too small, after the events that were seen.
+Each wrong answer is an event with a probability that is known before it. If these probabilities add up to V, the number of
+events behaves like a Poisson process at time V. `most_expected` bounds V for a number of allowed events, and `largest_factor`
+bounds the factor by which the probabilities may be too small.
 """
 
 import math
 
 CONFIDENCE = 0.9
-"""The probability that the guarantee holds over the life of a cache: each of the two bounds may fail in one case of twenty."""
+"""Probability that the guarantee holds over the life of a cache. Each of the two bounds fails with probability 0.05."""
 FROM = 500
-"""Answers served from which on the bound is promised; before that, as many may be wrong as are allowed then."""
+"""Number of served answers from which the bound holds. Before that, the number of wrong answers allowed then holds."""
 _FAILS = 0.05
-# A Poisson process ever crosses `most_expected` with a probability of 5%; tests simulate it.
+# A Poisson process crosses `most_expected` at any time with probability 0.05; tests simulate it.
 _Z = 2.9
-# Ratios of the true factor to the one that is tested. Each makes a martingale, and so does their mean.
+# Ratios of the true factor to the tested one. Each gives a martingale, and so does their mean.
 _RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _LOG_RATIOS = tuple(map(math.log, _RATIOS))
 _REFUSED = math.log(len(_RATIOS) / _FAILS)
@@ -22,9 +22,9 @@ _MOST = 1e4
 
 
 def most_expected(allowed: float) -> float:
-    """The largest sum of probabilities for which more than `allowed` events are unlikely, now and ever.
+    """Return the largest sum of probabilities for which more than `allowed` events are unlikely at any time.
 
-    It is a low quantile of the time at which a Poisson process has one event more (Wilson and Hilferty's approximation).
+    It is a low quantile of the time of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
     """
     if allowed <= 0:
         return 0.0
@@ -33,15 +33,15 @@ def most_expected(allowed: float) -> float:
 
 
 def largest_factor(seen: float, expected: float) -> float:
-    """The largest factor on the probabilities that what was seen leaves possible.
+    """Return the largest factor on the probabilities that is compatible with the observed events.
 
-    For a factor f, and a ratio r below 1, `r^seen * exp((1 - r) f expected)` does not grow on average if the probabilities were
-    too small by f or more (a supermartingale). Where the mean over all r has reached 20, that factor is refused
-    (Ville's inequality); nobody can make it reach 20 by waiting in more than one case of twenty.
+    If the probabilities are too small by a factor of at least f, `r^seen * exp((1 - r) f expected)` is a supermartingale for
+    every ratio r < 1. A factor is rejected when the mean over r reaches 20. By Ville's inequality, this ever happens with
+    probability 0.05 at most.
 
     Args:
-        seen: events.
-        expected: the sum of their probabilities, as they were given.
+        seen: number of events.
+        expected: sum of their estimated probabilities.
     """
     if expected <= 0:
         return _MOST
@@ -56,7 +56,6 @@ def largest_factor(seen: float, expected: float) -> float:
 
 
 def _evidence(seen: float, expected: float) -> float:
-    # So few terms that arrays would cost more than the sums.
     terms = [seen * log + (1 - ratio) * expected for ratio, log in zip(_RATIOS, _LOG_RATIOS, strict=True)]
     top = max(terms)
     return top + math.log(sum(math.exp(term - top) for term in terms))

@@ -1,25 +1,25 @@
-"""The probability that an answer is right, by logistic regression that learns one observation at a time."""
+"""Online logistic regression of the probability that an answer is right."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-# How much of the weights' uncertainty is counted against an answer.
 _CAUTION = 0.25
+"""Weight of the model's uncertainty, which lowers the probability."""
 
 
 @dataclass(slots=True)
-class Score:
-    """Weights, what is known of them, and how often even a sure answer is seen wrong.
+class ErrorModel:
+    """Weights with their covariance, and the rate of random errors.
 
-    The probability is `(1 - slips) * sigmoid(weights . features)`. Answers differ now and then for no reason that the features
-    know, and judges err: without `slips` each such case would shake the weights.
+    The probability is `(1 - slips) * sigmoid(weights . features)`. Some answers differ for reasons that no feature shows, and
+    judges err. Without `slips`, each such case would change the weights.
 
     Attributes:
         weights: `[n]`.
-        covariance: `[n, n]`, of the weights.
-        slipped, sure: observed slips, and the observations of sure answers among which they were.
+        covariance: `[n, n]`.
+        slipped, sure: number of slips, and of sure answers.
     """
 
     weights: np.ndarray
@@ -28,16 +28,16 @@ class Score:
     sure: float = 1000.0
 
     def error(self, features: np.ndarray) -> float:
-        """The probability of being wrong."""
+        """Return the probability of being wrong."""
         odds = float(features @ self.weights)
         spread = float(features @ self.covariance @ features)
         right = _sigmoid(odds / math.sqrt(1 + _CAUTION * math.pi * spread / 8))
         return 1 - (1 - self.slipped / self.sure) * right
 
     def learn(self, features: np.ndarray, right: bool) -> None:
-        """Take in an observation: one Newton step.
+        """Update the weights by one Newton step.
 
-        What is far from being served counts little, so that the fit is best where it decides.
+        Observations with a low probability have little weight: the model must be accurate for answers that may be served.
         """
         probability = _sigmoid(float(features @ self.weights))
         slips = self.slipped / self.sure

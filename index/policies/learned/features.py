@@ -1,26 +1,30 @@
-"""What a question's neighbours say about the answer of the nearest one: numbers that a score is made from."""
+"""Features of the nearest neighbour, from which its error is estimated."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 REACH = 24
-"""Neighbours that are looked at."""
+"""Number of neighbours."""
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
-_WIDTH = 0.05  # A neighbour this much farther away has a third of the weight.
+_WIDTH = 0.05
+"""Difference of cosines at which a neighbour's weight falls to 1/e."""
 _NEAREST = 5
-_WIDEST = 5.0  # Margins beyond half a cosine say no more.
+_MAX_MARGIN = 5.0
 
 
-def evidence(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
-    """`[len(FEATURES)]` numbers on the class of the nearest neighbour, all of them about 1 in size.
+def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
+    """Return `[len(FEATURES)]` features of the nearest neighbour, each about 1 in size.
 
-    `cosine` of the nearest; `margin` to the nearest of another class; `rivals`, the weight of all other classes among the
-    neighbours, as a logarithm; `density`, the mean cosine of the nearest five; `votes`, the share of these that are of its class;
-    `company`, whether its class has a second neighbour.
+    - `cosine` of the nearest neighbour;
+    - `margin` to the nearest neighbour of another class;
+    - `rivals`: log weight of other classes among the neighbours;
+    - `density`: mean cosine of the nearest five;
+    - `votes`: share of its class among the nearest five;
+    - `company`: its class has a second neighbour.
 
     Args:
-        cosines: of the neighbours, nearest first; at least one.
+        cosines: of at least one neighbour, nearest first.
         classes: of their answers.
     """
     near = np.asarray(cosines, dtype=np.float64)
@@ -32,7 +36,7 @@ def evidence(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
         [
             1.0,
             (near[0] - 0.8) * 5,
-            min((near[0] - other) * 10, _WIDEST),
+            min((near[0] - other) * 10, _MAX_MARGIN),
             -np.log(rivals + 0.01) - 2,
             (near[:_NEAREST].mean() - 0.7) * 5,
             own[:_NEAREST].mean() * 2,

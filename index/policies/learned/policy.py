@@ -1,6 +1,6 @@
-"""The policy `learned`: serves what a namespace's own traffic has shown to be right, within a bound on the traffic.
+"""The policy `learned`: serves what the traffic of a namespace has shown to be right, within a bound on wrong answers.
 
-Until a namespace has shown enough, `checked` decides. See docs/semantic-cache.md for the guarantee and its assumptions.
+Until a namespace has enough observations, `checked` decides. docs/semantic-cache.md states the guarantee and its assumptions.
 """
 
 import contextlib
@@ -17,25 +17,28 @@ from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.features import REACH
-from kvproxy.index.policies.learned.learner import Finding, Learner, Near
+from kvproxy.index.policies.learned.learner import Estimate, Learner
 from kvproxy.index.policies.learned.prior import Prior
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Noted, Ruling, Status
+from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, Ruling
 from kvproxy.index.store.observations import Observation, Observations
 
-_PART = 1000
-_SAVED_EVERY = 200
-_MOST = 2000
-"""Namespaces that are held in memory; the others come back from their snapshots when they are asked in again."""
-_ACROSS = 2.0  # The error of an answer across a guard that its class has lifted, at most, as a multiple of the bound.
-_DOUBT = 0.5  # Of the doubt that `checked` allows: what the verifier may leave of an entry that stands alone.
+_READ_BATCH = 1000
+_SNAPSHOT_INTERVAL = 200
+"""Observations between two snapshots."""
+_MAX_NAMESPACES = 2000
+"""Namespaces in memory. Others are loaded from their snapshots."""
+_LIFTED_ERROR = 2.0
+"""Largest error of an answer across a lifted guard, as a multiple of the bound."""
+_SURE = 0.5
+"""Share of the level's error that a neighbour without company may have."""
 
 
 class LearnedPolicy:
-    """Accepts the nearest neighbour where the chance that its answer is wrong is within the level.
+    """Accepts the nearest neighbour if its estimated error is within the limit of the namespace.
 
     Args:
-        observations: the log that it learns from.
-        checked: decides while too little is known, and over answers that stand alone; None without a verifier.
+        observations: the log to learn from.
+        checked: decides in new namespaces, and about neighbours without company; None without a verifier.
         max_error: largest share of wrong answers among those served.
         floor: least cosine similarity.
         guards: their vetoes stand until a class has shown that they do not matter to its answer.
@@ -58,210 +61,188 @@ class LearnedPolicy:
         self._checked = checked
         self._guards = tuple(guards)
         self._prior = Prior()
-        # The one that was asked in last is at the end.
-        self._learners: OrderedDict[str, Learner] = OrderedDict()
+        self._learners: OrderedDict[str, Learner] = OrderedDict()  # Least recently used first.
         self._saved: dict[str, int] = {}
         self._pending: dict[str, tuple[int, float]] = {}
         self._lock = threading.RLock()
-
-    @property
-    def learns(self) -> "LearnedPolicy":
-        """Itself."""
-        return self
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> Ruling:
         learner = self.learner(namespace)
-        finding = learner.find([Near(each.similarity, each.answer) for each in neighbours])
-        if finding is None:
+        estimate = learner.estimate(neighbours)
+        if estimate is None:
             return Ruling([Decision("uncertain") for _ in neighbours], None)
-        nearest = neighbours[finding.place]
-        decision = self._judge(question, nearest, finding, learner, limits)
+        decision = self._decide_nearest(question, neighbours[estimate.place], estimate, learner, limits)
         decisions = [Decision("passed over") for _ in neighbours]
-        decisions[finding.place] = decision
-        noted = Noted(finding.place, tuple(finding.features.tolist()), finding.error, finding.error)
+        decisions[estimate.place] = decision
+        record = LearningRecord(estimate.place, tuple(estimate.features.tolist()), estimate.error, estimate.error)
         if decision.verdict == "accepted":
-            return Ruling(decisions, finding.place, learner.chance(finding.error), noted)
+            return Ruling(decisions, estimate.place, learner.chance(estimate.error), record)
         error = learner.checked_error
-        # What is within the level is decided, so that a stricter request never gets what a plain one would not.
-        decided = finding.error <= learner.level.level
-        if self._checked is None or decided or not learner.checked_allowed or not error <= _most(limits):
-            return Ruling(decisions, None, 0.0, noted)
-        return self._by_checked(question, neighbours, limits, decisions, noted, error, learner.checked_chance)
+        # `checked` does not overrule a decision within the limit. Otherwise a stricter request could get more than others.
+        decided = estimate.error <= learner.level.limit
+        if self._checked is None or decided or not learner.checked_allowed or not error <= _max_error(limits):
+            return Ruling(decisions, None, 0.0, record)
+        return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_chance)
 
-    def _judge(
-        self,
-        question: str,
-        nearest: Neighbour,
-        finding: Finding,
-        learner: Learner,
-        limits: Limits,
+    def _decide_nearest(
+        self, question: str, nearest: Neighbour, estimate: Estimate, learner: Learner, limits: Limits
     ) -> Decision:
-        """The decision on the nearest neighbour by what was learned."""
-        error = finding.error
-        if not nearest.similarity >= max(
-            self.floor, limits.similarity or 0.0
-        ):  # So that what is no number is refused too.
+        error = estimate.error
+        if not nearest.similarity >= max(self.floor, limits.similarity or 0.0):  # A NaN is refused, too.
             return Decision("below threshold", error=error)
-        if not (error <= learner.level.level and error * max(learner.level.factor, 1.0) <= _most(limits)):
+        if not (error <= learner.level.limit and error * max(learner.level.factor, 1.0) <= _max_error(limits)):
             return Decision("uncertain", error=error)
         vetoes = self.vetoes(question, nearest.prompt)
-        veto = learner.doubts.standing(nearest.answer, vetoes)
+        veto = learner.class_errors.standing_veto(nearest.answer, vetoes)
         if veto is not None:
             return Decision("vetoed", veto, error=error)
-        if vetoes and error > _ACROSS * self.max_error:
-            # A class has shown that the difference does not matter to its answer, not that this question is one of it.
+        if vetoes and error > _LIFTED_ERROR * self.max_error:
+            # The guard does not matter to the class, but the question may belong to another class.
             return Decision("vetoed", vetoes[0], error=error)
-        if not finding.alone and limits.level is None:
+        if not estimate.alone and limits.level is None:
             return Decision("accepted", error=error)
-        # One entry alone says nothing about what its answer depends on: the words decide, as in a namespace without a past.
+        # A single entry does not show what its answer depends on, so the verifier decides.
         if self._checked is None:
             return Decision("uncertain", error=error)
-        read = replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
-        if read.verdict == "accepted" and finding.alone and not learner.checked_allowed and not self._sure(read):
-            # Only where `checked` has proved right here is its own level enough.
-            return replace(read, verdict="below level")
-        return read
+        decision = replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
+        if decision.verdict == "accepted" and estimate.alone and not learner.checked_allowed:
+            # The level of `checked` is enough only if it has proved to be right in this namespace.
+            is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self._checked.level)
+            return decision if is_sure else replace(decision, verdict="below level")
+        return decision
 
-    def _sure(self, read: Decision) -> bool:
-        """Whether the verifier leaves no more than half of the doubt that its level allows."""
-        assert self._checked is not None
-        return read.score is not None and 1 - read.score <= _DOUBT * (1 - self._checked.level)
-
-    def _by_checked(
+    def _decide_by_checked(
         self,
         question: str,
         neighbours: Sequence[Neighbour],
         limits: Limits,
-        decisions: list[Decision],
-        noted: Noted,
+        record: LearningRecord,
         error: float,
         chance: float,
     ) -> Ruling:
-        """What `checked` makes of the nearest few."""
         assert self._checked is not None
         ruling = self._checked.decide(question, neighbours[: self._checked.reach], limits)
-        told = [
-            decision if decision.verdict in ("below threshold", "vetoed") else replace(decision, error=error)
-            for decision in ruling.decisions
+        decisions = [
+            decision if decision.score is None else replace(decision, error=error) for decision in ruling.decisions
         ]
-        told += decisions[len(told) :]
+        decisions += [Decision("passed over") for _ in neighbours[len(decisions) :]]
         if ruling.chosen is None:
-            return Ruling(told, None, 0.0, noted)
-        if ruling.chosen == noted.place:
-            return Ruling(told, ruling.chosen, chance, replace(noted, risk=error, checked=True))
-        return Ruling(told, ruling.chosen, chance, Noted(ruling.chosen, None, error, error, checked=True))
+            return Ruling(decisions, None, 0.0, record)
+        if ruling.chosen == record.place:
+            return Ruling(decisions, ruling.chosen, chance, replace(record, risk=error, checked=True))
+        return Ruling(decisions, ruling.chosen, chance, LearningRecord(ruling.chosen, None, error, error, checked=True))
 
     def vetoes(self, question: str, cached: str) -> tuple[str, ...]:
-        """The guards that speak between two questions."""
+        """Return the names of the guards that veto."""
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached))
 
-    def served(self, namespace: str, error: float) -> None:
-        """An answer was served whose error was so large; kept with the next observation."""
+    def record_served(self, namespace: str, error: float) -> None:
+        """Count a semantic hit with its estimated error. The next observation stores it."""
         with self._lock:
             answers, risk = self._pending.get(namespace, (0, 0.0))
             self._pending[namespace] = answers + 1, risk + error
 
     def learn(self, observations: Sequence[Observation]) -> None:
-        """Keep observations, durable when this returns, and learn from them; never called while a request waits."""
+        """Store observations, durable when this returns, and learn from them. Raises a CacheStoreError."""
         with self._lock:
-            counted = [self._counted(seen) for seen in observations]
+            counted = [self._with_served(each) for each in observations]
             self._observations.add(counted)
-            for namespace in dict.fromkeys(seen.namespace for seen in counted):
-                self._follow(namespace)
+            for namespace in dict.fromkeys(each.namespace for each in counted):
+                self._catch_up(namespace)
 
-    def _counted(self, seen: Observation) -> Observation:
-        answers, risk = self._pending.pop(seen.namespace, (0, 0.0))
-        return replace(seen, served=answers, risk=risk)
+    def _with_served(self, observation: Observation) -> Observation:
+        answers, risk = self._pending.pop(observation.namespace, (0, 0.0))
+        return replace(observation, served=answers, risk=risk)
 
     def flush(self) -> None:
-        """Keep what was served since the last observations, and take in what other proxies have learned."""
+        """Store counted hits, and read the observations of other proxies. Raises a CacheStoreError."""
         with self._lock:
-            waiting = list(self._pending)
-            if waiting:
-                self.learn([Observation("", True, "served", False, time.time(), namespace) for namespace in waiting])
+            pending = list(self._pending)
+            if pending:
+                self.learn([Observation("", True, "served", False, time.time(), namespace) for namespace in pending])
             for namespace in list(self._learners):
-                if namespace not in waiting and namespace in self._learners:
-                    self._follow(namespace)
+                if namespace not in pending and namespace in self._learners:
+                    self._catch_up(namespace)
 
     def learner(self, namespace: str) -> Learner:
-        """What a namespace has learned."""
-        found = self._learners.get(namespace)
-        if found is None:
+        """Return the state of a namespace. May raise a CacheStoreError."""
+        learner = self._learners.get(namespace)
+        if learner is None:
             with self._lock:
-                return self._follow(namespace)
-        # Without the lock, which is held while observations are written: it may have gone meanwhile.
+                return self._catch_up(namespace)
+        # A lookup must not wait for the lock, which is held during writes. The learner may be evicted meanwhile.
         with contextlib.suppress(KeyError):
             self._learners.move_to_end(namespace)
-        return found
+        return learner
 
-    def _follow(self, namespace: str) -> Learner:
-        """Take in the observations that are new in the log, in its order; what the namespace has learned then."""
-        learner = self._learners.get(namespace) or self._restored(namespace)
+    def _catch_up(self, namespace: str) -> Learner:
+        """Add the new observations of the log, in their order, and return the state."""
+        learner = self._learners.get(namespace) or self._load(namespace)
         saved = self._saved.setdefault(namespace, learner.number)
         while True:
-            seen = self._observations.since(namespace, learner.number, _PART)
+            batch = self._observations.since(namespace, learner.number, _READ_BATCH)
             if self._observations.pruned(namespace) > learner.number:
-                # Another proxy has taken in what comes next, and deleted it. Its snapshot goes on from there.
-                learner = self._restored(namespace)
+                # Another proxy has read the next observations and pruned them. Continue from its snapshot.
+                learner = self._load(namespace)
                 continue
-            if not seen:
+            if not batch:
                 break
-            for each in seen:
-                learner.take(each)
+            for each in batch:
+                learner.add(each)
                 if each.features is not None and each.error is not None and not each.vetoes:
                     self._prior.learn(np.array(each.features), each.error, each.right, learner.level.reach)
-            learner.level.settle()
+            learner.level.update()
         self._learners[namespace] = learner
-        if learner.number - saved >= _SAVED_EVERY:
+        if learner.number - saved >= _SNAPSHOT_INTERVAL:
             self._save(namespace, learner)
-        while len(self._learners) > _MOST:
-            self._leave(*self._learners.popitem(last=False))
+        while len(self._learners) > _MAX_NAMESPACES:
+            self._evict(*self._learners.popitem(last=False))
         return learner
 
     def _save(self, namespace: str, learner: Learner) -> None:
         self._observations.save(namespace, learner.number, state.dump(learner))
         self._saved[namespace] = learner.number
 
-    def _leave(self, namespace: str, learner: Learner) -> None:
-        """Keep what a namespace that goes from memory has learned, so that the prior learns nothing of it twice."""
+    def _evict(self, namespace: str, learner: Learner) -> None:
+        # Without a snapshot, the prior would learn the same observations again after a reload.
         if learner.number > self._saved[namespace]:
             self._save(namespace, learner)
         del self._saved[namespace]
 
-    def _restored(self, namespace: str) -> Learner:
-        kept = self._observations.snapshot(namespace)
-        found = state.load(kept, self.max_error) if kept is not None else None
-        if found is not None:
-            return found
+    def _load(self, namespace: str) -> Learner:
+        snapshot = self._observations.snapshot(namespace)
+        learner = state.load(snapshot, self.max_error) if snapshot is not None else None
+        if learner is not None:
+            return learner
         new = Learner.new(self._prior, self.max_error)
-        # Where the snapshot is of another version, what it had taken in may be gone.
+        # The observations of an incompatible snapshot may be pruned.
         new.number = self._observations.pruned(namespace)
-        # What it starts from depends on what the others know now, so it is part of what must come back.
+        # The initial state depends on the prior, which other namespaces change.
         self._observations.save(namespace, new.number, state.dump(new))
         return new
 
-    def status(self, namespace: str) -> Status:
-        """What a namespace has learned, to be shown."""
+    def status(self, namespace: str) -> LearningStatus:
+        """Return the state of a namespace, for display. May raise a CacheStoreError."""
         learner = self.learner(namespace)
         level = learner.level
-        return Status(
+        return LearningStatus(
             learner.observed,
             learner.ready,
-            level.level,
+            level.limit,
             level.served,
             level.risk,
             level.bound,
             self.max_error,
-            level.through,
-            sum(odds > 0.1 for odds in learner.doubts.odds.values()),
+            level.acceptable_share,
+            sum(odds > 0.1 for odds in learner.class_errors.odds.values()),
         )
 
-    def statuses(self) -> dict[str, Status]:
-        """Those of the namespaces that were asked in last."""
+    def statuses(self) -> dict[str, LearningStatus]:
+        """Return the state of each namespace in memory."""
         return {namespace: self.status(namespace) for namespace in list(self._learners)}
 
 
-def _most(limits: Limits) -> float:
+def _max_error(limits: Limits) -> float:
     return math.inf if limits.max_error is None else limits.max_error

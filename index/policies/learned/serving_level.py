@@ -1,4 +1,4 @@
-"""The level: how much error a single answer may have, so that all that are served keep to the bound."""
+"""The largest estimated error of an answer that may be served, such that all served answers keep to the bound."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,30 +10,34 @@ from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, mos
 _BINS = 64
 _LEAST = 5e-4
 _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
-_REMEMBERED = 1500.0  # Requests that the plan is made from.
-# Answers ahead that the allowance is planned for. Tests simulate that what this spends is ever too much in 5% of cases at most.
+_WINDOW = 1500.0
+"""Number of recent requests that the plan is based on."""
 _HORIZON = 500
+"""Number of future answers in the plan. Tests simulate that the plan exceeds the bound in 5% of cases at most."""
 _CHECKED_SHARE = 0.8
-_SHARE = 1.1  # Of the bound, at most, that is planned to be used, so that what has been saved is spent slowly.
+_SHARE = 1.1
+"""Largest planned share of the bound, so that saved risk is used slowly."""
 _REACH, _FARTHEST = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
-_JUDGE_SLIPS, _JUDGE_REPEATS = 1.0, 50.0  # A judge of whom nothing is known errs in 2% of comparisons.
-_TIMES = 5.0  # The error of a single answer, at most, as a multiple of the bound.
+_JUDGE_SLIPS, _JUDGE_REPEATS = 1.0, 50.0
+"""The prior of a judge: it errs in 2% of comparisons."""
+_TIMES = 5.0
+"""Largest error of a single answer, as a multiple of the bound."""
 
 
 @dataclass(slots=True)
-class Level:
-    """What was served and seen of the traffic of one namespace, and what may be served next.
+class ServingLevel:
+    """Served answers and comparisons of one namespace, and the limit for the next answers.
 
     Attributes:
         max_error: the bound.
-        served, risk: answers served, and the sum of their errors as expected.
-        wrong, expected: comparisons that were wrong among those in reach of being served, and how many were expected.
-        repeats, slips: comparisons where the question was the same, and those that were judged different: what the judge errs.
-        factor: the largest by which the errors may have been underestimated.
-        level: the largest error of an answer that may be served; 0 serves nothing.
-        spread: `[64]` how many requests came with what error, newer ones counting more.
+        served, risk: number of served answers, and the sum of their estimated errors.
+        wrong, expected: wrong comparisons with an error within reach, and their expected number.
+        repeats, slips: comparisons of equal questions, and those judged different, which are errors of the judge.
+        factor: the largest factor by which errors may be underestimated.
+        limit: the largest error of an answer that may be served; 0 serves nothing.
+        spread: `[64]` histogram of the errors of requests, with decay.
     """
 
     max_error: float
@@ -44,27 +48,27 @@ class Level:
     repeats: int = 0
     slips: int = 0
     factor: float = math.inf
-    level: float = 0.0
+    limit: float = 0.0
     spread: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
 
     @property
     def reach(self) -> float:
-        """The largest error of comparisons that tell whether the errors are right."""
+        """Largest error of the comparisons that test the estimates."""
         return min(_FARTHEST, _REACH * self.max_error)
 
     @property
     def bound(self) -> float:
-        """The largest share of wrong answers among those served that what was seen leaves possible; 0 before any is served."""
+        """Upper bound of the share of wrong answers among those served."""
         return self.expected_share(self.served) if self.served else 0.0
 
     @property
-    def through(self) -> float:
-        """The share of recent requests with a neighbour that the level lets through."""
+    def acceptable_share(self) -> float:
+        """Share of recent requests with a neighbour within the limit."""
         total = float(self.spread.sum())
-        return float(self.spread[self.level >= _EDGES].sum()) / total if total else 0.0
+        return float(self.spread[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
-        """The bound in force after so many answers: the least allowance that covers the risk taken."""
+        """Return the bound after a number of answers: the least allowance that covers the risk."""
         risk = self.risk * min(self.factor, 1e6)
         allowed = 0
         while allowed < answers and most_expected(allowed) < risk:
@@ -72,55 +76,54 @@ class Level:
         return min(1.0, allowed / max(answers, FROM))
 
     def affords(self, error: float) -> bool:
-        """Whether one more answer with such an error is within the part of the allowance that `checked` may use."""
+        """Return whether `checked` may serve one more answer with such an error."""
         return self.risk + error <= _CHECKED_SHARE * most_expected(self.max_error * max(self.served, FROM))
 
-    def serve(self, answers: int, risk: float) -> None:
-        """Answers were served, with so much error in sum."""
+    def add_served(self, answers: int, risk: float) -> None:
         self.served += answers
         self.risk += risk
 
-    def see(self, error: float, chance: float, right: bool, counted: bool) -> None:
-        """A request was compared that was expected to be wrong with a probability. It counts from the next `settle` on.
+    def add_comparison(self, error: float, chance: float, right: bool, counted: bool) -> None:
+        """Add a comparison; call `update` after the last one.
 
         Args:
-            chance: with which it was compared rather than served.
-            counted: whether it is of the kind that is served by its score.
+            error: its estimated error.
+            chance: probability with which it was compared instead of served.
+            counted: no veto stands, so that its error could decide.
         """
         if counted and error <= self.reach:
             self.wrong += not right
             self.expected += error
-        self.spread *= 1 - 1 / _REMEMBERED
+        self.spread *= 1 - 1 / _WINDOW
         self.spread[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += 1 / chance
 
-    def settle(self) -> None:
-        """Choose the level by all that was seen and served."""
-        # Also after what is not counted: where it repeats a question, it tells of the judge.
-        self.measure()
-        self.plan()
+    def update(self) -> None:
+        """Compute the factor and the limit."""
+        self.update_factor()
+        self.update_limit()
 
     @property
     def judge_error(self) -> float:
-        """The share of comparisons that the judge gets wrong, from questions that were asked again."""
+        """Share of wrong verdicts of the judge, from repeated questions."""
         return (_JUDGE_SLIPS + self.slips) / (_JUDGE_REPEATS + self.repeats)
 
-    def measure(self) -> None:
-        """Bound the factor by what was seen; as many wrong answers as the judge errs were called right."""
+    def update_factor(self) -> None:
+        """Bound the factor. The judge calls a share of wrong answers right."""
         factor = largest_factor(self.wrong, self.expected) if self.expected else math.inf
         self.factor = factor / (1 - min(self.judge_error, 0.5))
 
-    def planned(self) -> float:
-        """The risk that the next answers may take on average, so that the allowance of those to come is used and no more."""
+    def planned_risk(self) -> float:
+        """Return the mean risk of the next answers that uses the allowance."""
         if self.factor == math.inf:
             return 0.0
         allowed = most_expected(self.max_error * max(self.served + _HORIZON, FROM))
         left = (allowed - self.risk * self.factor) / _HORIZON
         return max(0.0, min(left, _SHARE * self.max_error)) / max(self.factor, _LEAST_FACTOR)
 
-    def plan(self) -> None:
-        """Choose the level so that what is served takes the planned risk on average."""
+    def update_limit(self) -> None:
+        """Choose the limit such that served answers have the planned risk on average."""
         total = np.cumsum(self.spread)
         mean = np.cumsum(self.spread * _EDGES) / np.maximum(total, 1e-12)
-        within = np.flatnonzero((mean <= self.planned()) & (total > 0))
+        within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))
         highest = min(_HIGHEST, _TIMES * self.max_error)
-        self.level = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0
+        self.limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0

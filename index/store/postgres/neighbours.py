@@ -1,6 +1,6 @@
-"""Near questions, sought by PostgreSQL itself: what one proxy stores, another finds with its next request.
+"""Semantic search in PostgreSQL: an entry stored by one proxy is visible to the next request of any other.
 
-A namespace is searched exactly, through the index of namespaces, until it is large; then it gets a graph (HNSW) of its own.
+The search of a small namespace is exact. A large namespace has a graph (HNSW) of its own.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from kvproxy.index.store.postgres.server import Row
-from kvproxy.index.store.postgres.store import PostgresStore, as_vector
-from kvproxy.index.store.protocol import Gone, Head, Put, Written
+from kvproxy.index.store.database import Row
+from kvproxy.index.store.postgres.store import PostgresStore
+from kvproxy.index.store.protocol import NewEntry, RemovedEntry, StoredQuestion, WriteResult
 
-LARGE = 5_000  # Comparing with so many takes the server some milliseconds.
+LARGE = 5_000  # Vectors that the server compares in some milliseconds.
 _log = logging.getLogger("kvproxy")
 
 
@@ -25,10 +25,9 @@ class PostgresNeighbours:
     """The `Neighbours` of a store in PostgreSQL.
 
     Args:
-        store: the truth.
-        embedder: name of what makes the vectors.
-        dim: their width.
-        large: vectors from which on a namespace gets a graph.
+        embedder: name of the embedder.
+        dim: width of the vectors.
+        large: number of vectors from which a namespace gets a graph.
     """
 
     def __init__(self, store: PostgresStore, embedder: str, dim: int, *, large: int = LARGE) -> None:
@@ -38,34 +37,39 @@ class PostgresNeighbours:
         self._large = large
 
     def load(self) -> None:
-        """Nothing: the server has it all."""
+        """Do nothing: the server has all indexes."""
 
     def holds(self, namespace: str) -> bool:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
         return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[Head, float]]:
-        # The same expression as in the graph, or the planner would not see that it fits.
+    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
+        # The planner uses the graph only for exactly its expression.
         distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
         nearest = (
             f"select id, -({distance}) as score from vectors"
             f" where embedder = :embedder and namespace = :namespace order by {distance} limit :limit"
         )
-        values = {"embedder": self._embedder, "namespace": namespace, "near": as_vector(vector), "limit": limit}
+        values = {
+            "embedder": self._embedder,
+            "namespace": namespace,
+            "near": self._store.database.vector(vector),
+            "limit": limit,
+        }
         return self._store.near(nearest, values)
 
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
-        with self._store.server.connection() as connection:
+        with self._store.database.connection() as connection:
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
-    def apply(self, puts: Sequence[Put], written: Written) -> None:
-        """Nothing: the vectors were written with the entries."""
+    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
+        """Do nothing: the store wrote the vectors."""
 
-    def remove(self, gone: Iterable[Gone]) -> None:
-        """Nothing: the vectors went with the entries."""
+    def remove(self, gone: Iterable[RemovedEntry]) -> None:
+        """Do nothing: the store deleted the vectors."""
 
     def maintain(self) -> None:
-        """Give namespaces that have become large their graphs, and take those of small ones; lookups and writes go on."""
+        """Create the graphs of large namespaces, and drop those of small ones, while lookups and writes continue."""
         rows = self._rows(
             "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
             " group by namespace having count(*) > %(least)s",
@@ -80,7 +84,7 @@ class PostgresNeighbours:
         return "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
 
     def _drop_graphs(self, kept: set[str]) -> None:
-        """Every write is held against every graph there is, so none may outlive its use."""
+        # Every write is compared with the condition of every graph.
         graphs = self._rows(
             "select c.relname as name from pg_index i join pg_class c on c.oid = i.indexrelid"
             " where i.indrelid = 'vectors'::regclass and c.relname like 'near\\_%%' and i.indisvalid"
@@ -96,8 +100,8 @@ class PostgresNeighbours:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
-        """A connection without a time limit, for the one proxy that works on a graph; None for the others."""
-        with self._store.server.connection() as connection:
+        """A connection without a statement timeout; None if another proxy works on this graph."""
+        with self._store.database.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:
                 yield None
@@ -116,7 +120,7 @@ class PostgresNeighbours:
         with self._alone(name) as connection:
             if connection is None:
                 return
-            # What an interrupted attempt left is not used by anyone.
+            # An interrupted attempt leaves an invalid index.
             connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
             connection.execute(
                 sql.SQL(
@@ -124,7 +128,7 @@ class PostgresNeighbours:
                     " where embedder = {} and namespace = {}"
                 ).format(sql.Identifier(name), sql.Literal(self._dim), self._embedder, namespace)
             )
-            _log.info("namespace %s has a graph now", namespace[:12])
+            _log.info("created a graph for namespace %s", namespace[:12])
 
     def _valid(self, name: str) -> bool:
         rows = self._rows(
@@ -135,4 +139,4 @@ class PostgresNeighbours:
         return bool(rows)
 
     def close(self) -> None:
-        """Nothing goes on in the background."""
+        """Do nothing: there is no background work."""

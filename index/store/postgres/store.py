@@ -1,141 +1,50 @@
-"""Stored responses and their vectors in PostgreSQL with pgvector, shared by any number of proxies."""
+"""The response store in PostgreSQL with pgvector, shared by any number of proxies."""
 
-import contextlib
-import functools
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import psycopg
+from kvproxy.index.store.postgres.database import PostgresDatabase
+from kvproxy.index.store.protocol import Capacity, StoredQuestion
+from kvproxy.index.store.row_codec import Cipher
+from kvproxy.index.store.sql_fragments import QUESTION, read_questions
+from kvproxy.index.store.sql_store import SqlStore
 
-from kvproxy.index.errors import StoreDamaged
-from kvproxy.index.store.entry_heads import HEAD, read_heads
-from kvproxy.index.store.postgres.server import PostgresServer
-from kvproxy.index.store.protocol import Capacity, Head
-from kvproxy.index.store.run import Run
-from kvproxy.index.store.sealing import Cipher, Row, Texts
-from kvproxy.index.store.sql import SqlStore
-
-_UNBOUNDED = Capacity()
+_UNLIMITED = Capacity()
 
 
 class PostgresStore(SqlStore):
-    """Responses on a server. Safe to use from several threads, and by several processes.
+    """Responses on a server. Thread-safe. All proxies on a server require the same capacity and keys.
 
     Args:
-        url: see `PostgresServer`.
+        url: see `PostgresDatabase`.
         clock: seconds since the epoch.
-        capacity: how large it may grow; every proxy should be given the same.
-        cipher: encrypts the texts; every proxy should be given the same keys.
+        capacity: the maximal size.
+        cipher: encrypts the texts; None stores them without encryption.
 
     Raises:
-        CacheStoreError: the server cannot be reached, or lacks pgvector; the message names the fix.
+        CacheStoreError: the server is not reachable, lacks pgvector, or has another schema.
     """
 
-    remote = True
-    _members = "id = any(:ids)"
-    _same_keys = "key = any(:keys)"
+    database: PostgresDatabase
 
     def __init__(
         self,
         url: str,
         *,
         clock: Callable[[], float] = time.time,
-        capacity: Capacity = _UNBOUNDED,
+        capacity: Capacity = _UNLIMITED,
         cipher: Cipher | None = None,
     ) -> None:
-        self.server = PostgresServer(url)
-        super().__init__(self.server.name, clock, capacity, Texts(cipher))
-        try:
-            self._check_keys()
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(PostgresDatabase(url), clock, capacity, cipher)
 
-    @contextlib.contextmanager
-    def _writing(self, *, lasting: bool = True) -> Iterator[Run]:
-        with self.condition.watch("write"), self.server.connection() as connection, connection.transaction():
-            if not lasting:
-                connection.execute("set local synchronous_commit = off")
-            # Writers of all proxies queue here, so that none sees half of another's work, and none deadlocks.
-            connection.execute("select 1 from totals for update")
-            yield _PostgresRun(connection)
-
-    def _query(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
-        with self.condition.watch("read"), self.server.connection() as connection:
-            return _rows(connection.execute(_placeholders(sql), values))
-
-    def near(self, nearest: str, values: Mapping[str, Any]) -> list[tuple[Head, float]]:
-        """The heads of entries with their scores, the highest first.
+    def near(self, nearest: str, values: Mapping[str, Any]) -> list[tuple[StoredQuestion, float]]:
+        """The questions of entries with their scores, highest first.
 
         Args:
-            nearest: a statement that gives `id` and `score`.
-            values: for it.
+            nearest: a statement that returns `id` and `score`.
+            values: its values.
         """
-        sql = f"select n.score, {HEAD} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
-        rows = self._query(sql, {**values, **self.now()})
-        return [(head, float(row["score"])) for row, head in read_heads(rows, self._texts)]
-
-    def _list(self, ids: Sequence[str]) -> list[str]:
-        return list(ids)
-
-    def _text(self, text: str) -> str:
-        # PostgreSQL's text cannot hold this character, which SQLite's can.
-        return text.replace("\x00", "")
-
-    def _vector(self, vector: np.ndarray) -> str:
-        return as_vector(vector)
-
-    def _disk_bytes(self) -> int:
-        sql = "select pg_total_relation_size('responses') + pg_total_relation_size('vectors') as bytes"
-        return int(self._query(sql, {})[0]["bytes"])
-
-    def check(self) -> int:
-        """Have every row of the responses read; how many there are.
-
-        Raises:
-            StoreDamaged: there are others than were counted.
-        """
-        sql = (
-            "select (select count(*) from responses where length(request) + length(response) >= 0) as held,"
-            " (select entries from totals) as counted"
-        )
-        row = self._query(sql, {})[0]
-        if row["held"] != row["counted"]:
-            raise StoreDamaged(
-                f"the store {self.name} counts {row['counted']} responses but holds {row['held']}: restore a backup"
-            )
-        return int(row["held"])
-
-    def close(self) -> None:
-        super().close()
-        self.server.close()
-
-
-class _PostgresRun:
-    def __init__(self, connection: psycopg.Connection[Row]) -> None:
-        self._connection = connection
-
-    def __call__(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
-        return _rows(self._connection.execute(_placeholders(sql), values))
-
-    def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
-        with self._connection.cursor() as cursor:
-            # Sent one behind the other, without waiting for each answer.
-            cursor.executemany(_placeholders(sql), values)
-
-
-def as_vector(vector: np.ndarray) -> str:
-    """A vector as pgvector reads it."""
-    return f"[{','.join(map(repr, vector.astype(np.float32).tolist()))}]"
-
-
-@functools.lru_cache(maxsize=256)
-def _placeholders(sql: str) -> bytes:
-    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql).encode()
-
-
-def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:
-    return cursor.fetchall() if cursor.description is not None else []
+        sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
+        rows = self.database.query(sql, {**values, **self.now()})
+        return [(question, float(row["score"])) for row, question in read_questions(rows, self._codec)]

@@ -1,6 +1,6 @@
-"""Whether the files of an open database still stand where they were opened.
+"""Detects that the files of an open SQLite database were deleted or replaced.
 
-A file that was deleted can be written to as long as it is open, and what is written is gone with the process.
+Writes to a deleted file succeed as long as it is open, and are lost with the process.
 """
 
 import contextlib
@@ -9,34 +9,33 @@ import sqlite3
 from pathlib import Path
 
 
-class PlacedFiles:
-    """The files of a database in SQLite's WAL mode.
+class DatabaseFiles:
+    """The files of a database in WAL mode.
 
     Args:
-        path: of the database; its log stands beside it.
-        writer: a connection to it that has read or written, so that the log is there.
+        path: of the database; its log has the suffix `-wal`.
+        writer: a connection that has read or written, so that the log exists.
     """
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
         self._path = path
         self._writer = writer
-        self._left = False
-        self._opened = self._found()
+        self._is_checkpointed = False
+        self._inodes = self._read_inodes()
 
     @property
-    def gone(self) -> bool:
+    def were_replaced(self) -> bool:
         """Whether the database or its log was deleted or replaced."""
-        return self._found() != self._opened
+        return self._read_inodes() != self._inodes
 
-    def leave(self) -> None:
-        """Move what stands in the log into the file that was moved away: SQLite would write it over the new one."""
+    def checkpoint(self) -> None:
+        """Move the log into the open database. SQLite would later write it over the new file at this path."""
         with contextlib.suppress(sqlite3.Error):
-            if not self._left:
-                self._left = True
+            if not self._is_checkpointed:
+                self._is_checkpointed = True
                 self._writer.execute("pragma wal_checkpoint(truncate)")
 
-    def _found(self) -> tuple[int, ...]:
-        """Which files stand at the database's path and at its log's: 0 for none."""
+    def _read_inodes(self) -> tuple[int, ...]:
         return tuple(_inode(f"{self._path}{suffix}") for suffix in ("", "-wal"))
 
 

@@ -1,7 +1,4 @@
-"""How the embedded engine answers each API: what it needs of a request, and how what it says is written, once.
-
-`codec.py` is the protocol, one file each implements it.
-"""
+"""Codecs of the embedded engine: they decode requests and encode responses of each API. `codec.py` is the interface."""
 
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.codecs.chat import ChatCodec
@@ -16,4 +13,4 @@ CODECS: dict[ApiName, Codec] = {
     "messages": MessagesCodec(),
     "responses": ResponsesCodec(),
 }
-"""By API; embeddings are missing, since the engine makes none."""
+"""The engine does not compute embeddings."""

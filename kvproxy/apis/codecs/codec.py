@@ -1,21 +1,26 @@
-"""What the embedded engine needs of an API: the request in the engine's terms, and a writer of what it says."""
+"""The interface of codecs between the wire formats and the embedded engine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from kvproxy.apis.codecs.output_formats import ToolUse
-from kvproxy.apis.json import JsonMap, JsonObject
+from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.generation import Delta, Grammar
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt that a chat template turns into text: messages and tools as OpenAI's chat has them."""
+    """A prompt for a chat template: messages and tools in the format of OpenAI's chat."""
 
     messages: tuple[JsonObject, ...]
     tools: tuple[JsonObject, ...] = ()
+
+    def to_chat(self) -> JsonObject:
+        """Return the fields of a chat request."""
+        messages: JsonObject = {"messages": list[Json](self.messages)}
+        return {**messages, "tools": list[Json](self.tools)} if self.tools else messages
 
 
 PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
@@ -24,16 +29,15 @@ PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """What a request asks of the engine. None leaves a choice to the model's recommendation.
+    """A request for the engine. None selects the model's recommended value.
 
     Attributes:
-        prompt: what to go on from.
-        echo: begin the answer with the prompt.
-        salt: requests with different salts never share blocks.
-        queue_priority: a lower one is served first.
-        grammar: what the answer must look like.
-        tools: which tools it may call.
-    The others: see `generation.SamplingParams`.
+        echo: begin the response with the prompt.
+        salt: requests with different salts share no blocks.
+        queue_priority: requests with a lower value run first.
+        grammar: format of the response.
+        tools: tools that the response may call.
+    For the other fields, see `generation.SamplingParams`.
     """
 
     prompt: PromptInput
@@ -56,38 +60,39 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt that a completion begins with: its text, and the text of its first token, which has no probability."""
+    """The echoed prompt of a completion: its text, and the text of its first token, which has no probability."""
 
     text: str
     first_token: str
 
 
 class ResponseEncoder(Protocol):
-    """Writes one answer in an API's form, as a stream or whole."""
+    """Encodes one response, as a stream or as one object."""
 
     def write(self, piece: Delta) -> Iterator[bytes]:
-        """Take a piece, and give the events that tell of it."""
+        """Add a piece, and return its events."""
 
     def end(self) -> Iterator[bytes]:
-        """The events after the last piece."""
+        """Return the events after the last piece."""
 
     def whole(self) -> JsonObject:
-        """The answer as one object, once all pieces were taken."""
+        """Return the response as one object, after the last piece."""
 
 
 class Codec(Protocol):
-    """One API in the engine's terms."""
+    """Decodes requests and encodes responses of one API."""
 
     def decode_prompt(self, body: JsonMap) -> PromptInput:
-        """The prompt of a request; raises InvalidRequest where it has parts that are no text."""
+        """Return the prompt. Raises InvalidRequest for parts other than text."""
 
     def decode(self, body: JsonMap) -> DecodedRequest:
-        """The request; raises InvalidRequest for what the engine cannot honour."""
+        """Decode a request. Raises InvalidRequest for fields that the engine does not support."""
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> ResponseEncoder:
-        """For one answer.
+        """Return an encoder for one response.
 
         Args:
-            model: the served model's name.
-            echo: what each completion begins with.
+            request: the request.
+            model: name of the served model.
+            echo: prefix of each completion.
         """

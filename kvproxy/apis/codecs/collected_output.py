@@ -1,4 +1,4 @@
-"""What the engine said so far, collected from its pieces."""
+"""Collects the output of the engine from its pieces."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from kvproxy.generation import Delta, FinishReason, TokenLogprob, ToolCall
 
 @dataclass(slots=True)
 class CollectedChoice:
-    """One answer to a prompt."""
+    """One completion of a prompt."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -21,13 +21,13 @@ class CollectedChoice:
 
 
 class CollectedOutput:
-    """All answers to one prompt.
+    """All completions of one prompt.
 
     Attributes:
-        choices: by index.
+        choices: completions by index.
         prompt_tokens: length of the prompt.
-        cached_tokens: how many of them were not computed.
-        prompt_logprobs: scores of the prompt's tokens from the second on, where they were asked for.
+        cached_tokens: prompt tokens that were not computed.
+        prompt_logprobs: scores of the prompt's tokens from the second one, if requested.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class CollectedOutput:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, piece: Delta) -> bool:
-        """Take a piece; whether its answer begins with it."""
-        begins = piece.index not in self.choices
+        """Add a piece; return whether it is the first piece of its completion."""
+        is_first = piece.index not in self.choices
         if not self.choices:
             self.prompt_tokens, self.cached_tokens = piece.usage.prompt_tokens, piece.usage.cached_tokens
             self.prompt_logprobs = piece.prompt_logprobs
@@ -48,14 +48,14 @@ class CollectedOutput:
         choice.calls += piece.calls
         choice.finish_reason = piece.finish_reason or choice.finish_reason
         choice.completion_tokens = piece.usage.completion_tokens
-        return begins
+        return is_first
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all answers together."""
+        """Tokens of all completions."""
         return sum(choice.completion_tokens for choice in self.choices.values())
 
     @property
     def first(self) -> CollectedChoice:
-        """The answer where there is only one."""
+        """The first completion."""
         return self.choices.get(0) or CollectedChoice()

@@ -1,18 +1,16 @@
-"""Completions of the embedded engine."""
+"""Codec of OpenAI's completions."""
 
-import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from kvproxy.apis.choices import includes_usage
-from kvproxy.apis.codecs import request_fields as reading
-from kvproxy.apis.codecs.chat import scores_of, usage_of
+from kvproxy.apis.codecs import request_fields as fields
+from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import DecodedRequest, Echo, PromptInput
-from kvproxy.apis.codecs.collected_output import CollectedChoice, CollectedOutput
+from kvproxy.apis.codecs.collected_output import CollectedChoice
 from kvproxy.apis.codecs.output_formats import json_format
 from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
-from kvproxy.apis.sse import DONE, event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, TokenLogprob
 
@@ -20,8 +18,6 @@ _DEFAULT_TOKENS = 16
 
 
 class CompletionsCodec:
-    """See `Codec`."""
-
     def decode_prompt(self, body: JsonMap) -> PromptInput:
         prompt = body.get("prompt")
         if isinstance(prompt, str):
@@ -32,27 +28,18 @@ class CompletionsCodec:
         return tuple(ids)
 
     def decode(self, body: JsonMap) -> DecodedRequest:
-        reading.check_engine(body)
+        fields.check_supported(body)
         check_integer(body, "logprobs", least=0, most=20)
-        limit = reading.integer(body, "max_tokens")
-        logprobs = reading.integer(body, "logprobs")
-        # An echo with log-probabilities scores the prompt too.
-        scores = [reading.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
-        return DecodedRequest(
-            self.decode_prompt(body),
+        limit = fields.integer(body, "max_tokens")
+        logprobs = fields.integer(body, "logprobs")
+        # An echo with log-probabilities scores the prompt as well.
+        scores = [fields.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
+        return replace(
+            fields.choices_request(body, self.decode_prompt(body)),
             max_tokens=_DEFAULT_TOKENS if limit is None else limit,
-            temperature=reading.number(body, "temperature"),
-            top_p=reading.number(body, "top_p"),
-            top_k=reading.integer(body, "top_k"),
-            seed=reading.integer(body, "seed"),
-            stop=reading.texts(body, "stop"),
             logprobs=logprobs,
             prompt_logprobs=max((count for count in scores if count is not None), default=None),
-            n=reading.integer(body, "n") or 1,
-            ignore_eos=bool(body.get("ignore_eos")),
             echo=bool(body.get("echo")),
-            salt=reading.salt(body),
-            queue_priority=reading.integer(body, "priority") or 0,
             grammar=json_format(body.get("response_format"), "response_format"),
         )
 
@@ -60,27 +47,17 @@ class CompletionsCodec:
         return CompletionsEncoder(request, model, echo)
 
 
-class CompletionsEncoder:
-    """See `ResponseEncoder`."""
-
+class CompletionsEncoder(ChoicesEncoder):
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
-        self._output = CollectedOutput()
+        super().__init__(request, model, f"cmpl-{request.request_id}", "text_completion", "text_completion")
         self._echo = echo
-        self._logprobs = reading.integer(request.body, "logprobs")
-        self._scores = reading.integer(request.body, "prompt_logprobs")
-        self._usage_asked = request.stream and includes_usage(request.body)
+        self._logprobs = fields.integer(request.body, "logprobs")
         self._offsets: dict[int, int] = {}
-        self._head: JsonObject = {
-            "id": f"cmpl-{request.request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece) and self._echo is not None:
             self._offsets[piece.index] = len(self._echo.text)
-            yield self._chunk(_choice(piece.index, self._echo.text, self._echoed(self._echo)))
+            yield self._chunk(_choice(piece.index, self._echo.text, self._echo_logprobs(self._echo)))
         logprobs: Json = None
         if piece.logprobs:
             at = self._offsets.get(piece.index, 0)
@@ -89,11 +66,8 @@ class CompletionsEncoder:
         if piece.text or piece.finish_reason or logprobs:
             yield self._chunk(_choice(piece.index, piece.text, logprobs, piece.finish_reason))
 
-    def _chunk(self, choice: JsonObject) -> bytes:
-        return event({**self._head, "choices": [choice], **({"usage": None} if self._usage_asked else {})})
-
-    def _echoed(self, echo: Echo) -> Json:
-        """The prompt's own log-probabilities; its first token has none."""
+    def _echo_logprobs(self, echo: Echo) -> Json:
+        """Return the prompt's log-probabilities; its first token has none."""
         if self._logprobs is None:
             return None
         rest = _logprobs(self._output.prompt_logprobs, len(echo.first_token), self._logprobs)
@@ -103,12 +77,7 @@ class CompletionsEncoder:
             "top_logprobs": [None],
             "text_offset": [0],
         }
-        return _joined(first, rest)
-
-    def end(self) -> Iterator[bytes]:
-        if self._usage_asked:
-            yield event({**self._head, "choices": [], "usage": usage_of(self._output)})
-        yield event(DONE)
+        return _concatenate(first, rest)
 
     def whole(self) -> JsonObject:
         choices: list[Json] = [self._whole(index, choice) for index, choice in sorted(self._output.choices.items())]
@@ -120,10 +89,10 @@ class CompletionsEncoder:
         whole = _choice(index, before + choice.text, None, choice.finish_reason)
         if self._logprobs is not None:
             own = _logprobs(choice.logprobs, len(before), self._logprobs)
-            echoed = None if echo is None else self._echoed(echo)
-            whole["logprobs"] = _joined(echoed, own) if isinstance(echoed, dict) else own
-        if self._scores is not None:
-            whole["prompt_logprobs"] = scores_of(self._output, self._scores)
+            echoed = None if echo is None else self._echo_logprobs(echo)
+            whole["logprobs"] = _concatenate(echoed, own) if isinstance(echoed, dict) else own
+        if self._prompt_logprobs is not None:
+            whole["prompt_logprobs"] = prompt_scores(self._output, self._prompt_logprobs)
         return whole
 
 
@@ -132,12 +101,12 @@ def _choice(index: int, text: str, logprobs: Json, finish_reason: str | None = N
 
 
 def _logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> JsonObject:
-    """Log-probabilities in the form of completions.
+    """Return log-probabilities in the format of completions.
 
     Args:
         items: the tokens.
-        at: where the first of them begins in the text.
-        count: how many alternatives to tell of.
+        at: offset of the first token in the text.
+        count: number of alternatives.
     """
     offsets: list[Json] = []
     for item in items:
@@ -151,7 +120,7 @@ def _logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> Json
     }
 
 
-def _joined(one: JsonObject, other: JsonObject) -> JsonObject:
+def _concatenate(one: JsonObject, other: JsonObject) -> JsonObject:
     joined: JsonObject = {}
     for name, values in one.items():
         more = other[name]

@@ -1,4 +1,4 @@
-"""What an answer must look like, in the engine's terms: JSON by a schema, and calls of tools."""
+"""Output formats for the engine: JSON schemas and tool calls."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ _ANY_OBJECT: JsonObject = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Which tools an answer may call.
+    """Tools that a response may call.
 
     Attributes:
-        schemas: the parameters' JSON schema of each tool that may be called, by name.
-        required: whether the answer must be a call; otherwise it may be text.
-        parallel: whether it may be several.
+        schemas: JSON schema of the parameters by tool.
+        required: whether the response must be a call; otherwise it may be text.
+        parallel: whether several calls are allowed.
     """
 
     schemas: dict[str, JsonObject]
@@ -25,10 +25,10 @@ class ToolUse:
 
 
 def json_format(kind: Json, param: str) -> Grammar | None:
-    """The grammar of a `response_format`, whose schema may lie one level deeper; None for text.
+    """Return the grammar of a `response_format`; None for text. Some APIs nest the schema one level deeper.
 
     Raises:
-        InvalidRequest: it is of no known kind, or has no schema.
+        InvalidRequest: the type is unknown, or the schema is missing.
     """
     name = None if kind is None else field(kind, "type")
     if kind is None or name == "text":
@@ -37,20 +37,20 @@ def json_format(kind: Json, param: str) -> Grammar | None:
         return Grammar("json_schema", dumps(_ANY_OBJECT).decode())
     if name != "json_schema":
         raise InvalidRequest(
-            f"the embedded engine has text, json_object and json_schema for {param}.type, and no other", param=param
+            f"{param}.type must be text, json_object or json_schema for the embedded engine", param=param
         )
     inner = field(kind, "json_schema")
     schema = field(kind if inner is None else inner, "schema")
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{param} of type json_schema needs a schema, an object", param=param)
+        raise InvalidRequest(f"{param} of type json_schema requires a schema, an object", param=param)
     return Grammar("json_schema", dumps(schema).decode())
 
 
 def tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
-    """The tools that a request of OpenAI's or Anthropic's form may call; None where it may call none.
+    """Return the tools that a request may call, in OpenAI's or Anthropic's format; None for no tools.
 
     Raises:
-        InvalidRequest: the choice is of no known kind, or names a tool that is not there.
+        InvalidRequest: the choice is unknown, or names a missing tool.
     """
     choice = body.get("tool_choice")
     kind = choice if isinstance(choice, str) else field(choice, "type")
@@ -64,24 +64,26 @@ def tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
         return ToolUse(schemas, required=True, parallel=parallel)
     name = field(choice, "name") or field(field(choice, "function"), "name")
     if kind not in ("function", "tool") or not isinstance(name, str):
-        raise InvalidRequest("tool_choice is auto, none, required, or names one of the tools", param="tool_choice")
+        raise InvalidRequest("tool_choice must be auto, none, required, or the name of a tool", param="tool_choice")
     if name not in schemas:
-        raise InvalidRequest(f"tool_choice names {name!r}, which is none of the tools", param="tool_choice")
+        raise InvalidRequest(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
     return ToolUse({name: schemas[name]}, required=True, parallel=False)
 
 
-def check_one_form(grammar: Grammar | None, tools: ToolUse | None, param: str) -> None:
-    """Refuse an answer that is to be JSON and may be a call as well: which of them it is could not be told."""
+def check_one_format(grammar: Grammar | None, tools: ToolUse | None, param: str) -> None:
+    """Reject JSON together with tool calls, since the response would be ambiguous."""
     if grammar is not None and tools is not None:
         raise InvalidRequest(
-            f"the embedded engine takes {param} or tools, not both: set tool_choice to none", param=param
+            f"the embedded engine supports {param} or tools, not both: set tool_choice to none", param=param
         )
 
 
 def _signature(tool: JsonObject) -> tuple[str, JsonObject]:
-    """A tool's name and the schema of its parameters, of a tool in chat's form."""
+    """Return the name and the schema of the parameters of a tool in chat's format."""
     function = field(tool, "function")
     name, schema = field(function, "name"), field(function, "parameters")
     if tool.get("type") != "function" or not isinstance(name, str) or not name:
-        raise InvalidRequest("the embedded engine knows tools of type function, each with a name", param="tools")
+        raise InvalidRequest(
+            "the embedded engine supports tools of type function only, each with a name", param="tools"
+        )
     return name, {**_ANY_OBJECT, **schema} if isinstance(schema, dict) else _ANY_OBJECT

@@ -1,12 +1,15 @@
-"""Fields of a request in the engine's terms, and the fields that the engine cannot honour."""
+"""Reads the fields of a request, and rejects the fields that the engine does not support."""
 
+from dataclasses import replace
+
+from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput
 from kvproxy.apis.fields import check_flag, check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import InvalidRequest
 
-_MOST_ANSWERS = 128
-# Fields that would change the answer and that the engine does not have, with the values that mean "not used".
-_ABSENT: dict[str, tuple[Json, ...]] = {
+_MAX_COMPLETIONS = 128
+# Unsupported fields that change the response, with the values that disable them.
+_UNSUPPORTED: dict[str, tuple[Json, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
@@ -36,45 +39,48 @@ _ABSENT: dict[str, tuple[Json, ...]] = {
 }
 
 
-def check_engine(body: JsonMap) -> None:
-    """Refuse what the engine does not have, and values out of its range; raises InvalidRequest."""
-    for name, unused in _ABSENT.items():
-        if body.get(name) is not None and body[name] not in unused:
-            raise InvalidRequest(f"the embedded engine has no {name}: leave it out, or use --upstream", param=name)
+def check_supported(body: JsonMap) -> None:
+    """Reject unsupported fields, and values out of range. Raises InvalidRequest."""
+    for name, disabled in _UNSUPPORTED.items():
+        if body.get(name) is not None and body[name] not in disabled:
+            raise _unsupported(name)
     check_integer(body, "top_k", least=-1, most=2**31 - 1)
     check_integer(body, "seed", least=-(2**63), most=2**64 - 1)
     check_integer(body, "priority", least=-(2**31), most=2**31 - 1)
-    check_integer(body, "n", least=1, most=_MOST_ANSWERS)
+    check_integer(body, "n", least=1, most=_MAX_COMPLETIONS)
     check_integer(body, "prompt_logprobs", least=0, most=20)
     check_flag(body, "ignore_eos")
     check_flag(body, "echo")
     if body.get("stream") and body.get("prompt_logprobs") is not None:
-        raise InvalidRequest("prompt_logprobs come with whole answers only: leave out stream", param="prompt_logprobs")
+        raise InvalidRequest("prompt_logprobs are not available in streams: remove stream", param="prompt_logprobs")
     if not isinstance(body.get("cache_salt"), str | None):
-        raise InvalidRequest("cache_salt is a text", param="cache_salt")
+        raise InvalidRequest("cache_salt must be a text", param="cache_salt")
 
 
-def refuse(body: JsonMap, names: tuple[str, ...]) -> None:
-    """Refuse fields that the engine cannot honour, whatever their value."""
+def reject(body: JsonMap, names: tuple[str, ...]) -> None:
+    """Reject unsupported fields with any value."""
     for name in names:
         if body.get(name):
-            raise InvalidRequest(f"the embedded engine has no {name}: leave it out, or use --upstream", param=name)
+            raise _unsupported(name)
+
+
+def _unsupported(name: str) -> InvalidRequest:
+    return InvalidRequest(f"the embedded engine does not support {name}: remove it, or use --upstream", param=name)
 
 
 def integer(body: JsonMap, name: str) -> int | None:
-    """A whole number that was checked before."""
+    """Return a whole number that is already checked."""
     value = body.get(name)
     return value if isinstance(value, int) else None
 
 
 def number(body: JsonMap, name: str) -> float | None:
-    """A number that was checked before."""
     value = body.get(name)
     return float(value) if isinstance(value, int | float) else None
 
 
 def texts(body: JsonMap, name: str) -> tuple[str, ...]:
-    """A text or a list of texts that was checked before."""
+    """Return a text or a list of texts that is already checked."""
     value = body.get(name)
     if isinstance(value, str):
         return (value,)
@@ -82,18 +88,40 @@ def texts(body: JsonMap, name: str) -> tuple[str, ...]:
 
 
 def salt(body: JsonMap) -> str | None:
-    """The request's cache salt."""
     value = body.get("cache_salt")
     return value if isinstance(value, str) else None
 
 
+def base_request(body: JsonMap, prompt: PromptInput) -> DecodedRequest:
+    """Decode the fields of all APIs."""
+    return DecodedRequest(
+        prompt,
+        temperature=number(body, "temperature"),
+        top_p=number(body, "top_p"),
+        salt=salt(body),
+        queue_priority=integer(body, "priority") or 0,
+    )
+
+
+def choices_request(body: JsonMap, prompt: PromptInput) -> DecodedRequest:
+    """Decode the common fields of chat and completions."""
+    return replace(
+        base_request(body, prompt),
+        top_k=integer(body, "top_k"),
+        seed=integer(body, "seed"),
+        stop=texts(body, "stop"),
+        n=integer(body, "n") or 1,
+        ignore_eos=bool(body.get("ignore_eos")),
+    )
+
+
 def only_text(param: str) -> InvalidRequest:
-    """The error for a prompt with parts that are no text."""
-    return InvalidRequest("the embedded engine takes text only: send text parts, or use --upstream", param=param)
+    """Return the error for a prompt with parts other than text."""
+    return InvalidRequest("the embedded engine supports text only: send text parts, or use --upstream", param=param)
 
 
-def flat(message: JsonObject) -> JsonObject:
-    """A chat message with its content as one text, which is what chat templates take."""
+def with_text_content(message: JsonObject) -> JsonObject:
+    """Return a chat message with its content as one text, for chat templates."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": content or ""}

@@ -1,12 +1,13 @@
-"""OpenAI's Responses of the embedded engine. Nothing is remembered between requests."""
+"""Codec of OpenAI's Responses, without state between requests."""
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
-from kvproxy.apis.codecs import request_fields as reading
+from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
-from kvproxy.apis.codecs.output_formats import check_one_form, json_format, tool_use
+from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import event
@@ -14,34 +15,30 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, ToolCall
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_REMEMBERED = ("previous_response_id", "conversation", "background", "prompt")
+_STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
 class ResponsesCodec:
-    """See `Codec`."""
-
     def decode_prompt(self, body: JsonMap) -> Conversation:
-        given, instructions = body.get("input"), body.get("instructions")
-        asked: list[JsonObject] = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given)
+        source, instructions = body.get("input"), body.get("instructions")
+        items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
         first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
         tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
-        return Conversation((*first, *map(_turn, asked)), tuple(tools))
+        return Conversation((*first, *map(_message, items)), tuple(tools))
 
     def decode(self, body: JsonMap) -> DecodedRequest:
-        reading.check_engine(body)
-        reading.refuse(body, _REMEMBERED)
-        form, grammar = self.decode_prompt(body), json_format(field(body.get("text"), "format"), "text.format")
-        if strange := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
-            raise InvalidRequest(f"the embedded engine has no {min(strange)} tools: use --upstream", param="tools")
-        tools = tool_use(body, form.tools)
-        check_one_form(grammar, tools, "text.format")
-        return DecodedRequest(
-            form,
-            max_tokens=reading.integer(body, "max_output_tokens"),
-            temperature=reading.number(body, "temperature"),
-            top_p=reading.number(body, "top_p"),
-            salt=reading.salt(body),
-            queue_priority=reading.integer(body, "priority") or 0,
+        fields.check_supported(body)
+        fields.reject(body, _STATEFUL)
+        prompt, grammar = self.decode_prompt(body), json_format(field(body.get("text"), "format"), "text.format")
+        if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
+            raise InvalidRequest(
+                f"the embedded engine does not support {min(unknown)} tools: use --upstream", param="tools"
+            )
+        tools = tool_use(body, prompt.tools)
+        check_one_format(grammar, tools, "text.format")
+        return replace(
+            fields.base_request(body, prompt),
+            max_tokens=fields.integer(body, "max_output_tokens"),
             grammar=grammar,
             tools=tools,
         )
@@ -51,46 +48,43 @@ class ResponsesCodec:
 
 
 class ResponsesEncoder:
-    """See `ResponseEncoder`."""
-
     def __init__(self, request: ApiRequest, model: str) -> None:
         self._output = CollectedOutput()
-        self._next = 0
-        self._speaks = False
+        self._sequence_number = 0
+        self._has_text = False
         self._item_id = f"msg_{request.request_id}"
-        self._begun = _response(request, model)
+        self._start = _response(request, model)
         self._at: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
             for name in ("response.created", "response.in_progress"):
-                yield self._event(name, {"response": self._begun})
+                yield self._event(name, {"response": self._start})
         if piece.text:
-            if not self._speaks:
-                yield from self._speak()
+            if not self._has_text:
+                yield from self._start_text()
             yield self._event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
         first = len(self._output.first.calls) - len(piece.calls)
         for place, call in enumerate(piece.calls, first):
             item = self._call(place, call)
             at: JsonObject = {"item_id": item["id"], "output_index": place}
-            emptied: JsonObject = {**item, "arguments": "", "status": "in_progress"}
-            yield self._event("response.output_item.added", {"output_index": place, "item": emptied})
+            start: JsonObject = {**item, "arguments": "", "status": "in_progress"}
+            yield self._event("response.output_item.added", {"output_index": place, "item": start})
             yield self._event("response.function_call_arguments.delta", {**at, "delta": call.arguments})
             done: JsonObject = {**at, "name": call.name, "arguments": call.arguments}
             yield self._event("response.function_call_arguments.done", done)
             yield self._event("response.output_item.done", {"output_index": place, "item": item})
 
-    def _speak(self) -> Iterator[bytes]:
-        """The events before the first text."""
-        self._speaks = True
+    def _start_text(self) -> Iterator[bytes]:
+        self._has_text = True
         yield self._event("response.output_item.added", {"output_index": 0, "item": self._item("in_progress", [])})
         yield self._event("response.content_part.added", {**self._at, "part": _part("")})
 
     def end(self) -> Iterator[bytes]:
         whole, text = self.whole(), self._output.first.text
         if not self._output.first.calls:
-            if not self._speaks:
-                yield from self._speak()
+            if not self._has_text:
+                yield from self._start_text()
             yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
             yield self._event("response.content_part.done", {**self._at, "part": _part(text)})
             (item,) = objects(whole["output"])
@@ -98,41 +92,41 @@ class ResponsesEncoder:
         yield self._event(f"response.{whole['status']}", {"response": whole})
 
     def whole(self) -> JsonObject:
-        said = self._output.first
-        status = "incomplete" if said.finish_reason == "length" else "completed"
-        why: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        calls: list[Json] = [self._call(place, call) for place, call in enumerate(said.calls)]
-        ended: JsonObject = {
+        output = self._output.first
+        status = "incomplete" if output.finish_reason == "length" else "completed"
+        details: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        calls: list[Json] = [self._call(place, call) for place, call in enumerate(output.calls)]
+        end: JsonObject = {
             "status": status,
-            "incomplete_details": why,
-            "output": calls or [self._item(status, [_part(said.text)])],
+            "incomplete_details": details,
+            "output": calls or [self._item(status, [_part(output.text)])],
             "usage": self._usage(),
         }
-        return {**self._begun, **ended}
+        return {**self._start, **end}
 
     def _call(self, place: int, call: ToolCall) -> JsonObject:
-        """A call as an item of the output; a call is never beside text."""
+        """Return a call as an output item. A response has calls or text, not both."""
         names: JsonObject = {"id": f"fc_{self._item_id}-{place}", "call_id": f"call_{self._item_id}-{place}"}
         return {
             **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,
         }  # fmt: skip
 
     def _event(self, name: str, data: JsonObject) -> bytes:
-        written = event({"type": name, "sequence_number": self._next, **data}, name)
-        self._next += 1
-        return written
+        encoded = event({"type": name, "sequence_number": self._sequence_number, **data}, name)
+        self._sequence_number += 1
+        return encoded
 
     def _item(self, status: str, content: list[Json]) -> JsonObject:
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _usage(self) -> JsonObject:
-        said = self._output
+        output = self._output
         return {
-            "input_tokens": said.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": said.cached_tokens},
-            "output_tokens": said.completion_tokens,
+            "input_tokens": output.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": output.cached_tokens},
+            "output_tokens": output.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": said.prompt_tokens + said.completion_tokens,
+            "total_tokens": output.prompt_tokens + output.completion_tokens,
         }
 
 
@@ -141,8 +135,8 @@ def _tool(tool: JsonObject) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def _turn(item: JsonObject) -> JsonObject:
-    """One item of the input as a chat message."""
+def _message(item: JsonObject) -> JsonObject:
+    """Convert an input item to a chat message."""
     match item.get("type", "message"):
         case "message":
             role = "system" if item.get("role") == "developer" else item.get("role")
@@ -154,7 +148,8 @@ def _turn(item: JsonObject) -> JsonObject:
         case "function_call_output":
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))}
     raise InvalidRequest(
-        f"the embedded engine takes no {item.get('type')!r} items: send messages, or use --upstream", param="input"
+        f"the embedded engine does not support {item.get('type')!r} items: send messages, or use --upstream",
+        param="input",
     )
 
 
@@ -163,9 +158,9 @@ def _text(content: Json) -> str:
         return content
     parts = objects(content)
     if not isinstance(content, list) or len(parts) < len(content):
-        raise reading.only_text("input")
+        raise fields.only_text("input")
     if any(part.get("type") not in _TEXT_PARTS for part in parts):
-        raise reading.only_text("input")
+        raise fields.only_text("input")
     return "".join(str(part.get("text", "")) for part in parts)
 
 
@@ -174,7 +169,7 @@ def _part(text: str) -> JsonObject:
 
 
 def _response(request: ApiRequest, model: str) -> JsonObject:
-    """The object as it stands before the first word."""
+    """Return the response before the first token."""
     body = request.body
     return {
         "id": f"resp_{request.request_id}",

@@ -1,42 +1,42 @@
-"""Orders of eviction other than LRU, and the queue that lets the pool follow them."""
+"""Eviction policies other than LRU, and the free queues that apply them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kvproxy.blocks.block import Block
-from kvproxy.blocks.free_queue import FreeBlockQueue, FreeQueue
+from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.free_queue import FreeKVCacheBlockQueue, FreeQueue
 from kvproxy.blocks.policies.arc import ARC
 from kvproxy.blocks.policies.lfu import LFU
-from kvproxy.blocks.policies.order import Order
-from kvproxy.blocks.policies.priority import PriorityQueue
-from kvproxy.blocks.policies.queue import PolicyQueue
+from kvproxy.blocks.policies.policy import EvictionPolicy
+from kvproxy.blocks.policies.policy_queue import PolicyQueue
+from kvproxy.blocks.policies.priority_queue import PriorityQueue
 from kvproxy.blocks.policies.s3fifo import S3FIFO
 
-ORDERS: dict[str, Callable[[int], Order[Any]]] = {"lfu": LFU, "s3fifo": S3FIFO, "arc": ARC}
+POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"lfu": LFU, "s3fifo": S3FIFO, "arc": ARC}
 
-__all__ = ["ORDERS", "Order", "PolicyQueue", "PriorityQueue", "make_queue", "queue_maker"]
+__all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory"]
 
 
-def make_queue(policy: str, blocks: Iterable[Block], capacity: int) -> FreeQueue:
-    """A queue of idle blocks that follows a policy.
+def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> FreeQueue:
+    """Create a free queue.
 
     Args:
-        policy: lru, or a name of `ORDERS`.
-        blocks: idle blocks to begin with.
-        capacity: blocks of the pool, from which some policies size their lists.
+        policy: lru, or a key of `POLICIES`.
+        blocks: the initial free blocks.
+        capacity: blocks in the pool; some policies derive the sizes of their lists from it.
 
     Raises:
         ValueError: the policy is unknown.
     """
     if policy == "lru":
-        return FreeBlockQueue(blocks)
-    if policy not in ORDERS:
-        raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(ORDERS)}")
-    return PolicyQueue(ORDERS[policy](capacity), blocks)
+        return FreeKVCacheBlockQueue(blocks)
+    if policy not in POLICIES:
+        raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(POLICIES)}")
+    return PolicyQueue(POLICIES[policy](capacity), blocks)
 
 
-def queue_maker(policy: str, capacity: int, *, priorities: bool) -> Callable[[Iterable[Block]], FreeQueue]:
-    """What builds a queue of a policy from idle blocks; with `priorities`, one such queue for each priority."""
+def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[Iterable[KVCacheBlock]], FreeQueue]:
+    """Return a function from free blocks to a queue; with `priorities`, a queue for each priority."""
     if priorities:
         return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
     return lambda blocks: make_queue(policy, blocks, capacity)

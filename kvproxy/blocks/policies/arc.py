@@ -1,13 +1,13 @@
-"""Adaptive replacement: recent against frequent keys."""
+"""ARC: adaptive replacement of recent and frequent keys."""
 
 from collections import OrderedDict
 from typing import Generic
 
-from kvproxy.blocks.policies.order import Key
+from kvproxy.blocks.policies.policy import Key
 
 
 class ARC(Generic[Key]):
-    """Recent and frequent keys in two lists whose balance follows the ghosts that come back (Megiddo, FAST 2003)."""
+    """Lists of recent and frequent keys, balanced by hits in their ghost lists (Megiddo and Modha, FAST 2003)."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -1,14 +1,14 @@
-"""Least often used first."""
+"""LFU: least frequently used first."""
 
 import heapq
 from collections import OrderedDict
 from typing import Generic
 
-from kvproxy.blocks.policies.order import Key
+from kvproxy.blocks.policies.policy import Key
 
 
 class LFU(Generic[Key]):
-    """Least often used first, then least recently; counts end with the key's stay."""
+    """Least frequently used first, then least recently; eviction resets a key's count."""
 
     def __init__(self, capacity: int) -> None:
         self._uses: dict[Key, int] = {}

@@ -1,13 +1,13 @@
-"""S3-FIFO: a small queue in which newcomers must prove themselves, and a main one."""
+"""S3-FIFO: a small queue for new keys, and a main queue for keys that were hit."""
 
 from collections import OrderedDict, deque
 from typing import Generic
 
-from kvproxy.blocks.policies.order import Key
+from kvproxy.blocks.policies.policy import Key
 
 
 class S3FIFO(Generic[Key]):
-    """Three queues (Yang et al., SOSP 2023): newcomers must be used again in a small one to enter the main one."""
+    """Small, main, and ghost queues: a new key enters the main queue if it is hit in the small one (Yang et al., SOSP 2023)."""
 
     SMALL_SHARE = 0.1
 
@@ -31,14 +31,14 @@ class S3FIFO(Generic[Key]):
             self._small.append(key)
 
     def remove(self, key: Key) -> None:
-        # A hit leaves the key's place in its queue as it is; it only may not be given up while in use.
+        # A hit does not move the key, but a key in use must not be evicted.
         self._busy.add(key)
         self._uses[key] = min(3, self._uses[key] + 1)
 
     def pop(self) -> Key:
         if len(self._uses) == len(self._busy):
             raise LookupError
-        passed = 0  # busy keys in a row: once the main queue has been gone around, the idle ones are in the small one
+        passed = 0  # consecutive keys in use: after a full turn of the main queue, only the small queue has idle keys
         while True:
             large = len(self._small) > self.SMALL_SHARE * self._capacity
             from_small = bool(self._small) and (large or passed >= len(self._main))
@@ -63,7 +63,7 @@ class S3FIFO(Generic[Key]):
             self._ghosts.popitem(last=False)
 
     def restore(self, key: Key) -> None:
-        # To the back: at the front it would be passed again at every eviction until its children have gone.
+        # Append: at the front, every eviction would pop the key again until its children are evicted.
         self._ghosts.pop(key, None)
         self._uses[key] = 0
         self._main.append(key)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.health import is_device_error
@@ -14,7 +14,7 @@ from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix, seal
+from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix, write_header
 
 _log = logging.getLogger("kvproxy")
 
@@ -100,14 +100,14 @@ class ChunkSaver:
         """
         for sequence in sequences:
             for name, blocks in self._unsaved_chunks(sequence):
-                if self._chain.wants(name.key) and not self._save_chunk(name, blocks):
+                if self._chain.should_save(name.key) and not self._save_chunk(name, blocks):
                     break
                 sequence.num_saved_chunks += 1
 
     def request_finished(self, sequence: SequenceState) -> None:
         """Count the unsaved chunks of a finished sequence as dropped."""
         for name, _ in self._unsaved_chunks(sequence):
-            self._chain.drop(name.key)
+            self._chain.count_dropped(name.key)
 
     def _unsaved_chunks(self, sequence: SequenceState) -> Iterator[tuple[ChunkName, list[int]]]:
         first = sequence.num_saved_chunks
@@ -116,7 +116,7 @@ class ChunkSaver:
         num_complete = cacheable // self._transfer.chunk_tokens
         if num_complete <= first:
             return
-        table = self._manager.block_ids(sequence.cache_request.id)
+        table = self._manager.get_block_ids(sequence.cache_request.id)[0]
         width = self._transfer.chunk_tokens // self._manager.block_size
         for at, name in enumerate(self._transfer.names(sequence.cache_request, first, num_complete), first):
             yield name, table[at * width : (at + 1) * width]
@@ -135,7 +135,7 @@ class ChunkSaver:
 
         def finish() -> None:
             wait()
-            seal(buffer, name)
+            write_header(buffer, name)
 
         accepted = self._chain.save(name.key, buffer, finish)
         if not accepted:

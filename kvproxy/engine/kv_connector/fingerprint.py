@@ -6,7 +6,7 @@ import json
 import torch
 import xxhash
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.settings import EngineSettings
 

@@ -26,7 +26,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.codec import ChunkName, unseal
+from kvproxy.tiers.codec import ChunkName, read_payload
 
 _NUM_READERS = 2
 _log = logging.getLogger("kvproxy")
@@ -190,7 +190,7 @@ class TierConnector:
             for name in load.names:
                 if load.is_cancelled:
                     break
-                payload = self.chain.load(name.key, lambda data, name=name: unseal(data, name))  # type: ignore[misc]
+                payload = self.chain.load(name.key, lambda data, name=name: read_payload(data, name))  # type: ignore[misc]
                 if payload is None:
                     break
                 load.payloads.append(payload)
@@ -223,7 +223,7 @@ class TierConnector:
         size, block_size = self._chunk_tokens, self._manager.block_size
         chunk_start = load.loaded_until // size * size
         end = min(chunk_start + size, load.end)
-        table = self._manager.block_ids(load.sequence.cache_request.id)
+        table = self._manager.get_block_ids(load.sequence.cache_request.id)[0]
         blocks = table[load.loaded_until // block_size : end // block_size]
         self._transfer.write(payload, blocks, (load.loaded_until - chunk_start) // block_size)
         load.loaded_until = end

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvproxy.blocks.groups import GroupKind, GroupSpec, Kept
+from kvproxy.blocks.single_type_manager import CachedWindows, GroupKind, GroupSpec
 
 Position = TypeVar("Position", int, torch.Tensor)
 GROUP_KINDS: dict[str, GroupKind] = {
@@ -37,9 +37,9 @@ class LayerGroup:
     reach: int = 0
     layers: tuple[int, ...] = ()
 
-    def spec(self, block_size: int, kept: Kept = "all") -> GroupSpec:
+    def spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
         """Return the group's description for the block cache."""
-        return GroupSpec(self.kind, block_size, self.reach, kept if self.kind == "sliding_window" else "all")
+        return GroupSpec(self.kind, block_size, self.reach, cached_windows if self.kind == "sliding_window" else "all")
 
     def first_visible(self, position: Position) -> Position:
         """Return the first position that a token at `position` attends to."""

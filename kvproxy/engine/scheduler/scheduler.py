@@ -105,7 +105,9 @@ class Scheduler:
             if self._tiers and self._tiers.is_loading_prefix(sequence, computed.num_tokens):
                 continue
             # Admitting a prompt that fits only in part would preempt running sequences again and again.
-            if not self.manager.has_room(sequence.cache_request, computed, self._chunked_prefill.max_step_tokens):
+            if not self.manager.can_fit_full_sequence(
+                sequence.cache_request, computed, self._chunked_prefill.max_step_tokens
+            ):
                 return
             self.waiting.remove(sequence)
             matched = self._tiers.num_matched_tokens(sequence, computed.num_tokens) if self._tiers else 0
@@ -122,7 +124,7 @@ class Scheduler:
                 return count
         cache_request = sequence.cache_request
         count = self._chunked_prefill.num_new_tokens(sequence, cache_request.num_computed_tokens, budget)
-        while self.manager.allocate_slots(cache_request, count, delay_caching=True) is None:
+        while self.manager.allocate_slots(cache_request, count, delay_cache_blocks=True) is None:
             # Sequences at the end of the list are not part of this step yet, so none of their blocks is pending.
             victim = self.running[-1]
             self._preempt(victim)
@@ -138,7 +140,7 @@ class Scheduler:
         if not drafts or self.manager.allocate_slots(cache_request, 1, num_lookahead_tokens=len(drafts)) is None:
             return 0
         tokens = [*cache_request.tokens[start:], *drafts]
-        span = TokenSpan(tokens, start, self.manager.tables(cache_request.id), len(drafts), sequence.lora_id)
+        span = TokenSpan(tokens, start, self.manager.get_block_ids(cache_request.id), len(drafts), sequence.lora_id)
         output.prefills.append((sequence, span))
         cache_request.num_computed_tokens += 1
         self.waiting.charge(sequence, 1)
@@ -160,15 +162,15 @@ class Scheduler:
         self._tiers.start_load(sequence, computed.num_tokens, end, count_as_cached=is_first_run)
 
     def _allocate(self, sequence: SequenceState, computed: ComputedBlocks, count: int) -> None:
-        blocks = self.manager.allocate_slots(sequence.cache_request, count, computed, delay_caching=True)
-        assert blocks is not None, "has_room counted too few blocks"
+        blocks = self.manager.allocate_slots(sequence.cache_request, count, computed, delay_cache_blocks=True)
+        assert blocks is not None, "can_fit_full_sequence counted too few blocks"
         sequence.mark_scheduled(computed.num_tokens)
 
     def _add_span(self, sequence: SequenceState, count: int, output: SchedulerOutput) -> None:
         cache_request = sequence.cache_request
         start = cache_request.num_computed_tokens
         tokens = cache_request.tokens[start : start + count]
-        span = TokenSpan(tokens, start, self.manager.tables(cache_request.id), lora_id=sequence.lora_id)
+        span = TokenSpan(tokens, start, self.manager.get_block_ids(cache_request.id), lora_id=sequence.lora_id)
         (output.decodes if count == 1 and start else output.prefills).append((sequence, span))
         cache_request.num_computed_tokens += count
         # Cached before the step runs: a step writes all keys and values before it reads any.

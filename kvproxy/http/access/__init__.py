@@ -1,1 +1,1 @@
-"""Who may do what: `rules.py` decides, `guard.py` and `clients.py` stand in front of the routes."""
+"""Authentication, access rules, and quotas. `rules.py` decides; `guard.py` and `clients.py` are the middleware."""

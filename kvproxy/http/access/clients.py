@@ -1,4 +1,4 @@
-"""Who asks: a client is known by its key. Requests without one are turned away where there are clients."""
+"""Clients and their keys. If the proxy has clients, requests without a key are rejected."""
 
 import logging
 import time
@@ -19,47 +19,49 @@ from kvproxy.settings.clients import CLIENT, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
 _OWN = ("/health", "/ready", "/metrics", "/admin", "/ui")
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
 
 class Clients:
-    """The clients of one proxy; a file that `kvproxy keys` changed is read again within a second."""
+    """The clients of a proxy. Changes by `kvproxy keys` are read within a second."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._changed = self._stamp()
-        self._looked = time.monotonic()
+        self._changed = self._version()
+        self._checked = time.monotonic()
         self._known = {each.key_sha256: each for each in all_clients(settings)}
         self._closed = is_closed(settings)
 
     @property
     def any(self) -> bool:
-        """Whether there are clients, or were some, so that nobody else may ask.
+        """Whether requests require a key.
 
-        A file that is deleted, or whose last client is removed, must not open to everybody what was closed.
+        A proxy that had clients stays closed if its file is deleted or its last client is removed.
         """
-        self._follow()
+        self._reload()
         return self._closed
 
-    def _follow(self) -> None:
+    def _reload(self) -> None:
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._checked < _CHECK_SECONDS:
             return
-        self._looked, stamp = now, self._stamp()
+        self._checked, stamp = now, self._version()
         if stamp == self._changed:
             return
         try:
             self._known = {each.key_sha256: each for each in all_clients(self._settings)}
             self._changed = stamp
             if self._closed and not self._known:
-                _log.warning("there are no clients any more, so nobody is served: kvproxy keys add NAME makes one")
+                _log.warning(
+                    "there are no clients any more, so all requests are rejected: add one with kvproxy keys add NAME"
+                )
             self._closed = self._closed or is_closed(self._settings)
         except SettingsError as error:
-            _log.error("the clients stay as they were: %s", error)
+            _log.error("the clients were not reloaded: %s", error)
 
-    def _stamp(self) -> tuple[int, int]:
-        """Another one for each content of the file: its time alone may be the same for two that follow each other closely."""
+    def _version(self) -> tuple[int, int]:
+        """Identifies the version of the file. Its time alone may be equal for two changes in quick succession."""
         try:
             status = clients_file(self._settings.data).stat()
         except OSError:
@@ -67,14 +69,14 @@ class Clients:
         return status.st_mtime_ns, status.st_ino
 
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
-        """The client whose key one of the headers holds."""
+        """The client whose key is in one of the headers."""
         for name, value in headers:
             if name in KEY_HEADERS and (client := self._known.get(digest(_key(value)))) is not None:
                 return client
         return None
 
     def stored_bytes(self, tenant: str) -> int | None:
-        """Bytes of stored answers that a tenant may have; None where nothing bounds them."""
+        """Limit of the stored bytes of a tenant; None without a limit."""
         if not tenant.startswith(CLIENT):
             return None
         name = tenant.removeprefix(CLIENT)
@@ -101,9 +103,9 @@ class ClientGuard:
             return
         client = self._clients.identify(Request(scope).headers.items())
         if is_own(scope["path"]):
-            # The operator's own, who may ask in the name of a client: `explain --api-key`.
+            # The operator may act for a client: `explain --api-key`.
             if client is not None:
-                _take_key(scope, client)
+                _authenticate(scope, client)
             await self._app(scope, receive, send)
             return
         if client is None:
@@ -112,10 +114,10 @@ class ClientGuard:
             )
             await failed(refused)(scope, receive, send)
             return
-        _take_key(scope, client)
+        _authenticate(scope, client)
         quota = self._quotas.of(client)
 
-        async def told(message: Message) -> None:
+        async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.client(client.name, message["status"])
                 if limits := quota.headers():
@@ -125,15 +127,15 @@ class ClientGuard:
         try:
             with quota.request() as account:
                 exchange_of(scope).account = account
-                await self._app(scope, receive, told)
+                await self._app(scope, receive, labelled)
         except TooMany as error:
-            # It comes from the quota: what the app raises has become an answer before it gets here.
+            # Raised by the quota. Errors of the app are responses already.
             self._metrics.refused(error)
-            await failed(error)(scope, receive, told)
+            await failed(error)(scope, receive, labelled)
 
 
-def _take_key(scope: Scope, client: ClientSettings) -> None:
-    """Note whose request it is, without the key: an upstream has no use for it, and must not learn it."""
+def _authenticate(scope: Scope, client: ClientSettings) -> None:
+    """Set the client of the exchange, and remove its key from the headers: upstreams must not receive it."""
     exchange_of(scope).client = client
     own = [name.encode() for name in KEY_HEADERS]
     scope["headers"] = [
@@ -144,5 +146,5 @@ def _take_key(scope: Scope, client: ClientSettings) -> None:
 
 
 def is_own(path: str) -> bool:
-    """Whether a path belongs to this proxy and its operator. It needs no client's key, and is never forwarded."""
+    """Whether a path belongs to the proxy itself. It requires no client's key, and is never forwarded."""
     return path in _OWN or path.startswith(("/admin/", "/ui/"))

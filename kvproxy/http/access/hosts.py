@@ -1,14 +1,14 @@
-"""Names by which a proxy is reached: whether one is this machine's alone, or could be anybody's."""
+"""Classification of host names: loopback, private, or public."""
 
 from functools import lru_cache
 from ipaddress import ip_address
 
-# Nobody can register a name under these (RFC 2606, 6761, 6762, 8375), so no page can be served from one that is rebound.
+# Names under these suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.
 _PRIVATE = (".localhost", ".local", ".internal", ".localdomain", ".lan", ".home.arpa", ".test", ".invalid")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Whether an address is reachable from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -17,7 +17,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_public_name(host: str) -> bool:
-    """Whether a host is a name that somebody could register: no address, no name without a dot, none under a private suffix."""
+    """Whether a host is a public DNS name: not an address, with a dot, and without a private suffix."""
     try:
         ip_address(host)
     except ValueError:

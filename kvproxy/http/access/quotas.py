@@ -1,21 +1,21 @@
-"""What each client may use: requests and tokens a minute, and requests at once."""
+"""Quotas of clients: requests and tokens per minute, and concurrent requests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvproxy.errors import TooLarge, TooMany
-from kvproxy.http.access.buckets import Bucket
 from kvproxy.http.metrics import Metrics
 from kvproxy.settings.clients import ClientSettings
+from kvproxy.token_bucket import TokenBucket
 
 
 class Quota:
-    """What one client has used. It lasts as long as the proxy runs; other proxies on the same store count for themselves.
+    """Usage of a client in this process. Other proxies on the same store have counts of their own.
 
     Args:
         client: the client, with its limits.
-        metrics: count what it uses.
-        cached: whether answers of the caches cost tokens too.
+        metrics: receive its usage.
+        cached: whether cached responses cost tokens, too.
     """
 
     def __init__(self, client: ClientSettings, metrics: Metrics, *, cached: bool) -> None:
@@ -24,10 +24,10 @@ class Quota:
         self._cached = cached
         self._requests = _bucket(client.requests_per_minute)
         self._tokens = _bucket(client.tokens_per_minute)
-        self._under_way = 0
+        self._in_flight = 0
 
-    def keeps_on(self, client: ClientSettings) -> None:
-        """Take over other limits; what was used stays used."""
+    def update(self, client: ClientSettings) -> None:
+        """Change the limits, and keep the usage."""
         before, self.client = self.client, client
         if before.requests_per_minute != client.requests_per_minute:
             self._requests = _bucket(client.requests_per_minute)
@@ -36,31 +36,31 @@ class Quota:
 
     @contextmanager
     def request(self) -> Iterator["Account"]:
-        """One request, from its beginning to its end.
+        """Count a request until its end.
 
         Raises:
-            TooMany: the client may send no other one now.
+            TooMany: a limit is reached.
         """
         most = self.client.concurrent_requests
-        if most is not None and self._under_way >= most:
-            raise _too_many("concurrent_requests", f"{most} requests are under way", 1.0)
+        if most is not None and self._in_flight >= most:
+            raise _too_many("concurrent_requests", f"{most} requests are in flight", 1.0)
         if self._requests is not None:
             if (wait := self._requests.wait(1)) > 0:
                 why = f"more than {self._requests.per_minute} requests a minute"
                 raise _too_many("requests_per_minute", why, wait)
             self._requests.take(1)
-        self._under_way += 1
+        self._in_flight += 1
         try:
             yield Account(self)
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
 
     def take(self, tokens: int) -> None:
-        """Take tokens before they are computed.
+        """Charge for tokens before they are computed.
 
         Raises:
-            TooMany: there are not enough now.
-            TooLarge: there never will be.
+            TooMany: the quota of this minute is used up.
+            TooLarge: the tokens exceed the quota of a minute.
         """
         bucket = self._tokens
         if bucket is None:
@@ -74,27 +74,27 @@ class Quota:
         bucket.take(tokens)
 
     def correct(self, taken: int, used: int) -> None:
-        """Take what was used in place of what was taken for it."""
+        """Replace an estimate with the actual usage."""
         self._metrics.client_tokens(self.client.name, used)
         if self._tokens is not None:
             self._tokens.take(used - taken)
 
     def cached(self, tokens: int) -> None:
-        """An answer of the caches; raises as `take`."""
+        """Charge for a cached response. Raises as `take`."""
         if self._cached:
             self.take(tokens)
 
     def headers(self) -> dict[str, str]:
-        """What tells the client of its limits."""
-        told: dict[str, str] = {}
+        """Rate limit headers of a response."""
+        headers: dict[str, str] = {}
         for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket is not None:
-                told |= bucket.told(unit)
-        return told
+                headers |= bucket.headers(unit)
+        return headers
 
 
 class Account:
-    """What one request of a client costs; see `kvproxy.apis.request.Account`."""
+    """Charges for one request; see `kvproxy.exchange.Account`."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
@@ -117,8 +117,8 @@ class Quotas:
     """The quotas of all clients, by name.
 
     Args:
-        metrics: count what they use.
-        cached: whether answers of the caches cost tokens too.
+        metrics: receive their usage.
+        cached: whether cached responses cost tokens, too.
     """
 
     def __init__(self, metrics: Metrics, *, cached: bool) -> None:
@@ -131,12 +131,12 @@ class Quotas:
         if quota is None:
             quota = self._quotas[client.name] = self._make(client)
         elif quota.client is not client:
-            quota.keeps_on(client)
+            quota.update(client)
         return quota
 
 
-def _bucket(per_minute: int | None) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute)
+def _bucket(per_minute: int | None) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute)
 
 
 def _too_many(limit: str, why: str, seconds: float) -> TooMany:

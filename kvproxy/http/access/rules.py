@@ -1,4 +1,4 @@
-"""Who may do what: web pages, the operator, everybody else. Each check gives the error to answer with, or None."""
+"""Access rules for web pages and for the operator. Each check returns the error to send, or None."""
 
 import hmac
 import logging
@@ -11,7 +11,7 @@ from kvproxy.errors import Forbidden, KvproxyError, Unauthorized
 from kvproxy.http.access.hosts import host_of, is_loopback, is_public_name
 from kvproxy.settings import Settings
 
-# A reverse proxy on the same host makes everybody's requests come from loopback, and tells so.
+# Behind a reverse proxy on the same host every request comes from loopback. It adds one of these headers.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
 _READING = ("GET", "HEAD")
 _log = logging.getLogger("kvproxy")
@@ -25,10 +25,10 @@ class Access:
         self._behind_proxy = False
 
     def page(self, request: Request) -> KvproxyError | None:
-        """Whether a request comes from a web page that may not send it.
+        """Reject requests of web pages from other origins.
 
-        A page of another origin can do nothing. A name that anybody could register is refused too: a page served from it may
-        have had it rebound to this machine, and would count as of the same origin.
+        Public host names are rejected, too: a page could rebind its name to this machine (DNS rebinding), and would then
+        have the same origin.
         """
         self._notice_proxy(request)
         headers, allowed = request.headers, self._settings.access
@@ -43,7 +43,7 @@ class Access:
                     f"pages of {origin[:80]!r} may not use this proxy: add it to the setting access.origins"
                 )
             return None
-        # Without an origin a browser sends links that are followed, and what a page only shows.
+        # Browsers send navigation and embedded content without an origin.
         foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         followed = headers.get("sec-fetch-mode") == "navigate" and request.method in _READING
         if foreign and not followed and "*" not in allowed.origins:
@@ -51,7 +51,7 @@ class Access:
         return None
 
     def admin(self, request: Request) -> KvproxyError | None:
-        """Whether a request may use the operator's routes: with the token, or from this machine where none is set."""
+        """Reject requests to admin routes without the token, or from other machines if no token is set."""
         settings = self._settings
         if settings.admin_token is not None:
             if any(_equal(given, settings.admin_token) for given in _tokens(request)):
@@ -73,7 +73,7 @@ class Access:
         return None
 
     def _notice_proxy(self, request: Request) -> None:
-        """Remember that a reverse proxy stands in front. From then on, no request is local because it lacks a header."""
+        """Record that a reverse proxy forwards requests. From then on, no request counts as local."""
         if not self._behind_proxy and _forwarded(request):
             self._behind_proxy = True
             if self._settings.admin_token is None:
@@ -83,13 +83,13 @@ class Access:
 
 
 def _forwarded(request: Request) -> bool:
-    """Whether a reverse proxy sent a request. Many of them speak HTTP/1.0 to their upstreams, and hardly any client does."""
+    """Whether a reverse proxy sent a request. Many proxies use HTTP/1.0, and hardly any client does."""
     named = any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers)
     return named or request.scope["http_version"] == "1.0"
 
 
 def _foreign(request: Request) -> bool:
-    """Whether a page of another origin sends a request, also one that may use the other routes."""
+    """Whether a page of another origin sent a request, even if the settings allow the origin."""
     origin = request.headers.get("origin")
     foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
@@ -100,7 +100,7 @@ def _same_origin(origin: str, host: str) -> bool:
 
 
 def _tokens(request: Request) -> list[str]:
-    """What a request gives as token: in our own header, or as a bearer token."""
+    """The tokens of a request: in our own header, and as a bearer token."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     own = request.headers.get(ADMIN_TOKEN)
     bearer = [token.strip()] if scheme.lower() == "bearer" else []
@@ -108,5 +108,5 @@ def _tokens(request: Request) -> list[str]:
 
 
 def _equal(given: str, wanted: str) -> bool:
-    # Headers are latin-1 text; the comparison takes the same time wherever they differ.
+    # Headers are latin-1 text. The comparison takes constant time.
     return hmac.compare_digest(given.encode("latin-1", "replace"), wanted.encode())

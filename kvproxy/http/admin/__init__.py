@@ -1,4 +1,4 @@
-"""Routes of the operator, one file each thing; all of them lie behind the guard in `http/access/guard.py`."""
+"""Admin routes, one file per resource. The guard in `http/access/guard.py` protects them all."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -7,11 +7,11 @@ from starlette.routing import Route
 from kvproxy.errors import NotFound
 from kvproxy.http.admin import blocks, cache, explain, feedback, log, pins, reload, tiers, upstreams
 
-_EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
-async def _nothing(request: Request) -> Response:
-    raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md for those that there are")
+async def _not_found(request: Request) -> Response:
+    raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md")
 
 
 ROUTES = [
@@ -24,5 +24,5 @@ ROUTES = [
     *cache.ROUTES,
     *reload.ROUTES,
     *log.ROUTES,
-    Route("/{path:path}", _nothing, methods=_EVERY_METHOD),
+    Route("/{path:path}", _not_found, methods=_METHODS),
 ]

@@ -14,7 +14,7 @@ from kvproxy.http.admin.replies import flat, flat_content, number, reply
 from kvproxy.http.services import services
 
 _MOST_WAYS = 50
-"""Each costs a text, which an upstream may have to tell."""
+"""Each chain requires a text, which an upstream may have to decode."""
 
 
 async def blocks(request: Request) -> Response:
@@ -26,7 +26,7 @@ async def queue(request: Request) -> Response:
 
 
 async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
-    """Rows as JSON. A large pool has so many that the event loop must not wait for it."""
+    """Rows as JSON, in a thread: a large pool would block the event loop."""
     return await asyncio.to_thread(lambda: reply([flat(row) for row in rows]))
 
 
@@ -44,7 +44,7 @@ async def map(request: Request) -> Response:
 
 
 async def tree(request: Request) -> Response:
-    """`?parent=HASH&offset=N&limit=N`: the ways on from a block, or the beginnings of all chains, the largest first."""
+    """Children of a block, or the roots of all chains, largest first: `?parent=HASH&offset=N&limit=N`."""
     query = request.query_params
     start = int(number(query.get("offset", "0"), "offset"))
     limit = int(number(query.get("limit", "50"), "limit"))

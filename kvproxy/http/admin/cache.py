@@ -15,32 +15,32 @@ from kvproxy.http.bodies import whole_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.policies.policy import Overall
-from kvproxy.index.store import EVERYTHING, Filter, PurgedBy, UsageBy
+from kvproxy.index.policies.policy import LearningSummary
+from kvproxy.index.store import EVERYTHING, EntryFilter, PurgeRequest, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
-_USAGE_BY: dict[str, UsageBy] = {by: by for by in get_args(UsageBy)}
+_USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
 _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
 class SemanticFigures:
-    """The policy over similar questions, and what it decided and learned."""
+    """The policy, with its decisions and its learned state."""
 
     policy: str | None
     shadow: bool
     lookups: dict[str, int]
     compared: dict[str, int]
     learned: dict[str, int]
-    learning: Overall | None
+    learning: LearningSummary | None
 
 
-def _filter(query: QueryParams) -> Filter:
+def _filter(query: QueryParams) -> EntryFilter:
     def text(name: str) -> str | None:
         return query.get(name) or None
 
     oldest = text("older_than")
-    return Filter(
+    return EntryFilter(
         text("namespace"),
         text("key"),
         text("model"),
@@ -53,7 +53,7 @@ def _filter(query: QueryParams) -> Filter:
 
 
 async def list_entries(request: Request) -> Response:
-    """`?limit=N` (100 by default, 0 for all), `offset=N` and filters; x-total-count tells how many there are in all."""
+    """`?limit=N` (100 by default, 0 for all), `offset=N` and filters; `x-total-count` has the total."""
     query, store = request.query_params, services(request).answerer.store
     limit = int(number(query.get("limit", "100"), "limit"))
     offset = int(number(query.get("offset", "0"), "offset"))
@@ -78,29 +78,28 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     if answerer.semantic is None:
         return {"policy": None}
     compared = answerer.observer.results() if answerer.observer is not None else {}
-    observations = answerer.cache.observations
     return SemanticFigures(
         answerer.semantic.policy.name,
         answerer.settings.shadow,
         dict(answerer.outcomes),
         compared,
-        observations.summary() if observations is not None else {},
-        None if answerer.semantic.learning is None else answerer.semantic.learning.overall(),
+        answerer.store.observations.summary(),
+        None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),
     )
 
 
 async def queue(request: Request) -> Response:
-    """`?limit=N&offset=N`: the responses that go next if the store is full; x-total-count tells how many there are in all."""
+    """`?limit=N&offset=N`: the responses that are evicted next; `x-total-count` has the total."""
     query, store = request.query_params, services(request).answerer.store
     limit = int(number(query.get("limit", "20"), "limit"))
     offset = int(number(query.get("offset", "0"), "offset"))
-    queued = await asyncio.to_thread(store.queue, limit, offset=offset)
+    queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
     total = await asyncio.to_thread(store.count)
     return reply([each.summary() for each in queued], {"x-total-count": str(total)})
 
 
 async def usage(request: Request) -> Response:
-    """`?by=tenant`, `model`, `endpoint` or `tag`: whose the responses are."""
+    """Stored bytes `?by=tenant`, `model`, `endpoint`, or `tag`."""
     name = request.query_params.get("by", "tenant")
     by = _USAGE_BY.get(name)
     if by is None:
@@ -116,7 +115,7 @@ async def show(request: Request) -> Response:
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
-    """The one entry whose id begins with a text.
+    """The entry whose id begins with a text.
 
     Raises:
         InvalidRequest: there are several.
@@ -134,46 +133,46 @@ async def find_entry(app: Services, prefix: str) -> Entry:
 
 
 async def delete(request: Request) -> Response:
-    """`?soft=true`: the entry's time ends now, so that only its stale times are left."""
+    """Remove an entry. `?soft=true` expires it, so that it may still be served stale."""
     entry = await find_entry(services(request), request.path_params["id"])
     return await _purged(request, [entry.id], f"id={entry.id}")
 
 
 async def _purged(request: Request, ids: list[str], what: str) -> Response:
-    """Remove entries, or let their time end now."""
+    """Remove or expire entries."""
     cache = services(request).answerer.cache
-    by = PurgedBy(f"admin at {request.client.host if request.client is not None else 'a socket'}", what)
+    by = PurgeRequest(f"admin at {request.client.host if request.client is not None else 'a socket'}", what)
     soft = request.query_params.get("soft") == "true"
     return reply({"removed": await (cache.expire_now if soft else cache.remove)(ids, by)})
 
 
 async def purges(request: Request) -> Response:
-    """`?limit=N`: what was removed by the operator, the last first."""
+    """Purges by the operator, newest first: `?limit=N`."""
     limit = int(number(request.query_params.get("limit", "20"), "limit"))
     return reply(await asyncio.to_thread(services(request).answerer.store.purges, limit))
 
 
 async def delete_many(request: Request) -> Response:
-    """`?soft=true`: as for one."""
+    """Remove all entries that match the filters; `?soft=true` expires them."""
     app, query = services(request), request.query_params
     where = _filter(query)
     if where == EVERYTHING and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
-    # However long that takes: what is purged must not appear afterwards.
-    await app.answerer.cache.coming.settled()
+    # Wait for pending writes: a purged response must not appear afterwards.
+    await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
     # The list of purges is neither encrypted nor redacted.
     clear = not (app.settings.encryption.enabled or app.settings.redaction.enabled)
-    return await _purged(request, ids, where.said(texts=clear))
+    return await _purged(request, ids, where.description(texts=clear))
 
 
 async def export(request: Request) -> Response:
-    """Every entry, a line each."""
+    """Export every entry as a line."""
     return StreamingResponse(export_lines(services(request).answerer.store), media_type="application/jsonl")
 
 
 async def import_(request: Request) -> Response:
-    """Take in the lines of an export; entries whose key is there already are skipped."""
+    """Import the lines of an export, and skip stored keys."""
     app = services(request)
     data = await whole_body(request, app.settings.limits.imports)
     try:

@@ -1,4 +1,4 @@
-"""What would happen to a request."""
+"""Prediction of a request's path through the caches."""
 
 from dataclasses import replace
 
@@ -15,16 +15,16 @@ from kvproxy.http.services import services
 
 
 async def explain_request(request: Request) -> Response:
-    """The body of a request to the API `?api=NAME` (chat by default), with the credentials that its client would send."""
+    """Explain the request in the body, to the API `?api=NAME` (default: chat), with the credentials of its client."""
     app = services(request)
     name = request.query_params.get("api", "chat")
     api = by_name(name)
     if api is None:
         raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
     raw = await whole_body(request, app.settings.limits.body)
-    # Our own query says which API it is; it is no part of the request that is explained.
+    # The query belongs to this route, not to the explained request.
     asked = replace(await api_request(request, api, raw, app.settings, check=True), query="")
-    return reply(await explain(app.answerer, app.prefix, app.ruled(asked)))
+    return reply(await explain(app.answerer, app.prefix, app.apply_rules(asked)))
 
 
 ROUTES = [Route("/explain", explain_request, methods=["POST"])]

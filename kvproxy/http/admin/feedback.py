@@ -1,4 +1,4 @@
-"""What people say about cached answers: right or wrong, and which of them to keep."""
+"""Verdicts of people on cached responses, and pinned responses."""
 
 import asyncio
 
@@ -14,12 +14,12 @@ from kvproxy.http.services import services
 
 
 async def feedback(request: Request) -> Response:
-    """`{"right": bool, "question": text or absent}`: reject an entry, or approve it; with the question, the policy learns too."""
+    """Approve or reject an entry: `{"right": bool, "question": text}`. With the question, the policy learns, too."""
     app = services(request)
     body = await parsed(await whole_body(request, app.settings.limits.body))
     right, question = body.get("right"), body.get("question")
     if not isinstance(right, bool) or not isinstance(question, str | None):
-        raise InvalidRequest('say whether the answer was right: {"right": false}, with "question" if you know it')
+        raise InvalidRequest('the body must be {"right": true} or {"right": false}, with an optional "question"')
     entry = await find_entry(app, request.path_params["id"])
     if app.answerer.semantic is None:
         raise InvalidRequest("semantic matching is off: there is nothing to reject or approve")
@@ -28,17 +28,17 @@ async def feedback(request: Request) -> Response:
 
 
 async def pins(request: Request) -> Response:
-    """Ids of the responses that are pinned."""
+    """Ids of pinned responses."""
     return reply(await asyncio.to_thread(services(request).answerer.store.pinned))
 
 
 async def pin(request: Request) -> Response:
-    """Have a response make room after all others, while it is within its time."""
+    """Pin a response: until it expires, it is evicted last."""
     return await _set_pinned(request, True)
 
 
 async def unpin(request: Request) -> Response:
-    """Have a pinned response make room like others."""
+    """Unpin a response."""
     return await _set_pinned(request, False)
 
 

@@ -1,4 +1,4 @@
-"""The journal: what became of requests, live and of the past, one request's story, and what the caches saved."""
+"""The journal: records, live events, explanations, and savings."""
 
 import asyncio
 import contextlib
@@ -19,58 +19,36 @@ from kvproxy.flow.explain import texts
 from kvproxy.http.admin.replies import named, number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.causes import Explained, explain_record
+from kvproxy.journal.causes import MissExplanation, explain_record
+from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.reasons import meaning
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.savings import By, Saving, Wrong, savings, total_of, wrong_share
+from kvproxy.journal.savings import By, savings_report
 from kvproxy.journal.sentences import sentences
 
 _MOST = 1_000
-_MOST_LIVE = 200
-"""Records in one event; of more that come at once the oldest are left out, and the event says so."""
-_MOST_SPANS = 1_000
+_MAX_LIVE = 200
+"""Maximum number of records in an event. The event reports whether older ones were dropped."""
+_MAX_SPANS = 1_000
 _LOOK = 0.5  # Seconds between two looks for new records: the journal is written twice a second.
 _QUIET = 10.0  # Seconds without an event, after which a comment tells that the stream lives.
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A record with the texts that belong to it, as far as they are at hand.
-
-    Attributes:
-        question: what was asked.
-        near_question: the similar one that was judged.
-    """
-
-    record: Record
-    question: str | None
-    near_question: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Story:
-    """Everything about one request: why it was not answered from the cache, and how that is said."""
+    """The explanation of a request, with its texts and sentences."""
 
-    explained: Explained
+    explained: MissExplanation
     question: str | None
     near_question: str | None
     meaning: str
     sentences: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Savings:
-    """What was saved, in rows and in sum; there is no sum of tags, for a request may have several."""
-
-    rows: list[Saving]
-    total: Saving | None
-    wrong: Wrong | None
-
-
 def _query(query: QueryParams) -> Query:
-    """Which records; raises InvalidRequest where a filter is impossible."""
+    """Parse the filters. Raises InvalidRequest."""
     layer = query.get("layer") or None
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
@@ -89,7 +67,7 @@ def _query(query: QueryParams) -> Query:
 
 
 async def _read(app: Services, work: Callable[[Reader], T]) -> T:
-    """Read the journal in another thread."""
+    """Read the journal in a thread."""
 
     def read() -> T:
         with contextlib.closing(app.answerer.journal.reader()) as reader:
@@ -98,30 +76,20 @@ async def _read(app: Services, work: Callable[[Reader], T]) -> T:
     return await asyncio.to_thread(read)
 
 
-def _rows(app: Services, records: list[Record]) -> list[Row]:
-    """Records with their texts: from the journal, from the store, or still at hand."""
-    ids = sorted({id for record in records for id in (record.entry, record.near) if id is not None})
-    prompts: dict[str, str] = {}
-    # A store that is away: the records say enough without.
+def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
+    ids, prompts = entry_ids(records), {}
+    # The records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
-        prompts = {id: head.prompt for id, head in app.answerer.store.heads(ids).items()} if ids else {}
-    return [_row(app, record, prompts) for record in records]
+        prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
+    return with_questions(records, prompts, app.answerer.journal.question)
 
 
-def _row(app: Services, record: Record, prompts: dict[str, str]) -> Row:
-    asked = record.text or app.answerer.journal.question(record.number)
-    if asked is None and record.layer != "semantic":
-        # The entry of a semantic hit answers another question.
-        asked = prompts.get(record.entry or "")
-    return Row(record, asked, prompts.get(record.near or ""))
-
-
-def _flat(row: Row) -> dict[str, object]:
+def _flat(row: QuestionedRecord) -> dict[str, object]:
     return {**named(row.record), "question": row.question, "near_question": row.near_question}
 
 
 async def log(request: Request) -> Response:
-    """The last records that fit, the newest first; `before=N` gives those before a record."""
+    """The matching records, newest first; `before=N` continues a listing."""
     app, query = services(request), _query(request.query_params)
     rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
     return reply([_flat(row) for row in rows])
@@ -133,7 +101,7 @@ async def live(request: Request) -> Response:
     The first event, `hello`, names the last record that there is; each `records` has those that came since. The stream ends
     when the proxy is stopped.
     """
-    app, query = services(request), replace(_query(request.query_params), limit=_MOST_LIVE)
+    app, query = services(request), replace(_query(request.query_params), limit=_MAX_LIVE)
     newest = await _read(app, lambda reader: reader.newest())
     last = newest if query.after is None else min(query.after, newest)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -145,7 +113,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
     told = time.monotonic()
     while not app.lifetimes.stopping:
 
-        def new(reader: Reader, last: int = last) -> tuple[list[Row], int]:
+        def new(reader: Reader, last: int = last) -> tuple[list[QuestionedRecord], int]:
             newest = reader.newest()
             fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
             return _rows(app, fresh), newest
@@ -153,7 +121,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
         rows, last = await _read(app, new)
         if rows:
             told = time.monotonic()
-            told_rows = {"records": [_flat(row) for row in rows], "more": len(rows) == _MOST_LIVE}
+            told_rows = {"records": [_flat(row) for row in rows], "more": len(rows) == _MAX_LIVE}
             yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(told_rows))
         elif time.monotonic() - told > _QUIET:
             told = time.monotonic()
@@ -162,21 +130,21 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """How many requests each layer answered in each `step` seconds of the last `since`, or how many had each reason."""
+    """Requests per layer or reason in each `step` seconds of the last `since` seconds."""
     query = request.query_params
     step = number(query.get("step", "60"), "step")
     seconds = number(query.get("since", "3600"), "since")
     by: Literal["layer", "reason"] = "reason" if query.get("by", "layer") == "reason" else "layer"
-    if step < 1 or seconds / step > _MOST_SPANS:
-        raise InvalidRequest(f"step is at least 1, and since / step at most {_MOST_SPANS}", param="step")
-    # Whole steps of the clock, so that each look has the same spans.
+    if step < 1 or seconds / step > _MAX_SPANS:
+        raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
+    # Multiples of the step, so that consecutive requests have the same spans.
     spans = max(1, round(seconds / step))
     start = (time.time() // step - spans + 1) * step
     return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
 
 
 async def story(request: Request) -> Response:
-    """One request, by its id or what that begins with, or by its number: all that is kept of it, and why it was a miss."""
+    """Explain a request, by its id, a prefix of it, or its number."""
     app, name = services(request), request.path_params["id"]
 
     def told(reader: Reader) -> Story:
@@ -193,20 +161,16 @@ def _moment(seconds: float) -> str:
 
 
 async def saved(request: Request) -> Response:
-    """`?by=layer`, `tenant`, `model`, `tag` or `day`, `since=SECONDS`: what the caches saved."""
+    """Savings `?by=layer`, `tenant`, `model`, `tag`, or `day`, `since=SECONDS`."""
     app, query = services(request), request.query_params
     by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
     if by is None:
         raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
-    since, first = query.get("since"), None
-    if since:
-        first = datetime.fromtimestamp(time.time() - number(since, "since"), UTC).date().isoformat()
-    observations = app.answerer.cache.observations
-    counts = await asyncio.to_thread(observations.summary) if observations is not None else None
-    wrong = wrong_share(counts, app.settings.cache)
-    prices = app.settings.journal.prices
-    rows = await _read(app, lambda reader: savings(reader, by, prices, wrong, first))
-    return reply(Savings(rows, total_of(rows) if by != "tag" else None, wrong))
+    since = query.get("since")
+    seconds = number(since, "since") if since else None
+    counts = await asyncio.to_thread(app.answerer.store.observations.summary)
+    journal, cache = app.settings.journal, app.settings.cache
+    return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, seconds)))
 
 
 ROUTES = [

@@ -12,20 +12,20 @@ from kvproxy.http.services import services
 
 
 async def pins(request: Request) -> Response:
-    """The pins with their blocks and the seconds that they have left."""
+    """Pins with their blocks and remaining seconds."""
     return reply(await services(request).prefix.pins())
 
 
 async def pin(request: Request) -> Response:
-    """`?name=NAME&ttl=SECONDS`: hold what is cached of a prompt, or of the chain `&leaf=HASH`.
+    """Pin the cached blocks of a prompt, or of the chain `&leaf=HASH`: `?name=NAME&ttl=SECONDS`.
 
-    The body is a request to the API `&api=NAME`, a chat by default. In front of upstreams whose events are followed, the
-    whole prompt is kept, and computed again where it is lost.
+    The body is a request to the API `&api=NAME` (default: chat). At a mirrored upstream the whole prompt is pinned: it is
+    computed again after its eviction.
     """
     app, query = services(request), request.query_params
     name, leaf = query.get("name"), query.get("leaf")
     if not name:
-        raise InvalidRequest("a pin needs a name to take it back by: give name=", param="name")
+        raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
     ttl = _seconds(query.get("ttl"))
     asked = None
     if not leaf:
@@ -53,7 +53,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 async def unpin(request: Request) -> Response:
-    """Let a pin's blocks go."""
+    """Unpin blocks."""
     name: str = request.path_params["name"]
     if not await services(request).prefix.unpin(name):
         raise NotFound(f"no pin {name[:80]!r}: blocks pins lists them")

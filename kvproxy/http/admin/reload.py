@@ -1,4 +1,4 @@
-"""Reading again what can be changed while the proxy runs."""
+"""Reload of the rules."""
 
 import asyncio
 
@@ -12,12 +12,12 @@ from kvproxy.http.services import services
 
 
 async def reload(request: Request) -> Response:
-    """Read the rules again; 400 with the cause, and no change, where the file cannot be used."""
+    """Reload the rules. An invalid file changes nothing, and the error 400 has the cause."""
     rules = services(request).rules
     try:
         restart = await asyncio.to_thread(rules.reload)
     except SettingsError as error:
-        raise InvalidRequest(f"the rules stay as they were: {error.message}") from None
+        raise InvalidRequest(f"the rules were not changed: {error.message}") from None
     return reply({"rules": len(rules), "restart": restart})
 
 

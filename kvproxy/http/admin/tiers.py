@@ -1,4 +1,4 @@
-"""The tiers: what lies beyond the pool."""
+"""The tiers beyond the GPU pool."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +15,7 @@ async def tiers(request: Request) -> Response:
 
 
 async def clear(request: Request) -> Response:
-    """Drop a tier's chunks: `?models=own` (those of the model that runs, the default), `others` or `all`."""
+    """Delete the chunks of a tier: `?models=own` (the running model, default), `others`, or `all`."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
     cleared = await prefix.clear_tier(name, models)

@@ -1,4 +1,4 @@
-"""Upstreams: how they fare, and which of them get no new requests."""
+"""Status and draining of upstreams."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,12 +15,12 @@ async def upstreams(request: Request) -> Response:
 
 
 async def drain(request: Request) -> Response:
-    """`?name=URL`: it finishes what it has and gets nothing new."""
+    """Drain the upstream `?name=URL`: it finishes its requests and receives no new ones."""
     return _set_draining(request, True)
 
 
 async def undrain(request: Request) -> Response:
-    """`?name=URL`: it gets requests again."""
+    """Send requests to the upstream `?name=URL` again."""
     return _set_draining(request, False)
 
 

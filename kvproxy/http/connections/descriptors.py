@@ -1,4 +1,4 @@
-"""How many files and connections a process may have open."""
+"""The limit of open files."""
 
 import logging
 import resource
@@ -6,16 +6,16 @@ import resource
 from kvproxy.settings import Settings
 
 _OTHER_FILES = 512
-"""Descriptors for files, and for connections that are just being closed."""
+"""Descriptors for files and closing connections."""
 _log = logging.getLogger("kvproxy")
 
 
 def allow_descriptors(settings: Settings) -> None:
-    """Raise the bound on open files, as far as the system lets a process, to what the limits on connections need."""
+    """Raise the limit of open files to the number that the connection limits require, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
         if most < wanted:
-            _log.warning("only %s files may be open, and the limits allow %s: raise ulimit -n", most, wanted)
+            _log.warning("the system allows %s open files, but the settings require %s: raise ulimit -n", most, wanted)

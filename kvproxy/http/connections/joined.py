@@ -1,22 +1,18 @@
-"""A connection's writes, joined: what is written in one turn of the event loop goes to the system by one call.
-
-uvicorn writes the head of an answer and its body one after the other, and each call to the system takes as long as reading the
-request does.
-"""
+"""Joins the writes of one event loop iteration into one system call, since uvicorn writes head and body separately."""
 
 import asyncio
 from typing import Any
 
 _LINGER_SECONDS = 2.0
 _MOST = 32 * 1024
-"""Bytes that wait for the end of the turn; with more they go at once, so that a client who reads nothing is noticed."""
+"""More bytes are written immediately, so that the transport notices a client that does not read."""
 
 
 class JoinedWrites(asyncio.Transport):
-    """A transport that holds what is written until the turn of the event loop ends.
+    """A transport that buffers writes until the end of the event loop iteration.
 
     Args:
-        transport: what it is written to.
+        transport: the underlying transport.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:

@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's protocol, with limits on a request's head and on those who do not read their answer.
+"""One client's connection: uvicorn's protocol, with limits for slow or large request heads and for clients that do not read.
 
 uvicorn bounds neither. Times are not measured by timers of each connection: the server looks at all of them from time to time.
 """
@@ -28,7 +28,7 @@ from kvproxy.settings.limits import LimitSettings
 MOST_PIPELINED = 32
 """Requests that may wait for the response in progress on one connection."""
 _SPARE = 256
-"""Connections beyond the limit that are still told so; any further one is closed without a word."""
+"""Connections beyond the limit that receive an error. Further ones are closed immediately."""
 _NO_CONTENT = 204
 _HALF_CLOSED_SECONDS = 2.0
 """Seconds in which a client that half-closed its connection gets its response. A client that closed it looks the same."""
@@ -36,7 +36,7 @@ _HALF_CLOSED_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """Bytes that wait for a client who takes none, and since when."""
+    """Bytes that wait for a client that does not read, and the time since then."""
 
     bytes: int
     since: float
@@ -92,9 +92,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head or not self._answering:
-            # Also where bytes came that begin no request: they have ended uvicorn's wait for one.
+            # Also after bytes that begin no request: they ended uvicorn's keep-alive timeout.
             self._head_since = self._head_since or self.loop.time()
-        # The parser holds what has come of a header, of the trailers behind a body, and of the words around its chunks.
+        # The parser buffers incomplete headers, trailers, and chunk sizes.
         self._raw = self._raw + len(data) if steps == self._steps else 0
         if self._raw > self._limits.header_bytes:
             self._refuse(self._too_large())
@@ -237,7 +237,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _too_late(self) -> None:
         if not self._in_head:
-            # Nothing was begun, so nobody waits for an answer.
+            # No request has begun.
             self._limited("header_seconds")
             self.transport.close()
             return
@@ -254,8 +254,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unread = None
         super().resume_writing()
 
-    def look(self, now: float) -> None:
-        """End the connection if its client takes too long; called from time to time.
+    def check(self, now: float) -> None:
+        """End the connection if its client is too slow. Called periodically.
 
         Args:
             now: the event loop's time.
@@ -264,7 +264,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if late and not self.transport.is_closing():
             self._head_since = None
             self._too_late()
-        # Nothing more is written now, so what waits can only become less.
+        # Writing is paused, so the buffer can only shrink.
         still = self.flow.write_paused or not self._answering or self.transport.is_closing()
         unsent = self.transport.get_write_buffer_size() if still else 0
         waiting = unsent + self._in_kernel() if unsent else 0
@@ -277,12 +277,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _in_kernel(self) -> int:
-        """Bytes that the system holds for the client: they go first, so what waits here may stay for long although it reads."""
+        """Unsent bytes in the kernel. They are sent before the bytes of our own buffer."""
         held = array("i", [0])
         try:
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)
         except OSError:
-            # It is closed already, or the system does not tell.
+            # The socket is closed, or the system does not support this.
             return 0
         return held[0]
 
@@ -323,7 +323,7 @@ async def _complete(
 
 
 async def full(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers what comes by a connection beyond the limit."""
+    """Responds to requests on connections beyond the limit."""
     error = Overloaded("too many connections are open: try again, or raise the setting limits.connections")
     error.retry_after = 1.0
     response = failed(error)

@@ -1,4 +1,4 @@
-"""ASGI responses that notice at once when their client has gone."""
+"""ASGI responses that end as soon as their client disconnects."""
 
 import asyncio
 import logging
@@ -21,20 +21,20 @@ BODILESS = (204, 304)
 _log = logging.getLogger("kvproxy")
 
 
-async def unless_gone(
+async def cancel_on_disconnect(
     request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, uploaded: asyncio.Event | None = None
 ) -> T:
-    """The result of some work, which is cancelled when the client disconnects or its time is over before it is done.
+    """Await work, and cancel it when the client disconnects or the deadline passes.
 
     Args:
-        request: the client's.
-        work: what to do for it.
-        lifetime: how long the request may take.
+        request: of the client.
+        work: the coroutine.
+        lifetime: deadline of the request.
         uploaded: see `RelayResponse`.
 
     Raises:
-        ClientDisconnect: the client has gone.
-        DeadlineExceeded: the time is over.
+        ClientDisconnect: the client disconnected.
+        DeadlineExceeded: the deadline passed.
         ShuttingDown: the proxy stops.
     """
     me = asyncio.current_task()
@@ -46,22 +46,21 @@ async def unless_gone(
         if not why.cancelled():
             why.exception()
         if not stopped and not over:
-            # What it waits for is told at once, and it goes no further.
             stopped = me.cancel()
 
-    gone = asyncio.ensure_future(_disconnected(request.receive, uploaded))
+    disconnected = asyncio.ensure_future(_disconnected(request.receive, uploaded))
     with lifetime.over() as end:
-        gone.add_done_callback(stop)
+        disconnected.add_done_callback(stop)
         end.add_done_callback(stop)
         try:
             return await work
         except asyncio.CancelledError:
             if not stopped or me.cancelling() > cancelled + 1:
                 raise
-            raise (ClientDisconnect() if gone.done() else end.result()) from None
+            raise (ClientDisconnect() if disconnected.done() else end.result()) from None
         finally:
             over = True
-            gone.cancel()
+            disconnected.cancel()
             if stopped:
                 me.uncancel()
 
@@ -74,19 +73,19 @@ async def _disconnected(receive: Receive, uploaded: asyncio.Event | None = None)
 
 
 class RelayResponse(Response):
-    """Sends parts as they come.
+    """Sends the chunks of a body.
 
-    Where an upstream breaks off, so does this answer: its connection is closed in the middle. An error of our own becomes the
-    last event of a stream; an answer that is none breaks off.
+    If the upstream's response breaks off, the connection is closed before the end of the body. Another error becomes the last
+    event of a stream, or closes the connection.
 
     Args:
-        chunks: the parts.
+        chunks: the body.
         status: HTTP status.
         headers: names and values, repeated ones included.
         close: called once, whatever happens.
-        lifetime: how long the request may take.
-        tell: writes the last event of a stream that failed.
-        uploaded: set when the request's body has been read; until then nobody else may read from the client.
+        lifetime: deadline of the request.
+        error_event: encodes an error as the last event of a stream.
+        uploaded: set when the request's body has been read. Until then, only the upload may read from the client.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class RelayResponse(Response):
         headers: Headers,
         close: Callable[[], Any],
         lifetime: Lifetime,
-        tell: Callable[[KvproxyError], bytes] = lambda error: event(openai_error(error)),
+        error_event: Callable[[KvproxyError], bytes] = lambda error: event(openai_error(error)),
         uploaded: asyncio.Event | None = None,
     ) -> None:
         self.status_code = status
@@ -105,25 +104,25 @@ class RelayResponse(Response):
         self._chunks = chunks
         self._close = close
         self._lifetime = lifetime
-        self._tell = tell if is_stream(headers) else None
+        self._error_event = error_event if is_stream(headers) else None
         self._uploaded = uploaded
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_disconnected(receive, self._uploaded))
+        disconnected = asyncio.ensure_future(_disconnected(receive, self._uploaded))
         error: KvproxyError | None = None
         try:
             with self._lifetime.over() as end:
-                await asyncio.wait((sending, gone, end), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((sending, disconnected, end), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
             elif end.done():
                 error = end.result()
         finally:
-            for task in (sending, gone):
+            for task in (sending, disconnected):
                 task.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            await asyncio.gather(sending, disconnected, return_exceptions=True)
             closing = self._close()
             if closing is not None:
                 await closing
@@ -137,7 +136,7 @@ class RelayResponse(Response):
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamBroken as error:
-            # Without its last part the answer is incomplete, and the server closes the connection.
+            # Without the last chunk, the server closes the connection.
             _log.warning("%s", error)
             return
         except KvproxyError as error:
@@ -150,19 +149,19 @@ class RelayResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _fail(self, send: Send, error: KvproxyError) -> None:
-        if self._tell is None:
-            _log.warning("an answer is broken off: %s", error)
+        if self._error_event is None:
+            _log.warning("a response was interrupted: %s", error)
             return
-        await send({"type": "http.response.body", "body": self._tell(error), "more_body": False})
+        await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
 
 
 def is_stream(headers: Headers) -> bool:
-    """Whether headers tell of server-sent events."""
+    """Whether a response is a stream of server-sent events."""
     return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
 
 
 def whole_response(body: bytes, status: int, headers: Headers) -> Response:
-    """A response with a body that is all there."""
+    """A response with a complete body."""
     response = Response(body, status)
     response.raw_headers = encode(headers)
     if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
@@ -171,5 +170,5 @@ def whole_response(body: bytes, status: int, headers: Headers) -> Response:
 
 
 def encode(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI takes them."""
+    """Headers in ASGI's form."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

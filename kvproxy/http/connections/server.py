@@ -1,4 +1,4 @@
-"""uvicorn's server with what it lacks: it looks after slow connections, and a signal ends it in order and with success."""
+"""uvicorn's server with timeouts for slow connections and a graceful shutdown with exit code 0."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,15 @@ from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.connections.protocol import LimitedProtocol
 from kvproxy.settings.limits import LimitSettings
 
-_LOOK_SECONDS = 1.0
-"""Between two looks at all connections; shorter where a limit is."""
-_LAST_WORDS = 1.0
-"""Seconds that clients get to read the error that ended their requests."""
-_IN_KERNEL = 128 * 1024
-"""Bytes that the system may hold for a client beside those that are on their way."""
+_CHECK_SECONDS = 1.0
+"""Seconds between two checks of all connections; shorter if a limit is shorter."""
+_ERROR_SECONDS = 1.0
+"""Seconds for clients to read the error that ended their requests."""
+_UNSENT_BYTES = 128 * 1024
+"""Unsent bytes that the kernel may buffer for a client."""
 _log = logging.getLogger("kvproxy")
-# Relaying an upstream that breaks off closes the connection on purpose, and says so itself; what a client sends that is no HTTP
-# is its own fault, and could fill a log; a message for each request that is ended at the stop tells nothing.
+# Messages that are redundant, or that clients could fill the log with: a relayed response that breaks off, invalid HTTP, requests
+# that end at the shutdown.
 _NOISE = (
     "without completing response",
     "Invalid HTTP request",
@@ -41,11 +41,11 @@ class ProxyServer(uvicorn.Server):
 
     Args:
         app: the app.
-        limits: bounds on connections.
-        lifetimes: requests under way; they are ended when the drain time is over.
-        limited: called with the name of a limit that was met.
-        full: answers on connections beyond the limit.
-        reload: called at SIGHUP.
+        limits: of connections.
+        lifetimes: requests in flight; they end after the drain time.
+        limited: called with the name of each limit that is reached.
+        full: responds on connections beyond the limit.
+        reload: called on SIGHUP.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class ProxyServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                # Labels adds one where the upstream has not.
+                # The exchange middleware adds the header if it is missing.
                 date_header=False,
                 timeout_keep_alive=cast("int", limits.idle_seconds),
-                # Whoever has not gone by then hangs in our own code.
-                timeout_graceful_shutdown=int(limits.drain_seconds + 10 * _LAST_WORDS),
+                # A task that still runs after this is stuck.
+                timeout_graceful_shutdown=int(limits.drain_seconds + 10 * _ERROR_SECONDS),
             )
         )
-        logging.getLogger("uvicorn.error").addFilter(_told_otherwise)
+        logging.getLogger("uvicorn.error").addFilter(_is_relevant)
         self._limits = limits
         self._lifetimes = lifetimes
         self._limited = limited
@@ -83,12 +83,12 @@ class ProxyServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for each in sockets or []:
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-                # Connections inherit it. The system would hold megabytes for each client that reads nothing.
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _IN_KERNEL)
+                # Connections inherit it. The kernel would buffer megabytes for each client that does not read.
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         await super().startup(sockets)
 
     async def main_loop(self) -> None:
-        looking = asyncio.create_task(self._look())
+        looking = asyncio.create_task(self._check_connections())
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -97,23 +97,23 @@ class ProxyServer(uvicorn.Server):
         finally:
             looking.cancel()
 
-    async def _look(self) -> None:
-        pause = min(_LOOK_SECONDS, self._limits.header_seconds / 4, self._limits.stalled_seconds / 4)
+    async def _check_connections(self) -> None:
+        pause = min(_CHECK_SECONDS, self._limits.header_seconds / 4, self._limits.stalled_seconds / 4)
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause)
             for connection in self._connections():
-                connection.look(loop.time())
+                connection.check(loop.time())
 
     def _connections(self) -> list[LimitedProtocol]:
         return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no new requests; those under way get the drain time, then they end with an error, then they are cut off."""
+        """Stop accepting requests. After the drain time, requests in flight end with an error, then connections are aborted."""
         self._lifetimes.stopping = True
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
-        cuts = loop.call_later(self._limits.drain_seconds + _LAST_WORDS, self._cut_off)
+        cuts = loop.call_later(self._limits.drain_seconds + _ERROR_SECONDS, self._cut_off)
         try:
             await super().shutdown(sockets)
             if self.force_exit:
@@ -123,15 +123,15 @@ class ProxyServer(uvicorn.Server):
             cuts.cancel()
 
     async def _stop_at_once(self) -> None:
-        """After a second Ctrl-C: whoever is still served is cut off, and the app ends in order all the same."""
+        """After a second Ctrl-C: abort all connections, and shut the app down."""
         self._cut_off()
         if self.server_state.tasks:
-            await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS)
+            await asyncio.wait(self.server_state.tasks, timeout=_ERROR_SECONDS)
         await self.lifespan.shutdown()
 
     def _end_requests(self) -> None:
         if count := len(self._connections()):
-            _log.warning("the drain time is over: %s connections with requests are ended", count)
+            _log.warning("the drain time is over: ending %s connections with requests", count)
         self._lifetimes.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
 
     def _cut_off(self) -> None:
@@ -152,5 +152,5 @@ class ProxyServer(uvicorn.Server):
                 signal.signal(each, handler)
 
 
-def _told_otherwise(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     return not any(noise in str(record.msg) for noise in _NOISE)

@@ -1,1 +1,1 @@
-"""Our own OpenAPI document, served at `/openapi.json`: `document.py` puts it together."""
+"""The OpenAPI document of the proxy, served at `/openapi.json`."""

@@ -1,4 +1,4 @@
-"""Schemas of what requests hold. Fields that are not named here are taken too: an upstream may know them."""
+"""Schemas of request bodies. Further fields are allowed, since an upstream may support them."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def one_of(*names: str) -> Schema:
 
 
 def either(*schemas: Schema) -> Schema:
-    """What fits at least one of several schemas."""
+    """A value of at least one of several schemas."""
     return {"anyOf": list(schemas)}
 
 
@@ -36,7 +36,7 @@ def some(schema: Schema) -> Schema:
 
 
 def record(required: list[str], **fields: Schema) -> Schema:
-    """An object with named fields, and perhaps others."""
+    """An object with named fields; further fields are allowed."""
     return {"type": "object", "required": required, "properties": fields}
 
 

@@ -1,4 +1,4 @@
-"""Puts the document together: OpenAPI 3.1, from the table of operations and the schemas of bodies."""
+"""Builds the OpenAPI 3.1 document from the operations and the schemas."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ def document() -> dict[str, Any]:
         "info": {"title": "kvproxy", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {"schemas": BODIES, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        # A key is needed only where there are clients, or an admin token.
+        # A key is required only if the proxy has clients or an admin token.
         "security": [{}, {"key": []}],
     }
 

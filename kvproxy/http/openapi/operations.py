@@ -1,4 +1,4 @@
-"""Every route of ours, with what it takes. A test holds this table against the routes themselves."""
+"""All routes with their parameters. A test compares this table with the routes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ JSON, LINES, PLAIN, EVENTS = "application/json", "application/jsonl", "text/plai
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one method of one path does.
+    """A method of a path.
 
     Attributes:
         method: in small letters.

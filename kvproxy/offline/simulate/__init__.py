@@ -1,1 +1,1 @@
-"""Replays of traces against pools of other sizes and other eviction policies."""
+"""Simulation of traces: pool sizes, eviction policies, and routing between engines."""

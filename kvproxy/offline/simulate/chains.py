@@ -1,10 +1,10 @@
-"""A cache of chains of blocks, block ids being plain integers: what one pool size and one order of eviction would hit."""
+"""A cache of chains of block ids: the hits of one pool size and one eviction policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.policies import Order
-from kvproxy.offline.simulate.orders import BELADY, ORDERS, Belady
+from kvproxy.blocks.policies import EvictionPolicy
+from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, Belady
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,10 +12,9 @@ class ChainRequest:
     """A prompt as the ids of its full blocks.
 
     Attributes:
-        blocks: ids, first block first; equal ids have equal beginnings.
-        reusable: how many of them may be hit, since one token at least is computed.
-        partial: whether the prompt ends in a block that is not full: it takes room for as long as the request, and is not
-            cached.
+        blocks: block ids in order; equal ids have equal prefixes.
+        reusable: number of blocks that may be hits, because one token at least is computed.
+        partial: whether the prompt ends in an incomplete block, which takes space until the request ends.
     """
 
     blocks: tuple[int, ...]
@@ -24,8 +23,8 @@ class ChainRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Blocks asked for and found, and requests that did not fit the pool at all."""
+class PoolSimulation:
+    """Result of a simulation: blocks requested, blocks hit, and requests that exceed the pool."""
 
     blocks: int
     hits: int
@@ -37,80 +36,76 @@ class Outcome:
 
 
 class ChainCache:
-    """One request at a time: hits are taken out of the order, the rest is allocated, and all are freed tail first.
-
-    A block whose child is cached is never given up before it: the child could not be reached any more.
+    """A pool that serves one request at a time and evicts a block only after its children.
 
     Args:
-        capacity: blocks that can be held.
-        order: which idle block is given up.
+        capacity: blocks in the pool.
+        policy: selects the idle block to evict.
     """
 
-    def __init__(self, capacity: int, order: Order[int]) -> None:
+    def __init__(self, capacity: int, policy: EvictionPolicy[int]) -> None:
         self._capacity = capacity
-        self._order = order
+        self._policy = policy
         self._parents: dict[int, int | None] = {}
-        self._children: dict[int, int] = {}
+        self._num_children: dict[int, int] = {}
 
-    def known(self, blocks: Sequence[int]) -> int:
-        """Leading blocks that are held; changes nothing."""
-        return next((place for place, block in enumerate(blocks) if block not in self._parents), len(blocks))
+    def num_cached(self, blocks: Sequence[int]) -> int:
+        """Return the number of leading blocks in the cache."""
+        return next((index for index, block in enumerate(blocks) if block not in self._parents), len(blocks))
 
-    def request(self, request: ChainRequest) -> int | None:
-        """Blocks hit, or None when the request does not fit."""
+    def serve(self, request: ChainRequest) -> int | None:
+        """Cache a request's blocks; return the number of hits, or None if the request exceeds the pool."""
         blocks = request.blocks
         if len(blocks) + request.partial > self._capacity:
             return None
-        held = self._parents
-        known = self.known(blocks)
-        for block in blocks[:known]:
-            self._order.remove(block)
-        while len(held) + len(blocks) - known + request.partial > self._capacity:
+        num_cached = self.num_cached(blocks)
+        for block in blocks[:num_cached]:
+            self._policy.remove(block)
+        while len(self._parents) + len(blocks) - num_cached + request.partial > self._capacity:
             self._evict()
-        for index in range(known, len(blocks)):
+        for index in range(num_cached, len(blocks)):
             parent = blocks[index - 1] if index else None
-            held[blocks[index]] = parent
+            self._parents[blocks[index]] = parent
             if parent is not None:
-                self._children[parent] = self._children.get(parent, 0) + 1
+                self._num_children[parent] = self._num_children.get(parent, 0) + 1
         for block in reversed(blocks):
-            self._order.add(block)
-        return min(known, request.reusable)
+            self._policy.add(block)
+        return min(num_cached, request.reusable)
 
     def _evict(self) -> None:
-        passed = []
-        victim = self._order.pop()
-        while self._children.get(victim):
-            passed.append(victim)
-            victim = self._order.pop()
-        for block in reversed(passed):
-            self._order.restore(block)
+        skipped = []
+        victim = self._policy.pop()
+        while self._num_children.get(victim):
+            skipped.append(victim)
+            victim = self._policy.pop()
+        for block in reversed(skipped):
+            self._policy.restore(block)
         parent = self._parents.pop(victim)
-        self._children.pop(victim, None)
+        self._num_children.pop(victim, None)
         if parent is not None:
-            self._children[parent] -= 1
+            self._num_children[parent] -= 1
 
 
-def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> Outcome:
-    """Hits of a whole trace.
+def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
+    """Simulate a trace.
 
     Args:
         requests: in order of arrival.
-        capacity: blocks of the pool; None for one that never evicts.
-        policy: a name in `orders.POLICIES`.
+        capacity: blocks in the pool; None for an unlimited pool.
+        policy: a name in `eviction_policies.POLICY_NAMES`.
     """
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     size = capacity if capacity is not None else blocks
-    order: Order[int] = _belady(requests) if policy == BELADY else ORDERS[policy](size)
-    cache = ChainCache(size, order)
-    found = [cache.request(request) for request in requests]
-    return Outcome(blocks, sum(hits or 0 for hits in found), sum(hits is None for hits in found))
+    cache = ChainCache(size, _belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
+    hits = [cache.serve(request) for request in requests]
+    return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
 
 
 def _belady(requests: Sequence[ChainRequest]) -> Belady:
     uses: dict[int, list[int]] = {}
     depth: dict[int, int] = {}
     for position, request in enumerate(requests):
-        for place, block in enumerate(request.blocks):
+        for index, block in enumerate(request.blocks):
             uses.setdefault(block, []).append(position)
-            depth[block] = place
+            depth[block] = index
     return Belady(dict(uses), depth)

@@ -1,4 +1,4 @@
-"""Reads conformance traces: a header, then requests and block operations in order (docs/simulate.md has the format)."""
+"""Reads conformance traces: a header, requests, and block operations (see docs/simulate.md)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.workload import parse_line
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_LONGEST = 10_000_000
-"""Tokens of a segment, and blocks of a pool: more is a mistake, which would take all memory."""
+_MAX_COUNT = 10_000_000
+"""Maximum tokens of a segment and blocks of a pool."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """The trace's first line: shape of the pool and of its tokens."""
+class TraceHeader:
+    """The first line of a trace: the pool and the vocabulary."""
 
     name: str
     block_size: int
@@ -29,7 +29,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A request as declared: its prompt, its output, and what else names its blocks."""
+    """A declared request: its prompt, output, and extra hash keys."""
 
     id: str
     prompt: list[int]
@@ -40,26 +40,26 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One step on a declared request, or a reset (without an id)."""
+class TraceOperation:
+    """A step of a declared request, or a reset (without an id)."""
 
     op: str
     id: str
     count: int
 
 
-def read_header(path: Path) -> Header:
-    """The header of a conformance trace.
+def read_header(path: Path) -> TraceHeader:
+    """Read the header of a conformance trace.
 
     Raises:
-        TraceError: the first line is no header of version 1.
+        TraceError: the first line is not a header of version 1.
     """
     with path.open() as lines:
         line = parse_line(path, 1, lines.readline())
     if line.get("op") != "meta" or line.get("v") != 1:
         raise TraceError(f"{path}, line 1: a conformance trace begins with a 'meta' line of version 1")
     try:
-        header = Header(
+        header = TraceHeader(
             name=str(line.get("name", path.stem)),
             block_size=_count(line["block_size"], 1),
             num_blocks=_count(line["num_blocks"], 2),
@@ -73,8 +73,8 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def read_operations(path: Path, header: Header) -> Iterator[TraceRequest | Operation]:
-    """Every line after the header, in order."""
+def read_operations(path: Path, header: TraceHeader) -> Iterator[TraceRequest | TraceOperation]:
+    """Read the lines after the header."""
     with path.open() as lines:
         next(lines)
         for number, text in enumerate(lines, 2):
@@ -87,14 +87,14 @@ def read_operations(path: Path, header: Header) -> Iterator[TraceRequest | Opera
                 raise TraceError(f"{path}, line {number}: bad operation ({error!r})") from None
 
 
-def _operation(line: dict[str, Any], vocab: int) -> TraceRequest | Operation:
+def _operation(line: dict[str, Any], vocab: int) -> TraceRequest | TraceOperation:
     op = line["op"]
     if op == "req":
         prompt = [token for seed, length in line["segs"] for token in _segment(seed, length, vocab)]
         seed, length = line["out"]
         lora, salt = line.get("lora"), line.get("salt")
         if not prompt or not (salt is None or isinstance(salt, str)):
-            raise ValueError("a request has a prompt, and its salt is a text")
+            raise ValueError("a request needs a prompt, and its salt is a string")
         return TraceRequest(
             id=str(line["id"]),
             prompt=prompt,
@@ -107,23 +107,23 @@ def _operation(line: dict[str, Any], vocab: int) -> TraceRequest | Operation:
         )
     if op not in ("start", "extend", "decode", "finish", "abort", "reset"):
         raise ValueError(f"unknown op {op!r}")
-    return Operation(op, str(line["id"]) if op != "reset" else "", _count(line.get("n", 0)))
+    return TraceOperation(op, str(line["id"]) if op != "reset" else "", _count(line.get("n", 0)))
 
 
 def _segment(seed: object, length: object, vocab: int) -> list[int]:
     if type(seed) is not int:
-        raise ValueError(f"{seed!r} is no seed")
+        raise ValueError(f"{seed!r} is not a seed")
     return segment(seed, _count(length), vocab)
 
 
-def _count(value: object, least: int = 0, most: int = _LONGEST) -> int:
+def _count(value: object, least: int = 0, most: int = _MAX_COUNT) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{value!r} is no number from {least} to {most:,}")
+        raise ValueError(f"{value!r} is not a number from {least} to {most:,}")
     return value
 
 
 def segment(seed: int, length: int, vocab: int) -> list[int]:
-    """`length` token ids below `vocab` from splitmix64."""
+    """Return `length` token ids below `vocab` from splitmix64."""
     with np.errstate(over="ignore"):
         z = np.uint64(seed % 2**64) + np.arange(1, length + 1, dtype=np.uint64) * _GOLDEN
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,7 +1,7 @@
-"""What can be wrong with a trace."""
+"""Errors of traces."""
 
 from kvproxy.errors import InvalidRequest
 
 
 class TraceError(InvalidRequest):
-    """A trace cannot be read; the message names the line and the fix."""
+    """An invalid trace; the message names the line and the fix."""

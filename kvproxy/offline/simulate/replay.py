@@ -1,55 +1,50 @@
-"""Replays a conformance trace through the real block cache and tells, request by request, what it did."""
+"""Replays a conformance trace through the block cache, and returns a result line for each request."""
 
 import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.offline.simulate.conformance import Header, Operation, TraceRequest, read_header, read_operations
+from kvproxy.offline.simulate.conformance import TraceHeader, TraceOperation, TraceRequest, read_header, read_operations
 from kvproxy.offline.simulate.errors import TraceError
 
 
-def replay(path: Path, *, on_line: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Result lines of a trace, in the documented format, without their newlines.
-
-    Args:
-        path: a conformance trace.
-        on_line: called once for every line of the trace, to show progress.
+def replay(path: Path) -> Iterator[str]:
+    """Yield the result lines of a conformance trace.
 
     Raises:
-        TraceError: a line cannot be read, or asks for what its request does not declare.
+        TraceError: a line is invalid, or exceeds the declared output.
     """
     header = read_header(path)
-    player = Replay(header)
+    trace_replay = TraceReplay(header)
     digest = hashlib.sha256()
     first = True
     for step in read_operations(path, header):
-        on_line()
-        line = player.apply(step)
+        line = trace_replay.apply(step)
         if line is not None:
             digest.update((line if first else "\n" + line).encode())
             first = False
             yield line
-    yield player.end(digest.hexdigest())
+    yield trace_replay.end(digest.hexdigest())
 
 
-class Replay:
-    """A manager driven by trace operations.
+class TraceReplay:
+    """Runs trace operations on a block cache.
 
-    A refused `start` drops its request; a refused `extend` or `decode` frees it ("preempted").
+    A refused `start` rejects the request; a refused `extend` or `decode` preempts it.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: TraceHeader) -> None:
         self.manager = KVCacheManager(header.num_blocks, header.block_size)
         self._declared: dict[str, TraceRequest] = {}
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequest] = {}
 
-    def apply(self, step: TraceRequest | Operation) -> str | None:
-        """Carry out one line; the result line if a request ended with it."""
+    def apply(self, step: TraceRequest | TraceOperation) -> str | None:
+        """Run an operation; return the result line if a request ended."""
         if isinstance(step, TraceRequest):
             self._declared[step.id] = step
             return None
@@ -72,16 +67,16 @@ class Replay:
     def _start(self, declared: TraceRequest, count: int) -> str | None:
         request = CacheRequest(declared.id, declared.prompt, salt=declared.salt, lora=declared.lora, mm=declared.mm)
         computed = self.manager.get_computed_blocks(request)
-        live = _Live(request, declared, computed.num_tokens)
+        live = _LiveRequest(request, declared, computed.num_tokens)
         new = min(count, request.num_tokens - computed.num_tokens)
         if self.manager.allocate_slots(request, new, computed) is None:
             return live.result("rejected", [], 0)
         request.num_computed_tokens = computed.num_tokens + new
-        live.first_ids = _crc(self.manager.block_ids(request.id))
+        live.first_ids = _crc(self.manager.get_block_ids(request.id)[0])
         self._live[request.id] = live
         return None
 
-    def _extend(self, live: "_Live", count: int) -> str | None:
+    def _extend(self, live: "_LiveRequest", count: int) -> str | None:
         request = live.request
         new = min(count, len(live.declared.prompt) - request.num_computed_tokens)
         if new <= 0:
@@ -91,7 +86,7 @@ class Replay:
         request.num_computed_tokens += new
         return None
 
-    def _decode(self, live: "_Live", count: int) -> str | None:
+    def _decode(self, live: "_LiveRequest", count: int) -> str | None:
         for _ in range(count):
             live.append_output()
             if self.manager.allocate_slots(live.request, 1) is None:
@@ -99,35 +94,35 @@ class Replay:
             live.request.num_computed_tokens += 1
         return None
 
-    def _end(self, live: "_Live", status: str) -> str:
+    def _end(self, live: "_LiveRequest", status: str) -> str:
         request = live.request
         request.update_hashes(self.manager.hasher, self.manager.hash_block_size)
-        line = live.result(status, self.manager.block_ids(request.id), live.first_ids)
+        line = live.result(status, self.manager.get_block_ids(request.id)[0], live.first_ids)
         self.manager.free(request)
         del self._live[request.id]
         return line
 
     def end(self, digest: str) -> str:
-        """The closing line: the free list and the totals."""
+        """Return the last line: the free queue and the totals."""
         pool = self.manager.pool
         return _dump(
             {
                 "op": "end",
                 "free": _crc(block.id for block in pool.free_queue),
-                "nfree": pool.num_free,
-                "cached_keys": len(pool.cached),
-                "queries": self.manager.lookups.queries,
-                "hits": self.manager.lookups.hits,
-                "stored": pool.stored,
-                "removed": pool.evictions,
-                "cleared": pool.cleared,
+                "nfree": pool.num_free_blocks,
+                "cached_keys": len(pool.cached_blocks),
+                "queries": self.manager.prefix_cache_stats.queries,
+                "hits": self.manager.prefix_cache_stats.hits,
+                "stored": pool.num_stored,
+                "removed": pool.num_evictions,
+                "cleared": pool.num_resets,
                 "sha": digest,
             }
         )
 
 
-class _Live:
-    """A request between its start and its end."""
+class _LiveRequest:
+    """A started request."""
 
     def __init__(self, request: CacheRequest, declared: TraceRequest, hit: int) -> None:
         self.request = request
@@ -139,7 +134,7 @@ class _Live:
     def append_output(self) -> None:
         if self._produced == len(self.declared.output):
             raise TraceError(
-                f"request {self.declared.id!r} goes on after the {self._produced} tokens of output that it declares"
+                f"request {self.declared.id!r} exceeds its declared output of {self._produced} tokens: declare more"
             )
         self.request.append(self.declared.output[self._produced])
         self._produced += 1

@@ -1,4 +1,4 @@
-"""Hit rates of a trace over pool sizes and orders of eviction, between what an endless pool and foresight would reach."""
+"""Hit rates of a trace by pool size and eviction policy, and their plot."""
 
 import json
 import multiprocessing
@@ -10,8 +10,9 @@ from typing import Any
 
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
 from kvproxy.offline.simulate.errors import TraceError
+from kvproxy.offline.simulate.eviction_policies import BELADY
 
-ENOUGH = 0.9
+_SUFFICIENT_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,8 @@ class Sweep:
 
     Attributes:
         sizes: pool sizes in blocks, ascending.
-        rates: for each policy the hit rate at each size, hit blocks over all blocks.
-        infinite: hit rate of a pool that never evicts.
+        rates: each policy's hit rates by size.
+        infinite: hit rate of an unlimited pool.
         block_tokens: tokens in a block.
         requests, blocks: size of the trace.
     """
@@ -33,10 +34,10 @@ class Sweep:
     requests: int
     blocks: int
 
-    def enough(self, policy: str) -> int | None:
-        """The smallest of the sizes that reaches 90% of the endless pool's hit rate; None where none does."""
-        wanted = ENOUGH * self.infinite
-        return next((size for size, rate in zip(self.sizes, self.rates[policy], strict=True) if rate >= wanted), None)
+    def sufficient_size(self, policy: str) -> int | None:
+        """Return the smallest size with 90% of the unlimited pool's hit rate; None if no size suffices."""
+        target = _SUFFICIENT_SHARE * self.infinite
+        return next((size for size, rate in zip(self.sizes, self.rates[policy], strict=True) if rate >= target), None)
 
 
 def sweep(
@@ -44,27 +45,27 @@ def sweep(
     block_tokens: int,
     sizes: Sequence[int],
     policies: Sequence[str],
-    on_cell: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Sweep:
-    """Simulate every size with every policy, on all cores.
+    """Simulate every size with every policy on all cores.
 
     Args:
         requests: the trace.
         block_tokens: tokens in a block.
         sizes: pool sizes in blocks.
-        policies: names in `orders.POLICIES`.
-        on_cell: called after each simulation, to show progress.
+        policies: names in `eviction_policies.POLICY_NAMES`.
+        on_progress: called after each simulation.
     """
     ordered = tuple(sorted(set(sizes)))
     cells = [(size, policy) for policy in policies for size in ordered]
     infinite = simulate(requests, None, "lru")
     found: dict[tuple[int, str], float] = {}
-    # Sending the trace costs more than a small simulation, so cells travel in a few large chunks.
+    # Each chunk includes the trace, so use few large chunks.
     chunk = max(1, len(cells) // (4 * (os.cpu_count() or 1)))
     with multiprocessing.get_context("spawn").Pool() as pool:
-        for cell, rate in pool.imap_unordered(_Cell(requests), cells, chunksize=chunk):
+        for cell, rate in pool.imap_unordered(_Simulation(requests), cells, chunksize=chunk):
             found[cell] = rate
-            on_cell()
+            on_progress()
     return Sweep(
         sizes=ordered,
         rates={policy: tuple(found[size, policy] for size in ordered) for policy in policies},
@@ -76,8 +77,8 @@ def sweep(
 
 
 @dataclass(frozen=True)
-class _Cell:
-    """One simulation, with the trace that it needs wherever it is run."""
+class _Simulation:
+    """A picklable function from a cell (size and policy) to its hit rate."""
 
     requests: Sequence[ChainRequest]
 
@@ -86,7 +87,7 @@ class _Cell:
 
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
-    """Sizes from a hundredth of the distinct blocks up to all of them, evenly spaced by ratio."""
+    """Return sizes from 1% to 100% of the distinct blocks in geometric steps."""
     distinct = len({block for request in requests for block in request.blocks})
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:
@@ -95,10 +96,10 @@ def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int
 
 
 def bytes_per_token(folder: Path) -> int:
-    """KV bytes of one token in 16-bit precision, from a model's config.json.
+    """Return the bytes of a token's keys and values in 16 bits, from a model's config.json.
 
     Raises:
-        TraceError: there is no such file, or it lacks a field.
+        TraceError: the file or a field is missing.
     """
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -106,4 +107,25 @@ def bytes_per_token(folder: Path) -> int:
         width = config.get("head_dim") or config["hidden_size"] // heads
         return int(2 * 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width)
     except (OSError, ValueError, KeyError) as error:
-        raise TraceError(f"cannot read the shape of a model from {folder}/config.json ({error!r})") from None
+        raise TraceError(
+            f"cannot read {folder}/config.json ({error!r}): use the folder of a transformers model"
+        ) from None
+
+
+def plot_sweep(sweep: Sweep, path: Path) -> None:
+    """Plot hit rates by pool size; the file's suffix selects the format (png, svg, pdf)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for policy, rates in sweep.rates.items():
+        linestyle = "--" if policy == BELADY else "-"
+        axes.plot(sweep.sizes, rates, marker="o", markersize=4, label=policy, linestyle=linestyle)
+    axes.axhline(sweep.infinite, color="grey", linewidth=1, label="unlimited pool")
+    axes.set_xscale("log")
+    axes.set_xlabel(f"blocks of {sweep.block_tokens} tokens in the pool")
+    axes.set_ylabel("hit blocks / all blocks")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)

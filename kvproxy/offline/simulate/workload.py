@@ -1,7 +1,7 @@
-"""Reads traces of real traffic as chains of blocks: Mooncake's, Qwen-Bailian's, WEKA's agent traces, and logs of token ids.
+"""Reads traces as chains of blocks: Mooncake, Qwen-Bailian, WEKA agent traces, and logs of token ids.
 
-In the first three, a hash id names a prefix block. Its size is 512 tokens (Mooncake), 16 (Qwen-Bailian), or named by the file
-(WEKA). The sizes follow from the token counts, so a file whose counts contradict its size is refused.
+In the first three, a hash id identifies a prefix block of 512 tokens (Mooncake), 16 tokens (Qwen-Bailian), or the file's block
+size (WEKA). A file whose token counts contradict the block size is refused.
 """
 
 import gzip
@@ -12,30 +12,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from kvproxy.blocks.digest import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.offline.simulate.chains import ChainRequest
 from kvproxy.offline.simulate.errors import TraceError
-from kvproxy.offline.simulate.fleet import Arrival
+from kvproxy.offline.simulate.routing import Arrival
 
 T = TypeVar("T")
 Kind = Literal["conformance", "hash ids", "tokens", "weka"]
-TOKENS_BLOCK = 16
-"""Tokens in a block of a log of token ids, if nothing else is given."""
+DEFAULT_BLOCK_SIZE = 16
+"""Block size of logs of token ids."""
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
 """Block sizes of hash ids, the most common first."""
-_BAD = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
+_FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A request of a trace, and where it stands there."""
+class _TraceLine:
+    """A request of a trace, and its position in the file."""
 
-    place: str
+    position: str
     fields: dict[str, Any]
 
 
 def parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
-    """Parse a line of a trace as an object; raises TraceError, which names the file and the line."""
+    """Parse a line as a JSON object; raises TraceError."""
     try:
         line = json.loads(text)
     except ValueError as error:
@@ -45,8 +45,8 @@ def parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
     return line
 
 
-def kind_of(path: Path) -> Kind:
-    """The format of a trace, from its first line; raises TraceError if it is unknown."""
+def trace_kind(path: Path) -> Kind:
+    """Return the format of a trace; raises TraceError if it is unknown."""
     text = _text(path)
     first = text.split("\n", 1)[0]
     if _is_weka(text):
@@ -63,28 +63,28 @@ def kind_of(path: Path) -> Kind:
 
 
 def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
-    """Every request of a trace, and the tokens in a block.
+    """Return the requests of a trace, and its block size in tokens.
 
     Args:
-        path: JSON lines with `input_length` and `hash_ids`, or with `tokens`; or a JSON file of WEKA; may be gzipped.
-        block_size: of logs of tokens, 16 by default; of hash ids, from the trace by default.
+        path: JSON lines with `input_length` and `hash_ids`, or with `tokens`; or a WEKA trace; may be gzipped.
+        block_size: default 16 for token ids, from the trace for hash ids.
 
     Raises:
-        TraceError: a line cannot be read, or the block size contradicts the token counts; the message names the line.
+        TraceError: a line is invalid, or the block size contradicts the token counts.
     """
     lines, kind = _read(path)
     if kind == "tokens":
-        size = block_size or TOKENS_BLOCK
+        size = block_size or DEFAULT_BLOCK_SIZE
         return _token_chains(path, lines, size), size
     size = _block_size(path, lines, block_size)
     return [_guarded(path, line, partial(_hash_chain, size)) for line in lines], size
 
 
 def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arrival], int]:
-    """Requests in order of their time, and the tokens in a block; each line needs a `timestamp`.
+    """Return the requests by time, and the block size in tokens.
 
     Raises:
-        TraceError: a line cannot be read, or has no time.
+        TraceError: a line is invalid, or has no `timestamp`.
     """
     chains, size = read_chains(path, block_size)
     lines, _ = _read(path)
@@ -94,13 +94,13 @@ def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arriv
         try:
             tokens = int(fields["input_length"]) if "input_length" in fields else len(fields["tokens"])
             arrivals.append(Arrival(_seconds(fields), chain, tokens, int(fields.get("output_length", 0))))
-        except _BAD as error:
-            raise TraceError(f"{path}, {line.place}: routing needs a timestamp on every line ({error!r})") from None
+        except _FIELD_ERRORS as error:
+            raise TraceError(f"{path}, {line.position}: routing needs a timestamp on every line ({error!r})") from None
     return sorted(arrivals, key=lambda arrival: arrival.seconds), size
 
 
 def _seconds(fields: dict[str, Any]) -> float:
-    # Mooncake counts milliseconds, Qwen-Bailian (which has chat ids) and WEKA seconds.
+    # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and converted WEKA traces use milliseconds.
     return float(fields["timestamp"]) / (1 if "chat_id" in fields else 1000)
 
 
@@ -116,23 +116,23 @@ def _is_weka(text: str) -> bool:
     return '"hash_id_scope"' in text[:4096]
 
 
-def _read(path: Path) -> tuple[list[_Line], Kind]:
-    kind, text = kind_of(path), _text(path)
+def _read(path: Path) -> tuple[list[_TraceLine], Kind]:
+    kind, text = trace_kind(path), _text(path)
     if kind == "weka":
         return _weka_lines(path, text), kind
     numbered = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    return [_Line(f"line {number}", parse_line(path, number, line)) for number, line in numbered], kind
+    return [_TraceLine(f"line {number}", parse_line(path, number, line)) for number, line in numbered], kind
 
 
-def _weka_lines(path: Path, text: str) -> list[_Line]:
-    """The requests of a WEKA trace by time, those of sub-agents included, in the fields of Mooncake."""
+def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
+    """Convert the requests of a WEKA trace, including its sub-agents, to Mooncake's fields, by time."""
     try:
         whole = json.loads(text)
         size = int(whole["block_size"])
         found = sorted(_weka_requests(whole["requests"], 0.0), key=lambda request: request["timestamp"])
-    except _BAD as error:
+    except _FIELD_ERRORS as error:
         raise TraceError(f"{path}, line 1: not an agent trace of WEKA ({error!r})") from None
-    return [_Line(f"request {number}", {**fields, "block_size": size}) for number, fields in enumerate(found, 1)]
+    return [_TraceLine(f"request {number}", {**fields, "block_size": size}) for number, fields in enumerate(found, 1)]
 
 
 def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator[dict[str, Any]]:
@@ -149,8 +149,8 @@ def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator
             }
 
 
-def _block_size(path: Path, lines: list[_Line], given: int | None) -> int:
-    """The block size that the caller or the trace names, or that all token counts fit."""
+def _block_size(path: Path, lines: list[_TraceLine], given: int | None) -> int:
+    """Return the given block size, the trace's, or the first that fits all token counts."""
     named: set[int] = {line.fields["block_size"] for line in lines if isinstance(line.fields.get("block_size"), int)}
     if len(named) > 1:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
@@ -162,7 +162,7 @@ def _block_size(path: Path, lines: list[_Line], given: int | None) -> int:
     wrong = next(line for line in lines if not _fits(sizes[0], line.fields))
     tokens, blocks = wrong.fields["input_length"], len(wrong.fields["hash_ids"])
     raise TraceError(
-        f"{path}, {wrong.place}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens: give --block-size"
+        f"{path}, {wrong.position}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens: give --block-size"
     )
 
 
@@ -171,11 +171,11 @@ def _fits(size: int, fields: dict[str, Any]) -> bool:
     return blocks in (full, full + 1)
 
 
-def _guarded(path: Path, line: _Line, read: Callable[[dict[str, Any]], T]) -> T:
+def _guarded(path: Path, line: _TraceLine, read: Callable[[dict[str, Any]], T]) -> T:
     try:
         return read(line.fields)
-    except _BAD as error:
-        raise TraceError(f"{path}, {line.place}: bad request ({error!r})") from None
+    except _FIELD_ERRORS as error:
+        raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
 
 
 def _hash_chain(size: int, fields: dict[str, Any]) -> ChainRequest:
@@ -184,7 +184,7 @@ def _hash_chain(size: int, fields: dict[str, Any]) -> ChainRequest:
     return ChainRequest(ids[:full], max(0, min(full, (length - 1) // size)), full < len(ids))
 
 
-def _token_chains(path: Path, lines: list[_Line], size: int) -> list[ChainRequest]:
+def _token_chains(path: Path, lines: list[_TraceLine], size: int) -> list[ChainRequest]:
     hasher = BlockHasher(seed="")
     ids: dict[bytes, int] = {}
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Reports of engines: their metrics, their prefix reuse, and the problems of their mirrors."""

@@ -1,4 +1,4 @@
-"""An engine's own figures, from the Prometheus page that vLLM, SGLang and llama.cpp publish at `/metrics`."""
+"""Reads the Prometheus metrics of vLLM, SGLang and llama.cpp."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,18 +19,13 @@ _NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFigures:
-    """What an engine says of itself. A field is None where it does not tell.
+class EngineMetrics:
+    """Metrics of one engine; None if it does not report one.
 
     Attributes:
-        kind: which engine it is.
-        num_blocks, block_size: of its pool.
-        usage: share of the pool that requests hold, from 0 to 1.
-        running, waiting: requests.
-        queries, hits: prompt tokens that were looked up in its prefix cache, and found, since its start.
-        hash_algorithm: how it names blocks.
-        prefix_caching: whether it has a prefix cache at all.
-        age: seconds since it said so.
+        usage: fraction of the pool that requests use.
+        queries, hits: prompt tokens looked up in its prefix cache, and found, since its start.
+        age: seconds since the report.
     """
 
     kind: Literal["vllm", "sglang", "llama.cpp"]
@@ -45,94 +40,94 @@ class EngineFigures:
     prefix_caching: bool | None = None
     age: float = 0.0
 
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of the prompt tokens that were found."""
-        return self.hits / self.queries if self.queries and self.hits is not None else None
+
+class _Samples:
+    """Sample values by metric name."""
+
+    def __init__(self, page: str) -> None:
+        self.values: dict[str, list[float]] = defaultdict(list)
+        self.vllm_config: dict[str, str] = {}
+        # Skip the histograms of an engine, which would take most of the time.
+        lines = [line for line in page.splitlines() if line.startswith(_NAMES)]
+        try:
+            for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+                for sample in family.samples:
+                    self.values[sample.name].append(float(sample.value))
+                    if sample.name == _VLLM:
+                        self.vllm_config = dict(sample.labels)
+        except LookupError:
+            # The parser reads past the end of some invalid lines.
+            raise ValueError("the page is not Prometheus text") from None
+
+    def sum(self, name: str) -> int | None:
+        found = [value for value in self.values.get(name, ()) if abs(value) < 2**53]
+        return round(sum(found)) if found else None
+
+    def mean(self, *names: str) -> float | None:
+        values: Sequence[float] = next((found for name in names if (found := self.values.get(name))), ())
+        return sum(values) / len(values) if values else None
 
 
-def read_figures(page: str) -> EngineFigures | None:
-    """The figures on a page; None where it is of no engine that we know.
+def read_metrics(page: str) -> EngineMetrics | None:
+    """Read a metrics page; None if it belongs to no supported engine.
 
     Raises:
-        ValueError: the page is no Prometheus text.
+        ValueError: the page is not Prometheus text.
     """
-    # A page has a thousand lines, of which these few matter; histograms would take most of the time.
-    lines = [line for line in page.splitlines() if line.startswith(_NAMES)]
-    values: dict[str, list[float]] = defaultdict(list)
-    about: dict[str, str] = {}
-    try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                values[sample.name].append(float(sample.value))
-                if sample.name == _VLLM:
-                    about = dict(sample.labels)
-    except LookupError:
-        # The parser runs past the end of some lines that are none.
-        raise ValueError("the page is no Prometheus text") from None
-    engines = {name.partition(":")[0] for name in values}
+    samples = _Samples(page)
+    engines = {name.partition(":")[0] for name in samples.values}
     if "vllm" in engines:
-        return _vllm(values, about)
+        return _read_vllm(samples)
     if "sglang" in engines:
-        return _sglang(values)
-    return _llama(values) if "llamacpp" in engines else None
+        return _read_sglang(samples)
+    return _read_llama(samples) if "llamacpp" in engines else None
 
 
-_Values = dict[str, list[float]]
-
-
-def _vllm(values: _Values, about: dict[str, str]) -> EngineFigures:
-    """Each data-parallel engine has lines of its own; their pools are equal."""
-    blocks, caching = _whole(about.get("num_gpu_blocks")), about.get("enable_prefix_caching")
-    return EngineFigures(
+def _read_vllm(samples: _Samples) -> EngineMetrics:
+    config = samples.vllm_config
+    blocks, caching = _whole(config.get("num_gpu_blocks")), config.get("enable_prefix_caching")
+    return EngineMetrics(
         "vllm",
-        None if blocks is None else blocks * len(values[_VLLM]),
-        _whole(about.get("block_size")),
-        _mean(values.get("vllm:kv_cache_usage_perc") or values.get("vllm:gpu_cache_usage_perc")),
-        _sum(values, "vllm:num_requests_running"),
-        _sum(values, "vllm:num_requests_waiting"),
-        _sum(values, "vllm:prefix_cache_queries_total"),
-        _sum(values, "vllm:prefix_cache_hits_total"),
-        about.get("prefix_caching_hash_algo"),
-        None if caching is None else caching == "True",
+        # Each data-parallel engine reports a pool of the same size.
+        num_blocks=None if blocks is None else blocks * len(samples.values[_VLLM]),
+        block_size=_whole(config.get("block_size")),
+        usage=samples.mean("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        running=samples.sum("vllm:num_requests_running"),
+        waiting=samples.sum("vllm:num_requests_waiting"),
+        queries=samples.sum("vllm:prefix_cache_queries_total"),
+        hits=samples.sum("vllm:prefix_cache_hits_total"),
+        hash_algorithm=config.get("prefix_caching_hash_algo"),
+        prefix_caching=None if caching is None else caching == "True",
     )
 
 
-def _sglang(values: _Values) -> EngineFigures:
-    tokens = _sum(values, "sglang:max_total_num_tokens")
-    page = round(values.get("sglang:page_size", [0])[0]) or None
-    return EngineFigures(
+def _read_sglang(samples: _Samples) -> EngineMetrics:
+    tokens = samples.sum("sglang:max_total_num_tokens")
+    page_size = round(samples.mean("sglang:page_size") or 0) or None
+    return EngineMetrics(
         "sglang",
-        tokens // page if tokens is not None and page else None,
-        page,
-        _mean(values.get("sglang:token_usage")),
-        _sum(values, "sglang:num_running_reqs"),
-        _sum(values, "sglang:num_queue_reqs"),
-        _sum(values, "sglang:prompt_tokens_total"),
-        _sum(values, "sglang:cached_tokens_total"),
+        num_blocks=tokens // page_size if tokens is not None and page_size else None,
+        block_size=page_size,
+        usage=samples.mean("sglang:token_usage"),
+        running=samples.sum("sglang:num_running_reqs"),
+        waiting=samples.sum("sglang:num_queue_reqs"),
+        queries=samples.sum("sglang:prompt_tokens_total"),
+        hits=samples.sum("sglang:cached_tokens_total"),
     )
 
 
-def _llama(values: _Values) -> EngineFigures:
-    """Its prompt tokens are those that it computed. Versions that do not count the cached ones tell of neither."""
-    computed, cached = _sum(values, "llamacpp:prompt_tokens_total"), _sum(values, "llamacpp:prompt_tokens_cached_total")
-    return EngineFigures(
+def _read_llama(samples: _Samples) -> EngineMetrics:
+    """llama.cpp counts computed and cached prompt tokens apart; old versions do not count cached tokens."""
+    computed = samples.sum("llamacpp:prompt_tokens_total")
+    cached = samples.sum("llamacpp:prompt_tokens_cached_total")
+    return EngineMetrics(
         "llama.cpp",
-        usage=_mean(values.get("llamacpp:kv_cache_usage_ratio")),
-        running=_sum(values, "llamacpp:requests_processing"),
-        waiting=_sum(values, "llamacpp:requests_deferred"),
+        usage=samples.mean("llamacpp:kv_cache_usage_ratio"),
+        running=samples.sum("llamacpp:requests_processing"),
+        waiting=samples.sum("llamacpp:requests_deferred"),
         queries=None if computed is None or cached is None else computed + cached,
         hits=cached,
     )
-
-
-def _sum(values: _Values, name: str) -> int | None:
-    found = [value for value in values.get(name, ()) if abs(value) < 2**53]
-    return round(sum(found)) if found else None
-
-
-def _mean(values: Sequence[float] | None) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _whole(text: str | None) -> int | None:

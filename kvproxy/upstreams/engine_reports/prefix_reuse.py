@@ -1,24 +1,20 @@
-"""What an upstream says that it reused of its prompts, and how far that is from what its mirror predicted."""
+"""Prefix reuse reported by an engine, compared with the predictions of its mirror."""
 
 from dataclasses import dataclass
 
-_FEWEST = 20
-"""Predictions before anything is said about them."""
-_MOST_WRONG = 0.05
-"""Share of the predictions that may promise too much: a request that waits may find less than there was when it was sent."""
+_MIN_PREDICTIONS = 20
+_MAX_TOO_HIGH = 0.05
+"""Fraction of predictions that may be too high: blocks can be evicted while a request waits in the engine."""
 
 
 @dataclass(slots=True)
 class ReuseFigures:
-    """Reports of one upstream about one model.
+    """Reports of one engine for one model.
 
     Attributes:
-        reports: answers that told what was reused.
-        prompt_tokens, cached_tokens: their prompts' tokens, and how many of them were reused.
-        predictions: reports whose reuse had been predicted.
-        exact: predictions that were equal to the report.
-        too_high, too_low: predictions that promised more than was reused, and less.
-        tokens_too_high, tokens_too_low: by how many tokens in all.
+        predictions: reports with a prediction.
+        exact, too_high, too_low: predictions compared with the report.
+        tokens_too_high, tokens_too_low: sum of the differences in tokens.
     """
 
     reports: int = 0
@@ -32,7 +28,6 @@ class ReuseFigures:
     tokens_too_low: int = 0
 
     def add(self, prompt_tokens: int, cached_tokens: int, predicted: int | None) -> None:
-        """Take one report."""
         self.reports += 1
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
@@ -46,6 +41,6 @@ class ReuseFigures:
         self.tokens_too_low += max(0, cached_tokens - predicted)
 
     @property
-    def errs(self) -> bool:
-        """Whether the mirror promises what is not there, more often than requests that wait can explain."""
-        return self.predictions >= _FEWEST and self.too_high > _MOST_WRONG * self.predictions
+    def is_unreliable(self) -> bool:
+        """Whether more predictions are too high than waiting requests explain."""
+        return self.predictions >= _MIN_PREDICTIONS and self.too_high > _MAX_TOO_HIGH * self.predictions

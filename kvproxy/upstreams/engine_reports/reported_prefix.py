@@ -1,34 +1,55 @@
-"""Upstreams' prefix caches as far as they tell of them in figures; their blocks are in `mirrored_prefix.py`."""
+"""Prefix cache statistics reported by upstreams. `mirrored_prefix.py` adds their blocks."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvproxy.backends.prefix_cache import EnginePool, NoPrefix, PrefixFigures
-from kvproxy.blocks.rows import PoolFigures
+from kvproxy.backends.prefix_cache import EnginePool, PrefixCache, PrefixFigures, no_events
+from kvproxy.blocks.rows import PoolReport
 from kvproxy.upstreams.engine import FleetEngine
-from kvproxy.upstreams.engine_reports.metrics import EngineFigures
+from kvproxy.upstreams.engine_reports.metrics import EngineMetrics
 from kvproxy.upstreams.fleet import Fleet
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 
-def pool_figures(mirrored: Sequence[PoolFigures], told: Sequence[EngineFigures | None]) -> PoolFigures:
-    """One pool out of all.
+class ReportedPrefix(PrefixCache):
+    """Statistics of the upstreams' prefix caches, without their blocks."""
 
-    Args:
-        mirrored: pools of the engines that publish events.
-        told: what each engine says of itself. A sum is known only where all of them tell its parts.
-    """
-    known = [figures for figures in told if figures is not None]
-    all_told = bool(known) and len(known) == len(told)
-    blocks = _sum(figures.num_blocks for figures in known) if all_told else None
-    usages = [figures.usage for figures in known if figures.usage is not None]
-    usage = sum(usages) / len(usages) if all_told and len(usages) == len(known) else None
-    queries = _sum(figures.queries for figures in known) if all_told else None
-    hits = _sum(figures.hits for figures in known) if all_told else None
-    sizes = [pool.block_size for pool in mirrored] + [figures.block_size for figures in known]
-    return PoolFigures(
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def _mirrors(self) -> "list[tuple[FleetEngine, Mirror]]":
+        return [(engine, engine.mirror) for engine in self._fleet.engines.values() if engine.mirror is not None]
+
+    def _reported_pools(self) -> tuple[EnginePool, ...]:
+        engines = self._fleet.engines.values()
+        return tuple(_engine_pool(engine.url, metrics) for engine in engines if (metrics := engine.metrics()))
+
+    async def figures(self) -> PrefixFigures:
+        engines, mirrors = self._fleet.engines.values(), [mirror for _, mirror in self._mirrors()]
+        metrics = [engine.metrics() for engine in engines]
+        if not mirrors and not any(metrics):
+            raise no_events()
+        return PrefixFigures(
+            _sum_pools([mirror.report() for mirror in mirrors], metrics),
+            complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
+            streams=tuple(stream for mirror in mirrors for stream in mirror.streams()),
+            engines=tuple(self._fleet.engines),
+            told=self._reported_pools(),
+        )
+
+
+def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics | None]) -> PoolReport:
+    """Sum all pools. A sum of reported metrics is None unless every engine reports the metric."""
+    blocks, queries, hits = (
+        _sum(None if each is None else getattr(each, name) for each in metrics)
+        for name in ("num_blocks", "queries", "hits")
+    )
+    usages = [each.usage for each in metrics if each is not None and each.usage is not None]
+    usage = sum(usages) / len(usages) if usages and len(usages) == len(metrics) else None
+    sizes = [pool.block_size for pool in mirrored] + [each.block_size for each in metrics if each is not None]
+    return PoolReport(
         num_blocks=blocks,
         block_size=next((size for size in sizes if size is not None), None),
         free=None,
@@ -44,17 +65,16 @@ def pool_figures(mirrored: Sequence[PoolFigures], told: Sequence[EngineFigures |
     )
 
 
-def engine_pool(url: str, figures: EngineFigures) -> EnginePool:
-    """One engine's own figures as they are shown."""
+def _engine_pool(url: str, metrics: EngineMetrics) -> EnginePool:
     return EnginePool(
         url,
-        figures.num_blocks,
-        figures.usage,
-        figures.running,
-        figures.waiting,
-        figures.queries,
-        figures.hits,
-        figures.age,
+        metrics.num_blocks,
+        metrics.usage,
+        metrics.running,
+        metrics.waiting,
+        metrics.queries,
+        metrics.hits,
+        metrics.age,
     )
 
 
@@ -62,27 +82,3 @@ def _sum(values: Iterable[int | None]) -> int | None:
     found = list(values)
     known = [value for value in found if value is not None]
     return sum(known) if found and len(known) == len(found) else None
-
-
-class ToldPrefix(NoPrefix):
-    """See `PrefixCache`. What nobody tells is refused, and the way out named."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def _mirrors(self) -> "list[tuple[FleetEngine, Mirror]]":
-        return [(engine, engine.mirror) for engine in self._fleet.engines.values() if engine.mirror is not None]
-
-    async def figures(self) -> PrefixFigures:
-        mirrors, engines = self._mirrors(), list(self._fleet.engines.values())
-        told = [(engine.url, engine.figures()) for engine in engines]
-        pools = [mirror.figures() for _, mirror in mirrors]
-        if not pools and not any(figures for _, figures in told):
-            raise self._refuse()
-        return PrefixFigures(
-            pool_figures(pools, [figures for _, figures in told]),
-            complete=all(mirror.complete for _, mirror in mirrors) if mirrors else None,
-            streams=tuple(stream for _, mirror in mirrors for stream in mirror.streams()),
-            engines=tuple(engine.url for engine in engines),
-            told=tuple(engine_pool(url, figures) for url, figures in told if figures is not None),
-        )

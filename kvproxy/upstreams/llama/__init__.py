@@ -1,1 +1,1 @@
-"""TODO."""
+"""The slots of llama.cpp as a prefix cache: start with server.py, then slot_choice.py."""

@@ -1,4 +1,4 @@
-"""Token ids packed into bytes, so that thousands of them are compared at once."""
+"""Token ids packed into bytes, for fast comparison of long prefixes."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,31 +10,28 @@ _WIDTH = array("i").itemsize
 
 
 def pack(ids: Sequence[int]) -> Tokens:
-    """Token ids as bytes; raises OverflowError for a number that is none."""
+    """Pack token ids. Raises OverflowError for an id beyond 32 bits."""
     return array("i", ids).tobytes()
 
 
 def unpack(tokens: Tokens) -> list[int]:
-    """The ids again."""
     return array("i", tokens).tolist()
 
 
 def count(tokens: Tokens) -> int:
-    """How many there are."""
     return len(tokens) // _WIDTH
 
 
 def first(tokens: Tokens, number: int) -> Tokens:
-    """The first few."""
     return tokens[: number * _WIDTH]
 
 
-def shared(one: Tokens, other: Tokens) -> int:
-    """How many tokens both begin with."""
+def common_prefix(one: Tokens, other: Tokens) -> int:
+    """Return the length of the common prefix in tokens, by binary search."""
     equal, differ = 0, min(len(one), len(other))
     if one[:differ] == other[:differ]:
         return differ // _WIDTH
-    # one[:equal] is equal, one[:differ] is not.
+    # Invariant: one[:equal] matches, one[:differ] does not.
     while differ - equal > 1:
         middle = (equal + differ) // 2
         if one[equal:middle] == other[equal:middle]:

@@ -1,4 +1,4 @@
-"""A request in the slot that was chosen for it, until what the slot holds afterwards is known."""
+"""A request in its chosen slot, until the new contents of the slot are known."""
 
 import asyncio
 from dataclasses import replace
@@ -9,115 +9,110 @@ from kvproxy.backends.protocol import Relayed
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.client import SlotState
 from kvproxy.upstreams.llama.packed_tokens import Tokens, count, first
-from kvproxy.upstreams.llama.response_capture import Heard, Told
-from kvproxy.upstreams.llama.slot_choice import Plan
-from kvproxy.upstreams.llama.slot_files import Saved
-from kvproxy.upstreams.llama.slots import View
+from kvproxy.upstreams.llama.response_capture import CapturedResponse, ResponseCapture
+from kvproxy.upstreams.llama.slot_choice import SlotChoice
+from kvproxy.upstreams.llama.slot_files import SlotFile
+from kvproxy.upstreams.llama.slots import Slot
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer
 
-_PAUSE, _LOOKS = 0.02, 50
-"""Seconds between two looks at a slot that is about to be left, and how many looks there are."""
+_POLL_SECONDS, _MAX_POLLS = 0.02, 50
 
 
 class Placement:
-    """A request, and the slot that is locked for it.
-
-    Args:
-        server: whose slot it is.
-        view: the slot.
-        plan: why it was chosen.
-        prompt: the request's tokens.
-        request: as it came.
+    """A request and the slot that is locked for it.
 
     Attributes:
-        request: as it is sent: with `id_slot`, and otherwise byte for byte the same.
-        predicted: tokens of the prompt that should not be computed; None where not all is known that the slot holds.
-        work: tokens that should be.
-        restored: what was read into the slot for it.
+        request: the request to send, with `id_slot` added.
+        predicted: prompt tokens that should be reused; None if the slot's contents are not fully known.
+        work: prompt tokens that should be computed.
+        restored: file that was restored for the request.
     """
 
-    def __init__(self, server: "LlamaServer", view: View, plan: Plan, prompt: Tokens, request: ApiRequest) -> None:
-        self.request = naming(request, view.slot)
-        self.predicted = plan.reused if plan.restore or view.known else None
-        self.work = count(prompt) - plan.reused
-        self.restored: Saved | None = None
+    def __init__(
+        self, server: "LlamaServer", slot: Slot, choice: SlotChoice, prompt: Tokens, request: ApiRequest
+    ) -> None:
+        self.request = with_slot(request, slot.id)
+        self.predicted = choice.reused if choice.restore or slot.is_known else None
+        self.work = count(prompt) - choice.reused
+        self.restored: SlotFile | None = None
         self._server = server
-        self._view = view
+        self._slot = slot
         self._prompt = prompt
-        self._left = False
-        self._strangers = server.strangers
+        self._released = False
+        self._unplaced_before = server.unplaced_requests
 
     def follow(self, reply: Relayed) -> None:
-        """Listen to the answer, and give the slot back when it is over."""
-        heard = Heard(self.request.api, reply.streams)
-        reply.chunks = heard.listen(reply.chunks)
-        reply.when_over.append(lambda: self._server.spawn(self._settle(heard, reply.status)))
+        """Capture the response, and release the slot at its end."""
+        capture = ResponseCapture(self.request.api, reply.streams)
+        reply.chunks = capture.capture(reply.chunks)
+        reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))
 
-    def gone(self) -> None:
-        """Give the slot back: there is no answer."""
-        if not self._left:
-            self._left = True
-            # What the server did before it failed is not known.
-            self._view.held = b""
-            self._server.slots.release(self._view)
+    def abandon(self) -> None:
+        """Release the slot of a request without a response; its contents are unknown."""
+        if not self._released:
+            self._released = True
+            self._slot.prefix = b""
+            self._server.table.release(self._slot)
 
-    async def _settle(self, heard: Heard, status: int) -> None:
+    async def _finish(self, capture: ResponseCapture, status: int) -> None:
         try:
-            told = await asyncio.to_thread(heard.told)
-            state = await self._after(told)
+            response = await asyncio.to_thread(capture.read)
+            state = await self._wait_until_idle(response)
             if state is not None:
-                held = await self._held(told, status, state)
-                if self.restored is not None and told.prompt is not None and self._server.keeper is not None:
-                    self._server.keeper.judge(self.restored, self._prompt, told.prompt[1])
-                self._view.learn(held, state)
+                prefix = await self._new_prefix(response, status, state)
+                if self.restored is not None and response.reuse is not None and self._server.saver is not None:
+                    self._server.saver.verify_restore(self.restored, self._prompt, response.reuse.cached_tokens)
+                self._slot.update(prefix, state)
         except KvproxyError:
-            self._view.held = b""
+            self._slot.prefix = b""
         finally:
-            self._left = True
-            self._server.left(self._view)
+            self._released = True
+            self._server.release(self._slot)
 
-    async def _after(self, told: Told) -> SlotState | None:
-        """The slot once it is idle; None where somebody else's request is in it by now."""
-        for _ in range(_LOOKS):
-            state = next((each for each in await self._server.routes.slots() if each.slot == self._view.slot), None)
+    async def _wait_until_idle(self, response: CapturedResponse) -> SlotState | None:
+        """Return the state of the idle slot; None if another client's request uses it."""
+        for _ in range(_MAX_POLLS):
+            states = await self._server.client.slots()
+            state = next((each for each in states if each.slot == self._slot.id), None)
             if state is None or not state.busy:
                 return state
-            if told.prompt is not None and self._server.strangers > self._strangers:
+            if response.reuse is not None and self._server.unplaced_requests > self._unplaced_before:
                 break
-            await asyncio.sleep(_PAUSE)
-        self._view.held = b""
+            await asyncio.sleep(_POLL_SECONDS)
+        self._slot.prefix = b""
         return None
 
-    async def _held(self, told: Told, status: int, state: SlotState) -> Tokens:
-        """What the slot holds, as far as that is certain.
+    async def _new_prefix(self, response: CapturedResponse, status: int, state: SlotState) -> Tokens:
+        """Return the certain contents of the slot.
 
-        It holds the prompt and the answer, but not the answer's last token, which was never computed with. An answer's text
-        may have been other tokens than its text makes; then there are more or fewer of them than the server counts.
+        It holds the prompt and the response, without the last token, which was not computed. The response's text may tokenize to
+        other tokens than the generated ones; then the count differs from the server's.
         """
-        view, prompt = self._view, self._prompt
-        if state.task == view.task or status != 200:
-            # The request never came to the slot, or was refused.
-            return view.held if state.tokens == view.tokens else b""
-        if told.prompt is not None and told.prompt[0] != count(prompt):
+        slot, prompt = self._slot, self._prompt
+        if state.task == slot.task or status != 200:
+            # The request did not reach the slot, or was rejected.
+            return slot.prefix if state.tokens == slot.tokens else b""
+        if response.reuse is not None and response.reuse.prompt_tokens != count(prompt):
             return b""
-        # Nobody else can have been in the slot, unless the server chose it for somebody.
-        alone = self._server.strangers == self._strangers
+        # Otherwise the server may have chosen this slot for another request.
+        is_exclusive = self._server.unplaced_requests == self._unplaced_before
         if state.tokens < count(prompt):
-            # The client left before the prompt was computed; after an answer it means that the context was shifted.
-            return first(prompt, state.tokens) if alone and told.text is None else b""
-        if told.text is None:
-            return prompt if alone else b""
-        answer = await self._server.routes.tokenize(told.text)
-        if count(prompt) + count(answer) >= state.context > 0:
+            # The client left before the prompt was computed. After a response, the context was shifted.
+            return first(prompt, state.tokens) if is_exclusive and response.text is None else b""
+        if response.text is None:
+            return prompt if is_exclusive else b""
+        output = await self._server.client.tokenize(response.text)
+        if count(prompt) + count(output) >= state.context > 0:
             return b""
-        exact = count(prompt) + count(answer) - state.tokens in (0, 1)
-        return first(prompt + answer, state.tokens) if exact else prompt if alone else b""
+        if count(prompt) + count(output) - state.tokens in (0, 1):
+            return first(prompt + output, state.tokens)
+        return prompt if is_exclusive else b""
 
 
-def naming(request: ApiRequest, slot: int) -> ApiRequest:
-    """A request that names its slot; unchanged where it names one itself, or where the API has no place for it."""
+def with_slot(request: ApiRequest, slot: int) -> ApiRequest:
+    """Add `id_slot` to a request, unless it has one or its API does not support it."""
     if "id_slot" in request.body or request.api.name == "messages":
         return request
     raw = request.raw.lstrip(b" \t\r\n\xef\xbb\xbf")

@@ -1,68 +1,64 @@
-"""Which slot a request goes to, and what is read back from disk before: a function of what the slots and the disk hold."""
+"""Chooses the slot for a request, and the file to restore into it, from the contents of slots and files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.upstreams.llama.packed_tokens import Tokens, count, shared
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a free slot holds.
+class FreeSlot:
+    """A slot without a request: its known tokens, and the time of its last use."""
 
-    Attributes:
-        slot: its number.
-        tokens: the tokens that it begins with, as far as they are known.
-        used: when it was last used; a slot that was never used has the least.
-    """
-
-    slot: int
-    tokens: Tokens
+    id: int
+    prefix: Tokens
     used: float
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Where a request goes.
+class SlotChoice:
+    """The chosen slot.
 
     Attributes:
-        slot: the slot's number.
-        keeps: tokens of the prompt that the slot holds now.
-        restore: name of the saved prefix that is read into the slot first; None where the slot's own serves as well.
-        reused: tokens of the prompt that will not be computed.
+        slot: its number.
+        kept: tokens of the prompt in the slot.
+        restore: name of the file to restore first; None to keep the slot's contents.
+        reused: tokens of the prompt that need no computation.
     """
 
     slot: int
-    keeps: int
+    kept: int
     restore: str | None
     reused: int
 
 
-def choose(prompt: Tokens, free: Sequence[Held], saved: Sequence[tuple[str, Tokens]], least: int) -> Plan | None:
-    """The slot that shares most with a prompt, or a saved prefix that shares more; None where no slot is free.
+def choose_slot(
+    prompt: Tokens, free: Sequence[FreeSlot], files: Sequence[tuple[str, Tokens]], min_tokens: int
+) -> SlotChoice | None:
+    """Choose the slot or file with the longest common prefix; None without a free slot.
 
-    Below `least` tokens, sharing decides nothing: chat templates make all prompts begin alike. Then the request goes to
-    an empty slot, or to the one that was used longest ago.
+    Common prefixes below `min_tokens` are ignored, since a chat template begins all prompts alike. Such a request goes to an
+    empty slot, or to the least recently used one.
 
     Args:
-        free: slots that no request uses.
-        saved: saved prefixes by their names.
-        least: fewest tokens that are worth a restore.
+        prompt: tokens of the request.
+        free: slots without a request.
+        files: restorable prefixes with their file names.
+        min_tokens: minimum gain of a restore.
     """
     if not free:
         return None
-    common = {held.slot: shared(held.tokens, prompt) for held in free}
-    oldest = min(free, key=lambda held: (bool(held.tokens), held.used, held.slot))
-    best = min(free, key=lambda held: (-common[held.slot], count(held.tokens), held.used, held.slot))
-    name, most = max(
-        ((name, shared(tokens, prompt)) for name, tokens in saved), key=lambda each: each[1], default=("", 0)
-    )
-    if most >= common[best.slot] + least:
-        return Plan(oldest.slot, common[oldest.slot], name, computed_less(most, prompt))
-    chosen = best if common[best.slot] >= least else oldest
-    return Plan(chosen.slot, common[chosen.slot], None, computed_less(common[chosen.slot], prompt))
+    common = {slot.id: common_prefix(slot.prefix, prompt) for slot in free}
+    oldest = min(free, key=lambda slot: (bool(slot.prefix), slot.used, slot.id))
+    best = min(free, key=lambda slot: (-common[slot.id], count(slot.prefix), slot.used, slot.id))
+    matches = ((name, common_prefix(tokens, prompt)) for name, tokens in files)
+    name, restored = max(matches, key=lambda match: match[1], default=("", 0))
+    if restored >= common[best.id] + min_tokens:
+        return SlotChoice(oldest.id, common[oldest.id], name, reusable_tokens(restored, prompt))
+    chosen = best if common[best.id] >= min_tokens else oldest
+    return SlotChoice(chosen.id, common[chosen.id], None, reusable_tokens(common[chosen.id], prompt))
 
 
-def computed_less(common: int, prompt: Tokens) -> int:
-    """Tokens that a server which holds the first `common` of a prompt does not compute: the last one is always computed."""
+def reusable_tokens(common: int, prompt: Tokens) -> int:
+    """Return the tokens of a common prefix that need no computation: the last token of a prompt is always computed."""
     return max(0, min(common, count(prompt) - 1))

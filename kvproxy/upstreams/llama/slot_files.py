@@ -1,19 +1,19 @@
-"""What is saved of slots: which prefix each file in a server's `--slot-save-path` holds, kept in a database of our own.
+"""Database of the files in a server's `--slot-save-path`, with the prefix in each.
 
-llama-server writes and reads the files, and deletes none. So a file that is wanted no more is written over by the next one.
+llama-server writes and reads the files but deletes none, so an unused file is overwritten by the next save.
 """
 
 import logging
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.encryption import Cipher
-from kvproxy.upstreams.llama.packed_tokens import Tokens, shared
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -25,46 +25,31 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Saved:
-    """One file.
-
-    Attributes:
-        name: its name.
-        identity: of the server that wrote it.
-        tokens: the prefix that it holds, as far as that is known; None where it holds nothing of use any more.
-        held: how many tokens it holds.
-        size: its bytes.
-        used: when it was saved or restored last.
-    """
+class SlotFile:
+    """One file; unused if `tokens` is None. `used` is the time of the last save or restore."""
 
     name: str
     identity: str
     tokens: Tokens | None
-    held: int
+    count: int
     size: int
     used: float
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
-    """A file that is not evicted until a time; for ever where that is None."""
+class SlotFilePin:
+    """A file that is not evicted until a time; None for ever."""
 
     name: str
     file: str
-    until: float | None
+    expires: float | None
 
 
-class Shelf:
-    """The files of one server.
-
-    Args:
-        path: the database; every server's files are in the same one.
-        url: the server's URL.
-        clock: seconds since 1970.
-        cipher: encrypts the prefixes in the database; None writes them as they are.
+class SlotFiles:
+    """The files of one server, in a database shared by all servers.
 
     Raises:
-        sqlite3.Error: the database cannot be used.
+        sqlite3.Error: the database cannot be opened.
     """
 
     def __init__(
@@ -73,136 +58,137 @@ class Shelf:
         self._url = url
         self._cipher = cipher
         self._clock = clock
-        self._begun: set[str] = set()
+        self._writing: set[str] = set()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Who asks is on the event loop; one thread of our own writes, in the order of the calls.
+        # One thread writes in the order of the calls, so that the event loop does not wait for the disk.
         self._writer = ThreadPoolExecutor(1, "kvproxy-slots")
         self._database = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
-            # A file that is forgotten costs one computation, so no write waits for the disk.
+            # A lost row costs one computation of a prompt, so commits need no fsync.
             self._database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
             columns = "name, identity, tokens, held, size, used"
             rows = self._database.execute(f"SELECT {columns} FROM files WHERE url = ?", (url,))
-            self._files = {row[0]: self._opened(Saved(*row)) for row in rows}
+            self._files = {row[0]: self._decrypt(SlotFile(*row)) for row in rows}
             pins = self._database.execute("SELECT pin, file, until FROM pins WHERE url = ?", (url,))
-            self._pins = {row[0]: Pin(*row) for row in pins if row[1] in self._files}
+            self._pins = {row[0]: SlotFilePin(*row) for row in pins if row[1] in self._files}
         except sqlite3.Error:
             self._database.close()
             raise
 
     def close(self) -> None:
-        """Write what is still to be written, and release the database."""
         self._writer.shutdown()
         self._database.close()
 
-    def of(self, identity: str) -> list[Saved]:
-        """What was saved under an identity, the most recently used first."""
+    def saved(self, identity: str) -> list[SlotFile]:
+        """Return the restorable files of an identity, the most recently used first."""
         found = [file for file in self._files.values() if file.tokens is not None and file.identity == identity]
         return sorted(found, key=lambda file: -file.used)
 
-    def get(self, name: str) -> Saved | None:
-        """One file by its name."""
+    def get(self, name: str) -> SlotFile | None:
         return self._files.get(name)
 
-    def covered(self, identity: str, tokens: Tokens) -> int:
-        """How many of the first tokens are in one of the files."""
-        return max((shared(file.tokens or b"", tokens) for file in self.of(identity)), default=0)
+    def covered_tokens(self, identity: str, tokens: Tokens) -> int:
+        """Return the longest common prefix with a file."""
+        return max((common_prefix(file.tokens or b"", tokens) for file in self.saved(identity)), default=0)
 
     @property
-    def size(self) -> int:
-        """Bytes of all files, those of no more use among them."""
+    def total_bytes(self) -> int:
+        """Bytes of all files, including unused ones."""
         return sum(file.size for file in self._files.values())
 
-    def begin(self, identity: str) -> str:
-        """A name to write to: of a file that is of no more use, or a new one. It is nobody else's until `end` or `drop`."""
-        # Another model's file is not written over: a crash could leave it with the wrong identity.
-        unused = next((file for file in self.unused() if file.identity == identity), None)
-        # Proxies that share a folder must not write to each other's files.
-        if unused is None:
-            unused = Saved(f"kvproxy-{secrets.token_hex(8)}.bin", identity, None, 0, 0, 0.0)
-            self._put(unused)
-        self._begun.add(unused.name)
-        return unused.name
+    def allocate(self, identity: str) -> str:
+        """Reserve an unused file or a new name, until `commit` or `discard`."""
+        # A crash could leave a file of another model with the wrong identity, so only files of the same one are reused.
+        file = next((file for file in self.unused() if file.identity == identity), None)
+        if file is None:
+            # Random names, since several proxies may share the folder.
+            file = SlotFile(f"kvproxy-{secrets.token_hex(8)}.bin", identity, None, 0, 0, 0.0)
+            self._put(file)
+        self._writing.add(file.name)
+        return file.name
 
     def claim(self, name: str) -> bool:
-        """Begin to write to a file that is of no more use; False where somebody else does, or did meanwhile."""
-        unused = any(file.name == name for file in self.unused())
-        if unused:
-            self._begun.add(name)
-        return unused
+        """Reserve an unused file; False if it is not unused any more."""
+        is_unused = any(file.name == name for file in self.unused())
+        if is_unused:
+            self._writing.add(name)
+        return is_unused
 
-    def end(self, name: str, identity: str, tokens: Tokens, held: int, size: int) -> None:
-        """Tell that a file was written. Files that hold no more than the beginning of it are of no more use."""
-        for file in self.of(identity):
+    def commit(self, name: str, identity: str, tokens: Tokens, count: int, size: int) -> None:
+        """Record a written file, and discard files with a prefix of its tokens; their pins move to it."""
+        for file in self.saved(identity):
             if file.name != name and tokens.startswith(file.tokens or b""):
-                for pin in [pin for pin in self._pins.values() if pin.file == file.name]:
-                    self.pin(pin.name, name, pin.until)
-                self.drop(file.name)
-        self._begun.discard(name)
-        self._put(Saved(name, identity, tokens, held, size, self._clock()))
+                for pin in self._pins_of(file.name):
+                    self.pin(pin.name, name, pin.expires)
+                self.discard(file.name)
+        self._writing.discard(name)
+        self._put(SlotFile(name, identity, tokens, count, size, self._clock()))
 
     def touch(self, name: str) -> None:
-        """Tell that a file was used."""
+        """Record a restore."""
         file = self._files[name]
         file.used = self._clock()
         self._write("UPDATE files SET used = ? WHERE url = ? AND name = ?", file.used, self._url, name)
 
-    def drop(self, name: str, size: int | None = None) -> None:
-        """Tell that a file is of no more use, and its bytes where they changed."""
-        self._begun.discard(name)
+    def discard(self, name: str, size: int | None = None) -> None:
+        """Mark a file as unused, with its new size in bytes."""
+        self._writing.discard(name)
         file = self._files.get(name)
         if file is None:
             return
         file.tokens = None
         file.size = file.size if size is None else size
         self._put(file)
-        for pin in [pin for pin in self._pins.values() if pin.file == name]:
+        for pin in self._pins_of(name):
             self.unpin(pin.name)
 
-    def unused(self) -> Iterator[Saved]:
-        """Files of no more use, the largest first."""
-        found = [file for file in self._files.values() if file.tokens is None and file.name not in self._begun]
-        return iter(sorted(found, key=lambda file: -file.size))
+    def unused(self) -> list[SlotFile]:
+        """Return unused files, the largest first."""
+        found = [file for file in self._files.values() if file.tokens is None and file.name not in self._writing]
+        return sorted(found, key=lambda file: -file.size)
 
-    def evict(self, most: int) -> None:
-        """Give up what was used longest ago, pins aside, until what is of use has at most so many bytes."""
+    def evict(self, max_bytes: int) -> None:
+        """Discard the least recently used files without a pin, down to this total."""
         pinned = {pin.file for pin in self.pins()}
-        kept = [file for file in self._files.values() if file.tokens is not None]
-        over = sum(file.size for file in kept) - most
-        for file in sorted(kept, key=lambda file: file.used):
-            if over <= 0:
+        saved = [file for file in self._files.values() if file.tokens is not None]
+        excess = sum(file.size for file in saved) - max_bytes
+        for file in sorted(saved, key=lambda file: file.used):
+            if excess <= 0:
                 return
             if file.name not in pinned:
-                over -= file.size
-                self.drop(file.name)
+                excess -= file.size
+                self.discard(file.name)
 
-    def pins(self) -> list[Pin]:
-        """Pins that have not run out."""
+    def pins(self) -> list[SlotFilePin]:
+        """Return the pins, and delete the expired ones."""
         now = self._clock()
-        for pin in [pin for pin in self._pins.values() if pin.until is not None and pin.until <= now]:
-            self.unpin(pin.name)
+        for pin in list(self._pins.values()):
+            if pin.expires is not None and pin.expires <= now:
+                self.unpin(pin.name)
         return list(self._pins.values())
 
-    def pin(self, name: str, file: str, until: float | None) -> None:
-        """Keep a file from being evicted."""
-        self._pins[name] = Pin(name, file, until)
-        self._write("INSERT OR REPLACE INTO pins VALUES (?, ?, ?, ?)", self._url, name, file, until)
+    def _pins_of(self, file: str) -> list[SlotFilePin]:
+        return [pin for pin in self._pins.values() if pin.file == file]
+
+    def pin(self, name: str, file: str, expires: float | None) -> None:
+        self._pins[name] = SlotFilePin(name, file, expires)
+        self._write("INSERT OR REPLACE INTO pins VALUES (?, ?, ?, ?)", self._url, name, file, expires)
 
     def unpin(self, name: str) -> bool:
-        """Let it go; False where there is no such pin."""
+        """Delete a pin; False if it does not exist."""
         self._write("DELETE FROM pins WHERE url = ? AND pin = ?", self._url, name)
         return self._pins.pop(name, None) is not None
 
-    def _put(self, file: Saved) -> None:
+    def _put(self, file: SlotFile) -> None:
         self._files[file.name] = file
         tokens = file.tokens
         if tokens is not None and self._cipher is not None:
             tokens = self._cipher.seal(tokens, file.name.encode())
-        values = (self._url, file.name, file.identity, tokens, file.held, file.size, file.used)
+        values = (self._url, file.name, file.identity, tokens, file.count, file.size, file.used)
         self._write("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
 
-    def _opened(self, file: Saved) -> Saved:
-        """A row of the database with its tokens; without them where the key does not open them."""
+    def _decrypt(self, file: SlotFile) -> SlotFile:
+        """Decrypt the tokens; a file with another key becomes unused."""
         if file.tokens is not None and self._cipher is not None:
             try:
                 file.tokens = self._cipher.open(file.tokens, file.name.encode())
@@ -217,4 +203,6 @@ class Shelf:
         try:
             self._database.execute(statement, values)
         except sqlite3.Error as error:
-            _log.warning("what is saved of slots cannot be written down, and is forgotten at the next start: %s", error)
+            _log.warning(
+                "the database of saved slots cannot be written, so files are lost at the next start: %s", error
+            )

@@ -1,172 +1,164 @@
-"""Saves slots to disk and restores them, within a size; and stops where a restore is not shown to have worked.
+"""Saves slots to files and restores them, within a disk budget.
 
-llama-server says that a restore went well also where it then computes everything again: models with sliding windows, without
-`--swa-full`, need more than is in the file (llama.cpp #26676). So only the count of reused tokens in the next answer is believed.
+llama-server reports success for a restore that it cannot use: models with sliding windows need `--swa-full` (llama.cpp #26676).
+So each restore is verified by the reuse that the next response reports, and restores stop after several failures.
 """
 
 import logging
 
 from kvproxy.errors import UpstreamError
-from kvproxy.upstreams.llama.client import Facts, LlamaRoutes, SlotRefused
-from kvproxy.upstreams.llama.packed_tokens import Tokens, count, shared
-from kvproxy.upstreams.llama.slot_choice import Plan, computed_less
-from kvproxy.upstreams.llama.slot_files import Saved, Shelf
-from kvproxy.upstreams.llama.slots import View
+from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotRefused
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count
+from kvproxy.upstreams.llama.slot_choice import SlotChoice, reusable_tokens
+from kvproxy.upstreams.llama.slot_files import SlotFile, SlotFiles
+from kvproxy.upstreams.llama.slots import Slot
 
-TRIES = 3
-"""Restores in a row that reused nothing, after which there are no more."""
-_GROWN = 5
-"""An idle slot is saved again when a fifth of it is new: so all that is written stays within five times what is kept."""
-_EMPTY = 1024
-"""Bytes below which a file is not worth writing over with an empty slot."""
+MAX_FAILURES = 3
+"""Consecutive restores without reuse before restores stop."""
+_MIN_GROWTH = 5
+"""An idle slot is saved again if one fifth of it is new, which limits the written bytes to five times the saved ones."""
+_EMPTY_BYTES = 1024
+"""Smaller unused files are not overwritten with an empty slot."""
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
-    """Keeps the prefixes of one server. Whoever calls has taken the slot.
-
-    Args:
-        routes: the server.
-        facts: what it says of itself; it is asked again before anything is written or read, in case it is another one by now.
-        shelf: what is saved.
-        most: bytes that may be.
-        least: fewest tokens that are worth it.
+class SlotSaver:
+    """Saves and restores the slots of one server. The caller has locked the slot.
 
     Attributes:
-        saves, restores, shown: how many there were, and how many restores showed in the answer after them.
-        failed: restores in a row that did not.
+        shown: restores confirmed by the reuse of the next response.
+        failed: consecutive restores without reuse.
     """
 
-    def __init__(self, url: str, routes: LlamaRoutes, facts: Facts, shelf: Shelf, most: int, least: int) -> None:
-        self.shelf = shelf
-        self.identity = facts.identity
+    def __init__(
+        self, url: str, client: LlamaClient, info: ServerInfo, files: SlotFiles, max_bytes: int, min_tokens: int
+    ) -> None:
+        self.files = files
+        self.identity = info.identity
         self.saves = self.restores = self.shown = self.failed = 0
         self._url = url
-        self._routes = routes
-        self._most = most
-        self._least = least
+        self._client = client
+        self._max_bytes = max_bytes
+        self._min_tokens = min_tokens
 
     @property
-    def works(self) -> bool:
-        """Whether restores are believed."""
-        return self.failed < TRIES
+    def is_enabled(self) -> bool:
+        """Whether restores have not failed too often."""
+        return self.failed < MAX_FAILURES
 
-    def saved(self) -> list[tuple[str, Tokens]]:
-        """What can be restored."""
-        return [(file.name, file.tokens or b"") for file in self.shelf.of(self.identity)] if self.works else []
+    def prefixes(self) -> list[tuple[str, Tokens]]:
+        """Return restorable prefixes with their file names."""
+        return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
 
-    async def prepare(self, view: View, plan: Plan) -> Saved | None:
-        """Save what a slot is about to lose, and restore what it is to hold; what was restored."""
-        if not self.works:
+    async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
+        """Save tokens that the request will overwrite, and restore the chosen file; return the restored file."""
+        if not self.is_enabled:
             return None
-        kept = 0 if plan.restore else plan.keeps
-        if count(view.held) - kept >= self._least and self.unsaved(view) >= self._least:
-            await self.save(view)
-        file = self.shelf.get(plan.restore) if plan.restore else None
-        return None if file is None else await self._restore(view, file)
+        kept = 0 if choice.restore else choice.kept
+        if count(slot.prefix) - kept >= self._min_tokens and self.unsaved_tokens(slot) >= self._min_tokens:
+            await self.save(slot)
+        file = self.files.get(choice.restore) if choice.restore else None
+        return None if file is None else await self._restore(slot, file)
 
-    def unsaved(self, view: View) -> int:
-        """Tokens of a slot that no file holds."""
-        return count(view.held) - self.shelf.covered(self.identity, view.held)
+    def unsaved_tokens(self, slot: Slot) -> int:
+        return count(slot.prefix) - self.files.covered_tokens(self.identity, slot.prefix)
 
-    def grown(self, view: View) -> bool:
-        """Whether an idle slot is worth a file."""
-        return self.works and self.unsaved(view) >= max(self._least, count(view.held) // _GROWN)
+    def should_save_idle(self, slot: Slot) -> bool:
+        return self.is_enabled and self.unsaved_tokens(slot) >= max(self._min_tokens, count(slot.prefix) // _MIN_GROWTH)
 
-    async def save(self, view: View) -> str | None:
-        """Write a slot to a file; its name, None where that failed."""
-        name = self.shelf.begin(self.identity)
+    async def save(self, slot: Slot) -> str | None:
+        """Save a slot; return the file name, or None after a failure."""
+        name = self.files.allocate(self.identity)
         written = None
         try:
-            if await self._same():
-                written = await self._routes.save(view.slot, name)
+            if await self._is_same_server():
+                written = await self._client.save(slot.id, name)
         except UpstreamError as error:
-            _log.warning("%s: slot %d could not be saved: %s", self._url, view.slot, error.message)
+            _log.warning("%s: slot %d was not saved: %s", self._url, slot.id, error.message)
         finally:
             if written is None:
-                self.shelf.drop(name)
+                self.files.discard(name)
         if written is None:
             return None
         self.saves += 1
-        if written.tokens == view.tokens and written.size <= self._most:
-            self.shelf.end(name, self.identity, view.held, written.tokens, written.size)
+        if written.tokens == slot.tokens and written.size <= self._max_bytes:
+            self.files.commit(name, self.identity, slot.prefix, written.tokens, written.size)
         else:
-            # Somebody else used the slot a moment ago, or it alone is too large.
-            self.shelf.drop(name, written.size)
-        self.shelf.evict(self._most)
-        await self._shrink(view, name)
-        return name if name in dict(self.saved()) else None
+            # Another client used the slot meanwhile, or the file exceeds the budget.
+            self.files.discard(name, written.size)
+        self.files.evict(self._max_bytes)
+        await self._shrink_unused(slot, name)
+        return name if name in dict(self.prefixes()) else None
 
-    async def _restore(self, view: View, file: Saved) -> Saved | None:
+    async def _restore(self, slot: Slot, file: SlotFile) -> SlotFile | None:
         try:
-            if not await self._same():
+            if not await self._is_same_server():
                 return None
-            view.held = b""
-            written = await self._routes.restore(view.slot, file.name)
-            view.tokens = written.tokens
-            if written.tokens != file.held:
-                # Another server's file under the same name: its keys and values may be of another model.
-                await self._routes.erase(view.slot)
-                raise SlotRefused(f"{file.name} holds {written.tokens} tokens, not {file.held}")
+            slot.prefix = b""
+            read = await self._client.restore(slot.id, file.name)
+            slot.tokens = read.tokens
+            if read.tokens != file.count:
+                # Another server wrote this file, perhaps with another model.
+                await self._client.erase(slot.id)
+                raise SlotRefused(f"{file.name} has {read.tokens} tokens, not {file.count}")
         except SlotRefused as error:
             _log.warning("%s: a saved slot is lost: %s", self._url, error.message)
-            view.tokens = 0
-            self.shelf.drop(file.name)
+            slot.tokens = 0
+            self.files.discard(file.name)
             return None
         except UpstreamError as error:
             _log.warning("%s: a slot was not restored: %s", self._url, error.message)
             return None
-        view.held = file.tokens or b""
+        slot.prefix = file.tokens or b""
         self.restores += 1
-        self.shelf.touch(file.name)
+        self.files.touch(file.name)
         return file
 
-    def judge(self, file: Saved, prompt: Tokens, reused: int) -> None:
-        """Compare what an answer says that it reused with what was restored for it."""
-        if reused >= computed_less(shared(file.tokens or b"", prompt), prompt) // 2:
+    def verify_restore(self, file: SlotFile, prompt: Tokens, reused: int) -> None:
+        """Compare the reported reuse with the restored file."""
+        if reused >= reusable_tokens(common_prefix(file.tokens or b"", prompt), prompt) // 2:
             self.shown += 1
             self.failed = 0
             return
         self.failed += 1
-        if not self.works:
-            _log.warning("%s: %s", self._url, self.trouble())
+        if not self.is_enabled:
+            _log.warning("%s: %s", self._url, self.problem())
 
-    def trouble(self) -> str | None:
-        """Why nothing is restored any more; None where it is."""
-        if self.works:
+    def problem(self) -> str | None:
+        """Return the reason why restores stopped, with the fix."""
+        if self.is_enabled:
             return None
         return (
-            f"slots do not come back from disk: {TRIES} restores in a row said ok and reused nothing, so no more are tried;"
-            " start llama-server with --swa-full if the model has sliding windows"
+            f"restores of slots are off: after {MAX_FAILURES} successful restores the server reused no token; start"
+            " llama-server with --swa-full if the model has sliding windows"
         )
 
-    async def _same(self) -> bool:
-        """Whether the server is still the one that it was: another model's keys and values must never be restored."""
-        return await self._routes.identity() == self.identity
+    async def _is_same_server(self) -> bool:
+        """Check the identity: keys and values of another model must never be restored."""
+        return await self._client.identity() == self.identity
 
-    async def _shrink(self, view: View, name: str) -> None:
-        """Write empty slots over files of no more use, until all of them together are small enough."""
-        unused = [file for file in self.shelf.unused() if file.size > _EMPTY]
-        if self.shelf.size <= self._most or not unused:
+    async def _shrink_unused(self, slot: Slot, name: str) -> None:
+        """Overwrite unused files with an empty slot until the budget is met, then restore the slot."""
+        unused = [file for file in self.files.unused() if file.size > _EMPTY_BYTES]
+        if self.files.total_bytes <= self._max_bytes or not unused:
             return
-        back = None
+        restored = None
         try:
-            await self._routes.erase(view.slot)
+            await self._client.erase(slot.id)
             for file in unused:
-                if self.shelf.size > self._most and self.shelf.claim(file.name):
-                    await self._empty(view, file)
-            if name in dict(self.saved()):
-                back = await self._routes.restore(view.slot, name)
+                if self.files.total_bytes > self._max_bytes and self.files.claim(file.name):
+                    await self._overwrite(slot, file)
+            if name in dict(self.prefixes()):
+                restored = await self._client.restore(slot.id, name)
         except UpstreamError as error:
-            _log.warning("%s: saved slots of no more use still take room: %s", self._url, error.message)
+            _log.warning("%s: unused files of slots were not shrunk: %s", self._url, error.message)
         finally:
-            if back is None:
-                view.held, view.tokens = b"", 0
+            if restored is None:
+                slot.prefix, slot.tokens = b"", 0
 
-    async def _empty(self, view: View, file: Saved) -> None:
-        """Write an empty slot over a file."""
+    async def _overwrite(self, slot: Slot, file: SlotFile) -> None:
         size = None
         try:
-            size = (await self._routes.save(view.slot, file.name)).size
+            size = (await self._client.save(slot.id, file.name)).size
         finally:
-            self.shelf.drop(file.name, size)
+            self.files.discard(file.name, size)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.groups import GroupKind
+from kvproxy.blocks.single_type_manager import GroupKind
 from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.attention.triton_decode import TritonDecode

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.groups import GroupKind
+from kvproxy.blocks.single_type_manager import GroupKind
 from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaPrefill
 from kvproxy.engine.attention.varlen import PackedLayout, VarlenPrefill, apply_sinks, unsupported_reason

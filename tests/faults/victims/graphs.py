@@ -8,7 +8,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search import vector_index as vectors
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.index.store import Capacity, SqliteStore
 from tests.faults.victims.victim import READY, Tell
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -20,7 +20,7 @@ _LIMIT = 150
 class SmallGraphs(FaissNeighbours):
     """Graphs from 60 vectors on, saved whenever they have grown."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: SqliteStore) -> None:
         super().__init__(store, HashEmbedder.name, HashEmbedder().dim, small=20, flat_limit=60, threads=1)
 
 
@@ -38,7 +38,7 @@ class Graphs:
     def work(self, folder: Path, seed: int, tell: Tell) -> None:
         vectors.TAIL_LIMIT = 25
         limited = (folder / "limited").exists()
-        store = ResponseStore(folder / "r.db", capacity=Capacity(_LIMIT if limited else None))
+        store = SqliteStore(folder / "r.db", capacity=Capacity(_LIMIT if limited else None))
         semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
         semantic._neighbours = SmallGraphs(store)
         semantic.rebuild()
@@ -46,7 +46,7 @@ class Graphs:
         asyncio.run(_insert(semantic, seed, tell, full=limited))
 
     def check(self, folder: Path, told: Sequence[str]) -> None:
-        store = ResponseStore(folder / "r.db")
+        store = SqliteStore(folder / "r.db")
         kept = set(store.ids())
         by_sign = {sign: {line[1:] for line in told if line[0] == sign} for sign in "+~-"}
         limited = (folder / "limited").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.store import Capacity, ResponseStore
+from kvproxy.index.store import Capacity, SqliteStore
 from tests.faults.victims.victim import READY, Tell
 from tests.index.entries import make_entry
 
@@ -27,7 +27,7 @@ class Stored:
 
     def work(self, folder: Path, seed: int, tell: Tell) -> None:
         limited = (folder / "limited").exists()
-        store = ResponseStore(folder / "r.db", clock=lambda: _NOW, capacity=Capacity(_LIMIT if limited else None))
+        store = SqliteStore(folder / "r.db", clock=lambda: _NOW, capacity=Capacity(_LIMIT if limited else None))
         tell(READY)
 
         def put(worker: int) -> None:
@@ -41,7 +41,7 @@ class Stored:
                     tell(f"-{entry.id}")
                 if number % 5 == 0:
                     store.put(make_entry(f"old {seed} {worker} {number}", expires=_NOW - 1))
-                    store.touch(entry.id)
+                    store.record_hit(entry.id)
                     store.flush()
                     store.expire()
 
@@ -49,7 +49,7 @@ class Stored:
             list(threads.map(put, range(4)))
 
     def check(self, folder: Path, told: Sequence[str]) -> None:
-        store = ResponseStore(folder / "r.db", clock=lambda: _NOW)
+        store = SqliteStore(folder / "r.db", clock=lambda: _NOW)
         kept = set(store.ids())
         assert store.check() == store.count() == len(kept)
         by_sign = {sign: {line[1:] for line in told if line[0] == sign} for sign in "+~-"}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from kvproxy.tiers.codec import ChunkName, header_bytes, seal, unseal
+from kvproxy.tiers.codec import ChunkName, header_bytes, read_payload, write_header
 from kvproxy.tiers.disk import DiskStore
 from tests.faults.victims.victim import READY, Tell
 
@@ -32,7 +32,7 @@ class Tiers:
         for number in count(1000 * seed):
             name = name_of(number)
             buffer = bytearray(header_bytes(name)) + bytes([number % 256]) * _PAYLOAD
-            seal(memoryview(buffer), name)
+            write_header(memoryview(buffer), name)
             store.put(name.key, buffer)
             tell(str(number))
 
@@ -44,7 +44,9 @@ class Tiers:
             assert data is not None or limited, f"chunk {number} is lost"
             if data is not None:
                 found += 1
-                assert unseal(data, name_of(number)) == bytes([number % 256]) * _PAYLOAD, f"chunk {number} is torn"
+                assert read_payload(data, name_of(number)) == bytes([number % 256]) * _PAYLOAD, (
+                    f"chunk {number} is torn"
+                )
         on_disk = sum(path.stat().st_size for path in (folder / "chunks").rglob("*.chunk"))
         assert store.stats().bytes == on_disk
         assert not limited or on_disk <= _SMALL

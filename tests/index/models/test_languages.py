@@ -11,7 +11,7 @@ from kvproxy.index.models.languages import EVERY, is_known, language_of
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -90,7 +90,7 @@ def test_any_text_has_one_language(text: str) -> None:
 
 
 async def test_what_the_models_do_not_know_is_served_for_equal_requests_only(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     english = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()), languages=("en",))
     for text in ("Wie öffne ich das Konto?", "How do I open the account?"):
         assert await english.insert(make_entry(text))

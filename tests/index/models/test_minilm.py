@@ -17,7 +17,7 @@ from kvproxy.index.models.minilm.tokens import load_tokenizer
 from kvproxy.index.models.minilm.weights import base_weights, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
 from training.verifier.network import CrossEncoder
 from training.verifier.tensors import pad
@@ -60,7 +60,7 @@ def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> N
 
 
 async def test_a_store_of_a_former_graph_s_vectors_is_embedded_again_at_the_start(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     elsewhere = np.eye(1, MiniLMEmbedder.dim, dtype=np.float32)[0]
     store.put(make_entry("What is a block?"), elsewhere, "all-MiniLM-L6-v2-int8")
     semantic = SemanticCache(store, MiniLMEmbedder(integers=True), ThresholdPolicy(0.8, guards=()))

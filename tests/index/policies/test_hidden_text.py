@@ -8,7 +8,7 @@ import pytest
 from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Put, ResponseStore
+from kvproxy.index.store import NewEntry, SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -25,7 +25,7 @@ class Deaf(HashEmbedder):
         )
 
 
-def cache(store: ResponseStore) -> SemanticCache:
+def cache(store: SqliteStore) -> SemanticCache:
     return SemanticCache(store, Deaf(), ThresholdPolicy(0.5, guards=()))
 
 
@@ -34,10 +34,10 @@ async def test_hidden_characters_neither_find_nor_are_found(hidden: str, tmp_pat
     for number, (stored, asked) in enumerate(
         ((PLAIN + hidden, PLAIN), (PLAIN, PLAIN + hidden), (PLAIN + hidden, PLAIN + hidden))
     ):
-        store = ResponseStore(tmp_path / f"{number}.db")
+        store = SqliteStore(tmp_path / f"{number}.db")
         entry = make_entry(key="k", namespace="n", prompt=stored)
         # As an earlier version would have stored it.
-        store.put_many([Put(entry, Deaf().embed([stored])[0], Deaf().name)])
+        store.put_many([NewEntry(entry, Deaf().embed([stored])[0], Deaf().name)])
         semantic = cache(store)
         semantic.rebuild()
         found = await semantic.lookup("n", asked)
@@ -45,8 +45,8 @@ async def test_hidden_characters_neither_find_nor_are_found(hidden: str, tmp_pat
 
 
 async def test_the_same_question_without_hidden_characters_is_found(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "responses.db")
-    store.put_many([Put(make_entry(key="k", namespace="n", prompt=PLAIN), Deaf().embed([PLAIN])[0], Deaf().name)])
+    store = SqliteStore(tmp_path / "responses.db")
+    store.put_many([NewEntry(make_entry(key="k", namespace="n", prompt=PLAIN), Deaf().embed([PLAIN])[0], Deaf().name)])
     semantic = cache(store)
     semantic.rebuild()
     assert (await semantic.lookup("n", PLAIN)).entry is not None

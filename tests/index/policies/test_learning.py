@@ -11,12 +11,12 @@ import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.feedback import Learned
+from kvproxy.index.policies.learned.feedback import ComparisonResult
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Answer, ResponseStore, Store
-from kvproxy.index.store.observations import MemoryLog
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store import ClassifiedAnswer, Store
+from kvproxy.index.store.observations import ReplayObservations
+from kvproxy.index.store.opening import open_observations
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -26,13 +26,13 @@ class Shop:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.policy = LearnedPolicy(MemoryLog(), None, 0.05, 0.1)
-        self.cache = SemanticCache(store, HashEmbedder(), self.policy, MemoryLog(), chance=lambda: 0.999)
+        self.policy = LearnedPolicy(ReplayObservations(), None, 0.05, 0.1)
+        self.cache = SemanticCache(store, HashEmbedder(), self.policy, ReplayObservations(), chance=lambda: 0.999)
         self.cache.rebuild()
         self.said: dict[str, str] = {}
         self.asked: list[str] = []
 
-    async def answer(self, prompt: str, said: str) -> tuple[Entry, Learned | None]:
+    async def answer(self, prompt: str, said: str) -> tuple[Entry, ComparisonResult | None]:
         """Ask a question that is forwarded, and learn from its answer."""
         lookup = await self.cache.lookup("n", prompt)
         fresh = make_entry(prompt)
@@ -44,10 +44,10 @@ class Shop:
             self.asked.append(id)
             return None if self.said[id] == "?" else self.said[id].split()[0] == said.split()[0]
 
-        return fresh, await self.cache.learning.learned(lookup, fresh, said, same)
+        return fresh, await self.cache.learning.record_response(lookup, fresh, said, same)
 
     def answer_class(self, entry: Entry) -> str:
-        return self.store.heads([entry.id])[entry.id].answer
+        return self.store.questions([entry.id])[entry.id].answer
 
 
 def run(shop: Shop, script: Callable[[Shop], object]) -> None:
@@ -64,8 +64,8 @@ def test_answers_that_agree_share_a_class_and_others_do_not(make_store: Callable
         assert nothing is None
         second, found = await shop.answer("how do I open my account now", "yes two")
         third, other = await shop.answer("how do I open my account then", "no")
-        assert found == Learned(True, shop.answer_class(first))
-        assert other == Learned(False, third.id)
+        assert found == ComparisonResult(True, shop.answer_class(first))
+        assert other == ComparisonResult(False, third.id)
         assert shop.answer_class(first) == shop.answer_class(second) != shop.answer_class(third)
         # The same words are the same answer, however far the question.
         far, _ = await shop.answer("bananas", "NO!")
@@ -83,7 +83,7 @@ def test_an_answer_is_embedded_when_it_is_compared_and_then_its_vector_is_kept(
         assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
         learning = shop.cache.learning
         assert learning is not None
-        cosine = await learning.alike(first.id, "yes one", "yes two")
+        cosine = await learning.answer_similarity(first.id, "yes one", "yes two")
         one, two = HashEmbedder().embed(["yes one", "yes two"])
         assert cosine == float(two @ one)
         second, _ = await shop.answer("how do I open my account now", "yes two")
@@ -91,7 +91,7 @@ def test_an_answer_is_embedded_when_it_is_compared_and_then_its_vector_is_kept(
         assert set(vectors) == {second.id}
         assert vectors[second.id].tolist() == two.tolist()
         # It is the kept vector that counts, whatever the answer is said to be.
-        assert await learning.alike(second.id, "something else", "yes one") == float(one @ two)
+        assert await learning.answer_similarity(second.id, "something else", "yes one") == float(one @ two)
 
     run(Shop(make_store()), script)
 
@@ -122,7 +122,7 @@ def test_a_rejected_entry_leaves_its_class_and_what_goes_takes_its_answer_along(
         assert shop.answer_class(second) == second.id != shop.answer_class(first)
         await shop.cache.remove([first.id])
         assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
-        shop.store.classify(Answer(first.id, "n", "x", "t"))
+        shop.store.classify(ClassifiedAnswer(first.id, "n", "x", "t"))
         assert shop.store.answer_class("n", "t") is None
 
     run(Shop(make_store()), script)
@@ -143,20 +143,20 @@ LEARNER = """
 import random, sys
 from pathlib import Path
 from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.features import evidence
+from kvproxy.index.policies.learned.features import compute_features
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 
-policy = LearnedPolicy(SqliteObservations(Path(sys.argv[1])), None, 0.05, 0.5)
+policy = LearnedPolicy(open_observations(Path(sys.argv[1])), None, 0.05, 0.5)
 generator = random.Random(sys.argv[2])
 policy.learner("n")
 print("ready", flush=True)
 while True:
     near = sorted((generator.random() for _ in range(5)), reverse=True)
-    seen = evidence(near, [generator.choice("ab") for _ in near])
+    seen = compute_features(near, [generator.choice("ab") for _ in near])
     right = generator.random() < near[0]
-    policy.served("n", 0.01)
+    policy.record_served("n", 0.01)
     policy.learn([Observation("e", right, "answer", False, 0.0, "n", "a", tuple(seen.tolist()), 1 - near[0])])
     print(policy.learner("n").number, state.dump(policy.learner("n")), flush=True)
 """
@@ -174,7 +174,7 @@ def test_kill_loses_no_acknowledged_observation_and_the_same_is_decided_after_it
             learner.send_signal(signal.SIGKILL)
             lines += [line for line in learner.stdout if line.endswith("}\n")]
         number, _, acknowledged = lines[-1].partition(" ")
-        log = SqliteObservations(path)
+        log = open_observations(path)
         kept = log.since("n", 0, 10**6)
         assert len(kept) >= int(number) == kept[int(number) - 1].number
         # One that was written but not acknowledged may be there too.
@@ -182,26 +182,3 @@ def test_kill_loses_no_acknowledged_observation_and_the_same_is_decided_after_it
         if again.number == int(number):
             assert state.dump(again) == acknowledged.strip()
         log.close()
-
-
-def test_an_old_file_of_observations_is_brought_up_to_date(tmp_path: Path) -> None:
-    import sqlite3
-
-    from kvproxy.index.store.sqlite.connection import apply_steps
-    from kvproxy.index.store.sqlite.observations import m001_observations
-
-    path = tmp_path / "o.db"
-    with sqlite3.connect(path) as old:
-        apply_steps(old, "kvproxy.observations", [m001_observations])
-        for entry, right, source in (("a", 0, "user"), ("b", 1, "answer")):
-            old.execute(
-                "insert into observations (entry, score, right, scorer, source, accepted, created)"
-                " values (?, 0.5, ?, 'x', ?, 1, 1.0)",
-                [entry, right, source],
-            )
-    old.close()
-    observations = SqliteObservations(path)
-    assert observations.rejected(["a", "b"]) == {"a"}
-    assert observations.summary() == {"observed": 1, "right": 1, "accepted": 1, "accepted_wrong": 0, "rejected": 1}
-    observations.close()
-    ResponseStore(path).close()

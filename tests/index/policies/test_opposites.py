@@ -14,7 +14,7 @@ from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
-from kvproxy.index.store.observations import MemoryLog
+from kvproxy.index.store.observations import ReplayObservations
 from kvproxy.responses import build_policy
 from kvproxy.settings import CacheSettings
 from tests.index.policies.learned.test_replay import cluster_stream
@@ -88,7 +88,7 @@ def served_after_learning(
     embedder: Embedder, cosines: Cosines
 ) -> Callable[[list[dict[str, str]]], list[tuple[str, str]]]:
     """The same with what was learned from a stream at the loosest bound, where whole classes may be served by their score."""
-    log = MemoryLog()
+    log = ReplayObservations()
     replay(cluster_stream(2000), LearnedPolicy(log, None, 0.05, 0.0, guards=()))
     policy = build_policy(CacheSettings(max_error=0.05), log, embedder.name)
     assert isinstance(policy, LearnedPolicy)

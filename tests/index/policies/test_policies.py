@@ -10,33 +10,34 @@ from hypothesis import strategies as st
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.policy import LearnedPolicy
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Overall, Policy, Status, best
+from kvproxy.index.policies.policy import LearningStatus, LearningSummary, Limits, Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
 
 
 class Fixed:
-    """A verifier that says what it was given, and remembers what it was asked."""
+    """A verifier with a given score for each stored question, or the same for all. It records what it reads."""
 
     name = "fixed"
 
-    def __init__(self, *scores: float) -> None:
+    def __init__(self, scores: dict[str, float] | float) -> None:
         self.scores = scores
-        self.asked: list[list[tuple[str, str]]] = []
+        self.read: list[str] = []
 
     def reads(self, text: str) -> bool:
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
-        self.asked.append(list(pairs))
-        return np.array(self.scores[: len(pairs)], dtype=np.float32)
+        self.read += [cached for _, cached in pairs]
+        scores = self.scores
+        return np.array([scores[cached] if isinstance(scores, dict) else scores for _, cached in pairs], np.float32)
 
 
 def taught(level: float, checked: CheckedPolicy | None = None) -> LearnedPolicy:
     """A policy whose only namespace has learned enough to serve what is wrong with at most such a probability."""
     policy = LearnedPolicy(MemoryObservations(), checked, 0.1, floor=0.5)
-    policy.learner("").level.level = level
+    policy.learner("").level.limit = level
     policy.learner("").level.expected = 100.0
     policy.learner("").level.factor = 1.0
     return policy
@@ -53,30 +54,32 @@ def test_threshold_is_the_cosine_alone_without_guards() -> None:
     assert guarded.chosen == 1
 
 
-def test_the_verifier_is_asked_once_and_only_about_what_is_left() -> None:
-    verifier = Fixed(0.6, 0.95)
+def test_the_verifier_reads_the_nearest_neighbour_first_and_stops_at_a_decision() -> None:
+    question = "What is a?"
     near = [
         Neighbour("What is b?", 0.9),
         Neighbour("What is not a?", 0.9),
-        Neighbour("far", 0.3),
         Neighbour("What is c?", 0.8),
+        Neighbour("What is d?", 0.8),
+        Neighbour("far", 0.3),
     ]
-    decisions = CheckedPolicy(verifier, 0.9, 0.7).decide("What is a?", near).decisions
-    assert verifier.asked == [[("What is a?", "What is b?"), ("What is a?", "What is c?")]]
-    assert [each.verdict for each in decisions] == ["below level", "vetoed", "below threshold", "accepted"]
-    assert decisions[3].score == pytest.approx(0.95)
-    assert best(decisions) == 3
-    verifier.asked.clear()
-    assert CheckedPolicy(verifier, 0.9, 0.7).decide("What is a?", near[2:3]).decisions[0].score is None
-    assert verifier.asked == []
-    assert CheckedPolicy(verifier, 0.9, 0.7).decide("What is a?", []).decisions == []
 
+    def verdicts(**scores: float) -> list[str]:
+        verifier = Fixed({f"What is {word}?": score for word, score in scores.items()})
+        ruling = CheckedPolicy(verifier, 0.9, 0.7).decide(question, near)
+        assert verifier.read == [f"What is {word}?" for word in scores]
+        accepted = [place for place, each in enumerate(ruling.decisions) if each.verdict == "accepted"]
+        assert accepted == [place for place in [ruling.chosen] if place is not None]
+        return [each.verdict for each in ruling.decisions]
 
-def test_the_best_is_the_surest_then_the_nearest() -> None:
-    accepted = [Decision("accepted", score=score) for score in (0.8, 0.9, 0.9)]
-    assert best([Decision("vetoed", score=1.0), *accepted]) == 2
-    assert best([Decision("accepted", score=0.9)] * 2) == 0
-    assert best([Decision("uncertain", score=1.0, error=0.0)]) is None
+    below = "below level"
+    assert verdicts(b=0.95) == ["accepted", *["passed over"] * 4]
+    assert verdicts(b=0.6, c=0.95) == [below, "vetoed", "accepted", "passed over", "passed over"]
+    assert verdicts(b=0.6, c=0.6, d=0.6) == [below, "vetoed", below, below, "below threshold"]
+    # The score is so low that farther neighbours need not be read.
+    assert verdicts(b=0.2) == [below, *["passed over"] * 4]
+    assert CheckedPolicy(Fixed({}), 0.9, 0.7).decide(question, near[4:]).decisions[0].score is None
+    assert CheckedPolicy(Fixed({}), 0.9, 0.7).decide(question, []).decisions == []
 
 
 POLICIES = st.sampled_from(
@@ -100,9 +103,8 @@ def test_a_request_makes_matching_stricter_never_looser(
     policy: Policy, question: str, near: list[Neighbour], limits: Limits
 ) -> None:
     near = sorted(near, key=lambda each: -each.similarity)
-    plain, limited = (policy.decide(question, near, asked).decisions for asked in (Limits(), limits))
-    for before, after in zip(plain, limited, strict=True):
-        assert after.verdict != "accepted" or before.verdict == "accepted"
+    plain, limited = (policy.decide(question, near, asked) for asked in (Limits(), limits))
+    assert limited.chosen is None or plain.chosen is not None
 
 
 def near_class(*classes: str) -> list[Neighbour]:
@@ -123,9 +125,9 @@ def test_an_answer_that_stands_alone_needs_the_verifier() -> None:
 def test_a_veto_stands_until_the_class_has_shown_that_it_does_not_matter() -> None:
     policy, question, near = taught(1.0), "how do I close the account", near_class("a", "a")
     assert policy.decide(question, near).decisions[0].guard == "opposites"
-    policy.learner("").doubts.across("a", ["opposites"], right=True)
+    policy.learner("").class_errors.update_guards("a", ["opposites"], right=True)
     assert policy.decide(question, near).chosen == 0
-    policy.learner("").doubts.across("a", ["opposites"], right=False)
+    policy.learner("").class_errors.update_guards("a", ["opposites"], right=False)
     assert policy.decide(question, near).decisions[0].guard == "opposites"
 
 
@@ -133,8 +135,8 @@ def test_while_little_is_known_checked_decides() -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
     ruling = policy.decide("how do I open the account", near_class("a"))
     assert (ruling.chosen, ruling.chance) == (0, 0.0)
-    assert ruling.noted is not None
-    assert ruling.noted.checked
+    assert ruling.record is not None
+    assert ruling.record.checked
     policy.learner("").checked_seen, policy.learner("").checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
 
@@ -144,10 +146,10 @@ def test_every_guard_is_named_once() -> None:
 
 
 def test_together_no_namespaces_have_learned_nothing_and_several_add_up() -> None:
-    assert Overall.of([]) == Overall(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-    one = Status(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
-    other = Status(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
-    both = Overall.of([one, other])
+    assert LearningSummary.of([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    one = LearningStatus(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
+    other = LearningStatus(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
+    both = LearningSummary.of([one, other])
     assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 4)
     assert (both.expected_wrong, both.bound, both.max_error) == (0.2, 0.03, 0.02)
     assert both.would_serve == pytest.approx((10 * 0.3 + 30 * 0.1) / 40)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
-from kvproxy.index.store import Answer, Gone, Put, ResponseStore, Store
+from kvproxy.index.store import ClassifiedAnswer, NewEntry, RemovedEntry, SqliteStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.index.test_vectors import DIM, unit
 
 
 def neighbours_of(store: Store) -> Neighbours:
-    if isinstance(store, ResponseStore):
+    if isinstance(store, SqliteStore):
         found: Neighbours = FaissNeighbours(store, "e", DIM, small=20, flat_limit=100)
     else:
         found = open_neighbours(store, "e", DIM, "float32")
@@ -32,7 +32,7 @@ def neighbours_of(store: Store) -> Neighbours:
 def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, first: int = 0) -> list[str]:
     ids = [f"{namespace}{number:031x}" for number in range(first, first + len(vectors))]
     puts = [
-        Put(make_entry(id, id=id, key=id, namespace=namespace), vector, "e")
+        NewEntry(make_entry(id, id=id, key=id, namespace=namespace), vector, "e")
         for id, vector in zip(ids, vectors, strict=True)
     ]
     near.apply(puts, store.put_many(puts))
@@ -78,7 +78,7 @@ def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: 
 
 def graphs_in(store: Any) -> int:
     sql = "select count(*) as there from pg_indexes where indexname like 'near_%' and indexdef like '%hnsw%'"
-    with store.server.connection() as connection:
+    with store.database.connection() as connection:
         return int(connection.execute(sql).fetchone()["there"])
 
 
@@ -96,7 +96,7 @@ def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: s
     assert graphs_in(store) == 1
     found = [near.search("a", vectors[number], 1)[0][0].id for number in range(0, 500, 20)]
     assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
-    near.remove([Gone("x", "a")])
+    near.remove([RemovedEntry("x", "a")])
     # Another embedder's proxy leaves it alone; its own takes it away when the namespace is small.
     PostgresNeighbours(store, "another", DIM, large=100).maintain()
     store.delete([f"a{number:031x}" for number in range(400)])
@@ -124,7 +124,7 @@ def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
     """To the last bit, whether a namespace is read from the store, compared one by one, or searched by a graph."""
     with tempfile.TemporaryDirectory() as folder:
         now = 1000.0
-        store = ResponseStore(Path(folder) / "r.db", clock=lambda: now)
+        store = SqliteStore(Path(folder) / "r.db", clock=lambda: now)
         near = FaissNeighbours(store, "e", DIM, small=small, flat_limit=flat_limit)
         near.load()
         vectors = unit(count, seed)
@@ -133,10 +133,10 @@ def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
             entry = make_entry(f"q {number}", id=f"{number}", key=f"{number}", namespace="a", expires=expires)
             if data.draw(st.booleans()):
                 store.put(make_entry("other", id=f"o{number}", key=f"o{number}", namespace="b"), vector, "e")
-            puts = [Put(entry, vector, "e")]
+            puts = [NewEntry(entry, vector, "e")]
             near.apply(puts, store.put_many(puts))
             if data.draw(st.booleans()):
-                store.classify(Answer(entry.id, "a", data.draw(st.sampled_from("xy")), "t"))
+                store.classify(ClassifiedAnswer(entry.id, "a", data.draw(st.sampled_from("xy")), "t"))
         near.settle()
         # One that this index does not hear of, as where another process removes it.
         gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))
@@ -148,7 +148,7 @@ def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
         cosines = {ids[number].decode(): float(row @ query) for number, row in zip(numbers.tolist(), kept, strict=True)}
         best = sorted(cosines, key=lambda id: -cosines[id])
         found = near.search("a", query, limit)
-        heads = store.heads(best)
+        heads = store.questions(best)
         assert found == [(heads[head.id], cosines[head.id]) for head, _ in found]
         if not gone:
             assert [head.id for head, _ in found] == best[:limit]
@@ -158,7 +158,7 @@ def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
 
 @pytest.mark.parametrize("kind", ["fp16", "int8"])
 def test_cosines_are_those_of_the_stored_vectors_where_the_index_rounds(tmp_path: Path, kind: Kind) -> None:
-    store = ResponseStore(tmp_path / "r.db")
+    store = SqliteStore(tmp_path / "r.db")
     near = FaissNeighbours(store, "e", DIM, kind, small=5)
     vectors, query = unit(50), unit(1, 9)[0]
     keep(store, near, vectors, "a")
@@ -173,10 +173,10 @@ def test_cosines_are_those_of_the_stored_vectors_where_the_index_rounds(tmp_path
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Any:
-    made: list[tuple[ResponseStore, FaissNeighbours]] = []
+    made: list[tuple[SqliteStore, FaissNeighbours]] = []
 
-    def open_(path: Path = tmp_path / "r.db", **options: Any) -> tuple[ResponseStore, FaissNeighbours]:
-        store = ResponseStore(path)
+    def open_(path: Path = tmp_path / "r.db", **options: Any) -> tuple[SqliteStore, FaissNeighbours]:
+        store = SqliteStore(path)
         near = FaissNeighbours(store, "e", DIM, **{"small": 20, "flat_limit": 100} | options)
         near.load()
         made.append((store, near))
@@ -188,14 +188,14 @@ def opened(tmp_path: Path) -> Any:
         store.close()
 
 
-Open = Callable[..., tuple[ResponseStore, FaissNeighbours]]
+Open = Callable[..., tuple[SqliteStore, FaissNeighbours]]
 
 
-def agree(store: ResponseStore, near: FaissNeighbours, namespace: str = "a") -> bool:
+def agree(store: SqliteStore, near: FaissNeighbours, namespace: str = "a") -> bool:
     return near.indexes[namespace].numbers() == set(store.vector_ids(namespace, "e")[0].tolist())
 
 
-def folder(store: ResponseStore) -> Path:
+def folder(store: SqliteStore) -> Path:
     return store.path.with_name(store.path.name + "-index")
 
 
@@ -300,7 +300,7 @@ def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_
     keep(store, near, unit(150), "a")
     store.flush()
     backup = tmp_path / "backup.db"
-    store._writer.execute("vacuum into ?", [str(backup)])
+    store.database._writer.execute("vacuum into ?", [str(backup)])
     keep(store, near, unit(150, 3), "a", 150)
     near.settle()
     near.close()
@@ -310,9 +310,9 @@ def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_
             part.unlink()
     backup.rename(store.path)
     # The numbers after the backup are given out again, to other vectors.
-    again = ResponseStore(store.path)
+    again = SqliteStore(store.path)
     again.put_many(
-        [Put(make_entry(f"o {number}", namespace="a"), unit(1, 50 + number)[0], "e") for number in range(150)]
+        [NewEntry(make_entry(f"o {number}", namespace="a"), unit(1, 50 + number)[0], "e") for number in range(150)]
     )
     again.close()
     fresh, mine = opened()

@@ -1,6 +1,5 @@
 """Similar questions are found in their own namespace only, and guards keep opposites apart."""
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,15 @@ from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.batching import MicroBatcher
+from kvproxy.index.search.embedding_cache import EmbeddingCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ResponseStore
+from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 
 def cache(path: Path, threshold: float = 0.8) -> SemanticCache:
-    return SemanticCache(ResponseStore(path / "r.db"), HashEmbedder(), ThresholdPolicy(threshold))
+    return SemanticCache(SqliteStore(path / "r.db"), HashEmbedder(), ThresholdPolicy(threshold))
 
 
 async def test_lookup_stays_in_its_namespace(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ async def test_indexes_are_rebuilt_from_the_store(tmp_path: Path) -> None:
     assert (await other.lookup("1", "question number 3")).similarity == pytest.approx(1.0, abs=1e-3)
 
 
-async def test_what_comes_together_is_embedded_together() -> None:
+def test_equal_texts_are_embedded_once() -> None:
     class Counting(HashEmbedder):
         batches: list[int] = []  # noqa: RUF012
 
@@ -76,12 +75,14 @@ async def test_what_comes_together_is_embedded_together() -> None:
             self.batches.append(len(texts))
             return super().embed(texts)
 
-    batcher = MicroBatcher(Counting())
-    texts = [f"text {number % 10}" for number in range(40)]
-    vectors = await asyncio.gather(*(batcher.embed(text) for text in texts))
+    embeddings = EmbeddingCache(Counting(), size=10)
+    vectors = embeddings.vectors([f"text {number % 10}" for number in range(40)])
     assert np.allclose(vectors[3], vectors[13])
-    assert sum(Counting.batches) == 10
-    assert len(Counting.batches) <= 2
+    embeddings.vector("text 3")
+    assert Counting.batches == [10]
+    embeddings.vector("one more")
+    assert embeddings.cached("text 3") is not None
+    assert embeddings.cached("text 0") is None
 
 
 @pytest.mark.parametrize(

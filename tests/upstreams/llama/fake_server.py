@@ -1,4 +1,4 @@
-"""A plain double of llama-server: its routes and its slots, with the letters of a text for tokens."""
+"""A fake llama-server with routes and slots. Each letter is a token."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ _THRESHOLD = 0.1
 
 @dataclass
 class Slot:
-    """One slot: what it holds, of which model that was computed, and its last request."""
+    """One slot: its tokens, their model, and its last request."""
 
     id: int
     tokens: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Llama:
         )
 
     def restart(self, model: str | None = None) -> None:
-        """As after a kill: the files stay."""
+        """Restart with empty slots; files remain."""
         self.model = model or self.model
         self.slots = [Slot(at) for at in range(self._count)]
         self._task = 0
@@ -152,7 +152,7 @@ class Llama:
         return JSONResponse({"content": "".join(map(chr, (await request.json())["tokens"]))})
 
     def _slot(self, wanted: int, prompt: list[int]) -> Slot | None:
-        """The server's own choice: the slot that shares most, above a threshold; else the one used longest ago."""
+        """Choose a slot as llama-server does: the longest prefix above a threshold, else the least recently used."""
         if wanted >= 0:
             slot = self.slots[wanted % self._count]
             return None if slot.busy else slot
@@ -204,7 +204,7 @@ class Llama:
             await asyncio.sleep(0.005)
 
     def _end(self, slot: Slot, text: str) -> None:
-        # The token that ends the answer is never computed with.
+        # The last token of a response is never computed.
         slot.tokens += [ord(each) for each in text]
         self._task += 1
         slot.used = self._task

@@ -1,4 +1,4 @@
-"""A proxy in front of doubles of llama-server."""
+"""A proxy in front of fake llama-servers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ TURN = "Tell me of the block cache, at some length, please. "
 
 
 class Proxy:
-    """A proxy with its llama-server, and conversations with it."""
+    """A proxy and conversations with it."""
 
     def __init__(self, url: str, services: Services) -> None:
         self.url = url
@@ -29,7 +29,7 @@ class Proxy:
         return self._client.post("/v1/chat/completions", json={"model": "m", "messages": turns} | options)
 
     def turn(self, conversation: list[dict[str, Any]], text: str) -> int:
-        """Say something, note the answer; tokens that were reused."""
+        """Append a turn and its response to a conversation; return the reused tokens."""
         conversation.append({"role": "user", "content": text})
         answer = self.ask(conversation).raise_for_status().json()
         conversation.append(answer["choices"][0]["message"])
@@ -52,7 +52,7 @@ class Proxy:
         return dict(self.get("/upstreams")[0])
 
     def idle(self) -> None:
-        """Wait until what the last answer left in its slot is known."""
+        """Wait until the contents of all slots are known."""
         until(lambda: all(each["state"] != "used" for each in self.get("/blocks")))
 
     def post(self, path: str, body: Any = None, **params: Any) -> httpx.Response:
@@ -64,8 +64,8 @@ class Proxy:
 
 @contextlib.contextmanager
 def proxy(data: Path, url: str, **slots: Any) -> Iterator[Proxy]:
-    """A proxy in front of a llama-server that has told what it is."""
-    # Slots are saved when a test wants it, unless it says otherwise.
+    """Run a proxy until it has identified its llama-server."""
+    # Idle slots are not saved by default.
     kept = {"save_after": 3600.0} | slots
     settings = load_settings(
         data=data, upstream=url, cache={"enabled": False}, slots=kept, routing={"health_interval": 0.1}
@@ -81,12 +81,12 @@ def proxy(data: Path, url: str, **slots: Any) -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def llama(data: Path, server: Llama | None = None, **slots: Any) -> Iterator[tuple[Llama, Proxy]]:
-    """A double, and a proxy in front of it."""
+    """Run a fake server and a proxy."""
     server = server or Llama()
     with run_app(server.app) as url, proxy(data, url, **slots) as running:
         yield server, running
 
 
 def conversation(topic: str, length: int = 3) -> list[dict[str, Any]]:
-    """One that begins like no other, and is long enough to be worth keeping."""
+    """Return a conversation with a unique prefix that is long enough to be saved."""
     return [{"role": "system", "content": f"{topic}: " + TURN * length}]

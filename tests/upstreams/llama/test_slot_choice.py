@@ -1,12 +1,12 @@
-"""Where a request goes, against a model that looks at everything; and token prefixes."""
+"""The choice of a slot, against its definition; and packed tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.upstreams.llama.packed_tokens import count, first, pack, shared, unpack
-from kvproxy.upstreams.llama.slot_choice import Held, choose
+from kvproxy.upstreams.llama.packed_tokens import common_prefix, count, first, pack, unpack
+from kvproxy.upstreams.llama.slot_choice import FreeSlot, choose_slot
 
-# Few different tokens, so that much is shared.
+# Few different ids, so that long prefixes are common.
 IDS = st.lists(st.integers(0, 2) | st.sampled_from([256, 65_536, 2**31 - 1]), max_size=24)
 
 
@@ -15,12 +15,12 @@ def common(one: list[int], other: list[int]) -> int:
 
 
 @given(IDS, IDS, st.integers(0, 30))
-def test_tokens(one: list[int], other: list[int], number: int) -> None:
+def test_packed_tokens_behave_like_lists(one: list[int], other: list[int], number: int) -> None:
     assert unpack(pack(one)) == one
     assert count(pack(one)) == len(one)
     assert unpack(first(pack(one), number)) == one[:number]
-    assert shared(pack(one), pack(other)) == common(one, other)
-    assert shared(pack(one), pack(one + other)) == len(one)
+    assert common_prefix(pack(one), pack(other)) == common(one, other)
+    assert common_prefix(pack(one), pack(one + other)) == len(one)
 
 
 @given(
@@ -29,30 +29,31 @@ def test_tokens(one: list[int], other: list[int], number: int) -> None:
     st.lists(IDS, max_size=4),
     st.integers(1, 6),
 )
-def test_a_plan_reuses_most(
-    prompt: list[int], slots: list[tuple[list[int], int]], saved: list[list[int]], least: int
+def test_the_choice_reuses_the_longest_prefix(
+    prompt: list[int], slots: list[tuple[list[int], int]], files: list[list[int]], min_tokens: int
 ) -> None:
-    free = [Held(at, pack(tokens), float(used)) for at, (tokens, used) in enumerate(slots)]
-    plan = choose(pack(prompt), free, [(str(at), pack(tokens)) for at, tokens in enumerate(saved)], least)
+    free = [FreeSlot(at, pack(tokens), float(used)) for at, (tokens, used) in enumerate(slots)]
+    saved = [(str(at), pack(tokens)) for at, tokens in enumerate(files)]
+    choice = choose_slot(pack(prompt), free, saved, min_tokens)
     if not slots:
-        assert plan is None
+        assert choice is None
         return
-    assert plan is not None
+    assert choice is not None
     in_slots = [common(tokens, prompt) for tokens, _ in slots]
-    on_disk = [common(tokens, prompt) for tokens in saved]
-    assert plan.keeps == in_slots[plan.slot]
-    if max(on_disk, default=0) >= max(in_slots) + least:
-        assert plan.restore is not None
-        assert on_disk[int(plan.restore)] == max(on_disk)
-        assert plan.reused == min(max(on_disk), len(prompt) - 1)
+    in_files = [common(tokens, prompt) for tokens in files]
+    assert choice.kept == in_slots[choice.slot]
+    if max(in_files, default=0) >= max(in_slots) + min_tokens:
+        assert choice.restore is not None
+        assert in_files[int(choice.restore)] == max(in_files)
+        assert choice.reused == min(max(in_files), len(prompt) - 1)
     else:
-        assert plan.restore is None
-        assert plan.reused == min(plan.keeps, len(prompt) - 1)
-        if max(in_slots) >= least:
-            assert plan.keeps == max(in_slots)
-    if plan.restore or max(in_slots) < least:
-        # Nothing that is worth anything is lost: an empty slot, else the one used longest ago.
+        assert choice.restore is None
+        assert choice.reused == min(choice.kept, len(prompt) - 1)
+        if max(in_slots) >= min_tokens:
+            assert choice.kept == max(in_slots)
+    if choice.restore or max(in_slots) < min_tokens:
+        # The request overwrites an empty slot, or the least recently used one.
         empty = [at for at, (tokens, _) in enumerate(slots) if not tokens]
         oldest = min(used for tokens, used in slots if not empty or not tokens)
-        assert plan.slot in (empty or range(len(slots)))
-        assert slots[plan.slot][1] == oldest
+        assert choice.slot in (empty or range(len(slots)))
+        assert slots[choice.slot][1] == oldest

@@ -1,70 +1,62 @@
-"""Files of one server that several slots are saved to at once."""
+"""Saves of several slots at the same time."""
 
 import asyncio
 from pathlib import Path
 
-from kvproxy.upstreams.llama.client import Facts, LlamaRoutes, Written
-from kvproxy.upstreams.llama.packed_tokens import Tokens, pack
-from kvproxy.upstreams.llama.slot_files import Shelf
-from kvproxy.upstreams.llama.slot_saver import Keeper
-from kvproxy.upstreams.llama.slots import View
+from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotTransfer
+from kvproxy.upstreams.llama.packed_tokens import Tokens, count, pack
+from kvproxy.upstreams.llama.slot_files import SlotFiles
+from kvproxy.upstreams.llama.slot_saver import SlotSaver
+from kvproxy.upstreams.llama.slots import Slot
 
-BYTES = 100
+BYTES_PER_TOKEN = 400
 
 
-class Routes(LlamaRoutes):
-    """A server that empties no file before it is told to."""
+class FakeClient(LlamaClient):
+    """A server that delays each save of an empty slot until `resume` is set."""
 
     def __init__(self, *slots: Tokens) -> None:
-        self.slots_hold = dict(enumerate(slots))
+        self.contents = dict(enumerate(slots))
         self.files: dict[str, Tokens] = {}
-        self.may_empty = asyncio.Event()
-        self.emptying = asyncio.Event()
+        self.resume = asyncio.Event()
+        self.overwriting = asyncio.Event()
 
     async def identity(self) -> str | None:
         return "one"
 
-    async def save(self, slot: int, name: str) -> Written:
-        held = self.slots_hold[slot]
-        if not held:
-            self.emptying.set()
-            await self.may_empty.wait()
-        self.files[name] = held
-        return Written(len(held) // 4, len(held) * BYTES)
+    async def save(self, slot: int, name: str) -> SlotTransfer:
+        tokens = self.contents[slot]
+        if not tokens:
+            self.overwriting.set()
+            await self.resume.wait()
+        self.files[name] = tokens
+        return SlotTransfer(count(tokens), count(tokens) * BYTES_PER_TOKEN)
 
-    async def restore(self, slot: int, name: str) -> Written:
-        self.slots_hold[slot] = self.files[name]
-        return Written(len(self.files[name]) // 4, 0)
+    async def restore(self, slot: int, name: str) -> SlotTransfer:
+        self.contents[slot] = self.files[name]
+        return SlotTransfer(count(self.files[name]), 0)
 
     async def erase(self, slot: int) -> None:
-        self.slots_hold[slot] = b""
+        self.contents[slot] = b""
 
 
-def test_a_file_that_is_being_emptied_is_given_to_no_other_slot(tmp_path: Path) -> None:
-    """An empty slot was written over what another one had just saved, and its prefix was forgotten."""
+async def test_a_file_that_is_being_overwritten_is_not_given_to_another_slot(tmp_path: Path) -> None:
     long, one, two = pack(range(100, 150)), pack(range(20)), pack(range(50, 70))
-
-    async def save() -> None:
-        routes = Routes(one, two)
-        shelf = Shelf(tmp_path / "slots.db", "http://llama")
-        size = len(one) * BYTES
-        keeper = Keeper("http://llama", routes, Facts("one", 2, True, True, False), shelf, 2 * size, 1)
-        unused = [shelf.begin("one") for _ in range(2)]
-        for name in unused:
-            shelf.end(name, "one", long, 50, len(long) * BYTES)
-            shelf.drop(name)
-        views = [View(0, one, len(one) // 4), View(1, two, len(two) // 4)]
-        first = asyncio.create_task(keeper.save(views[0]))
-        await routes.emptying.wait()
-        second = asyncio.create_task(keeper.save(views[1]))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        routes.may_empty.set()
-        names = [await first, await second]
-        assert [shelf.get(name or "").tokens for name in names] == [one, two]  # type: ignore[union-attr]
-        assert [routes.files[name or ""] for name in names] == [one, two]
-        assert shelf.size <= 2 * size
-        assert routes.slots_hold == {0: one, 1: two}
-        shelf.close()
-
-    asyncio.run(save())
+    client, files = FakeClient(one, two), SlotFiles(tmp_path / "slots.db", "http://llama")
+    budget = 2 * count(one) * BYTES_PER_TOKEN
+    saver = SlotSaver("http://llama", client, ServerInfo("one", 2, True, True, False), files, budget, 1)
+    for name in [files.allocate("one") for _ in range(2)]:
+        files.commit(name, "one", long, count(long), count(long) * BYTES_PER_TOKEN)
+        files.discard(name)
+    first = asyncio.create_task(saver.save(Slot(0, one, count(one))))
+    await client.overwriting.wait()
+    second = asyncio.create_task(saver.save(Slot(1, two, count(two))))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    client.resume.set()
+    names = [await first or "", await second or ""]
+    assert [files.get(name).tokens for name in names] == [one, two]  # type: ignore[union-attr]
+    assert [client.files[name] for name in names] == [one, two]
+    assert files.total_bytes <= budget
+    assert client.contents == {0: one, 1: two}
+    files.close()

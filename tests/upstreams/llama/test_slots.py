@@ -1,4 +1,4 @@
-"""Slots of llama.cpp behind a proxy: who gets which, and what is kept on disk."""
+"""Slots of llama.cpp behind a proxy: choice of slots, saved files, and restores."""
 
 import concurrent.futures
 import contextlib
@@ -18,7 +18,7 @@ from tests.upstreams.llama.fake_server import BYTES_PER_TOKEN, Llama, template
 from tests.upstreams.llama.proxies import TURN, conversation, llama, proxy
 
 
-def test_requests_go_to_the_slot_that_shares_most(tmp_path: Path) -> None:
+def test_requests_go_to_the_slot_with_the_longest_prefix(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
         one, two = conversation("one"), conversation("two")
         assert running.turn(one, "hello") < 20
@@ -31,7 +31,7 @@ def test_requests_go_to_the_slot_that_shares_most(tmp_path: Path) -> None:
         assert len({orjson.loads(body)["id_slot"] for body in server.bodies}) == 2
         assert server.files == {}
 
-        # A client's own slot is respected, and else its bytes are what it sent.
+        # A client's own slot is respected; otherwise only id_slot is added.
         sent = b'{ "messages":[{"content":"caf\\u00e9","role":"user"}] ,"id_slot":1,"x":1.0}'
         headers = {"content-type": "application/json"}
         httpx.post(f"{running.url}/v1/chat/completions", content=sent, headers=headers).raise_for_status()
@@ -42,7 +42,7 @@ def test_requests_go_to_the_slot_that_shares_most(tmp_path: Path) -> None:
         assert server.bodies[-1][: -len(plain) + 1] in (b'{"id_slot":0,', b'{"id_slot":1,')
 
 
-def test_what_does_not_fit_one_slot_is_left_to_the_server(tmp_path: Path) -> None:
+def test_the_server_places_requests_for_several_slots(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
         for more in ({"n": 2}, {"cache_prompt": False}, {"lora": [{"id": 0, "scale": 1.0}]}, {"id_slot": -1}):
             running.ask("hello", **more).raise_for_status()
@@ -50,7 +50,7 @@ def test_what_does_not_fit_one_slot_is_left_to_the_server(tmp_path: Path) -> Non
 
 
 def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:
-    """Ten conversations over two slots: less than half of what the server computes without the proxy."""
+    """For ten conversations over two slots, the server computes less than half of the tokens."""
     topics = [f"{number} is the topic" for number in range(10)]
 
     def talk(ask: "object") -> None:
@@ -78,7 +78,7 @@ def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:
     assert through < alone.computed / 2
 
 
-def test_prefixes_outlive_both_sides(tmp_path: Path) -> None:
+def test_prefixes_survive_restarts_of_server_and_proxy(tmp_path: Path) -> None:
     server = Llama()
     chat = conversation("kept")
     with run_app(server.app) as url:
@@ -94,7 +94,7 @@ def test_prefixes_outlive_both_sides(tmp_path: Path) -> None:
             assert f"{known:,} tokens of them restored from a file" in shown
             assert running.predicted([*chat, {"role": "user", "content": "again"}]) == known
             assert running.turn(chat, TURN * 2) == known
-        # What was said since the last file is saved when the proxy stops.
+        # New turns are saved when the proxy stops.
         server.restart()
         with proxy(tmp_path, url) as running:
             known = len(template(chat[:-1])) + len(chat[-1]["content"])
@@ -115,7 +115,7 @@ def test_a_prefix_of_another_model_is_never_restored(tmp_path: Path) -> None:
         assert server.wrong == []
 
 
-def test_a_model_that_changed_unseen_is_noticed_before_a_restore(tmp_path: Path) -> None:
+def test_a_changed_model_is_detected_before_a_restore(tmp_path: Path) -> None:
     server = Llama()
     with run_app(server.app) as url:
         with proxy(tmp_path, url) as running:
@@ -123,14 +123,14 @@ def test_a_model_that_changed_unseen_is_noticed_before_a_restore(tmp_path: Path)
             running.turn(chat, "hello")
         server.restart()
         with proxy(tmp_path, url) as running:
-            # No slot was used since: nothing in `/slots` tells of a restart.
+            # No slot was used, so `/slots` does not show the restart.
             server.restart("two")
             assert running.turn(chat, "again") == 0
         assert server.wrong == []
         assert "restore 0" not in server.actions
 
 
-def test_restores_that_bring_nothing_back_are_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_restores_stop_after_failures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), llama(tmp_path) as (server, running):
         server.lies = True
         chats = [conversation(str(number)) for number in range(4)]
@@ -140,7 +140,7 @@ def test_restores_that_bring_nothing_back_are_not_believed(tmp_path: Path, caplo
         assert sum(action.startswith("restore") for action in server.actions) == 3
         assert "--swa-full" in running.status()["notes"][0]
         assert len([line for line in caplog.messages if "--swa-full" in line]) == 1
-        # After a restart, perhaps with other flags, it is tried anew.
+        # Restores are enabled again after a restart.
         server.lies = False
         server.restart()
         running.turn(chats[0], "more")
@@ -148,7 +148,7 @@ def test_restores_that_bring_nothing_back_are_not_believed(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize(("server", "fix"), [(Llama(told=False), "--slots"), (Llama(saves=False), "--slot-save-path")])
-def test_a_server_without_the_routes_is_told_of_and_works(tmp_path: Path, server: Llama, fix: str) -> None:
+def test_a_server_without_the_routes_works_and_gets_advice(tmp_path: Path, server: Llama, fix: str) -> None:
     with llama(tmp_path, server) as (_, running):
         chat = conversation("one")
         running.turn(chat, "hello") if server.told else running.ask(chat).raise_for_status()
@@ -159,8 +159,7 @@ def test_a_server_without_the_routes_is_told_of_and_works(tmp_path: Path, server
         assert server.files == {}
 
 
-def test_doctor_warns_of_what_would_only_be_better(tmp_path: Path) -> None:
-    """It failed, and its exit code was 1, for a server that works."""
+def test_doctor_only_warns_of_possible_improvements(tmp_path: Path) -> None:
     with run_app(Llama(saves=False).app) as url:
         done = kvproxy("doctor", "--data", tmp_path, "--upstream", url)
         assert done.returncode == 0, done.stdout
@@ -169,7 +168,7 @@ def test_doctor_warns_of_what_would_only_be_better(tmp_path: Path) -> None:
         assert "--slot-save-path FOLDER" in line
 
 
-def test_a_file_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+def test_a_deleted_file_is_forgotten(tmp_path: Path) -> None:
     with llama(tmp_path, save_after=0.0) as (server, running):
         chats = [conversation(str(number)) for number in range(3)]
         for chat in chats:
@@ -181,7 +180,7 @@ def test_a_file_that_is_gone_is_forgotten(tmp_path: Path) -> None:
         until(lambda: chats[0] and running.status()["slots"]["saved"] == 3)
 
 
-def test_adapters_keep_slots_from_disk(tmp_path: Path) -> None:
+def test_slots_with_adapters_are_not_saved(tmp_path: Path) -> None:
     server = Llama()
     server.adapters = ["one.gguf"]
     with llama(tmp_path, server, save_after=0.0) as (_, running):
@@ -191,7 +190,7 @@ def test_adapters_keep_slots_from_disk(tmp_path: Path) -> None:
         assert server.actions == []
 
 
-def test_a_slot_in_use_is_left_alone_and_waiting_is_bounded(tmp_path: Path) -> None:
+def test_a_busy_slot_is_not_used_and_waiting_is_bounded(tmp_path: Path) -> None:
     with llama(tmp_path, wait=0.3) as (server, running), concurrent.futures.ThreadPoolExecutor(3) as pool:
         for number in range(2):
             running.turn(conversation(str(number)), "hello")
@@ -201,7 +200,7 @@ def test_a_slot_in_use_is_left_alone_and_waiting_is_bounded(tmp_path: Path) -> N
         assert "id_slot" not in orjson.loads(server.bodies[-1])
         server.held = False
         assert all(each.result().status_code == 200 for each in pending)
-        # What the server's own choice left in a slot is not known, and not taken for what was there before.
+        # The contents of a slot are unknown after the server's own choice.
         running.idle()
         for number in range(3):
             chat = [*conversation(str(number)), {"role": "user", "content": "more"}]
@@ -210,7 +209,7 @@ def test_a_slot_in_use_is_left_alone_and_waiting_is_bounded(tmp_path: Path) -> N
         assert server.wrong == []
 
 
-def test_those_who_wait_get_the_slot_that_is_left(tmp_path: Path) -> None:
+def test_waiting_requests_get_the_released_slot(tmp_path: Path) -> None:
     with llama(tmp_path, Llama(1)) as (server, running), concurrent.futures.ThreadPoolExecutor(4) as pool:
         server.held = True
         pending = [pool.submit(running.ask, conversation(str(number))) for number in range(4)]
@@ -221,7 +220,7 @@ def test_those_who_wait_get_the_slot_that_is_left(tmp_path: Path) -> None:
         assert [action.split()[0] for action in server.actions] == ["save"] * 3
 
 
-def test_files_stay_within_their_size_and_pins_stay(tmp_path: Path) -> None:
+def test_files_stay_within_the_disk_budget_except_pins(tmp_path: Path) -> None:
     limit = BYTES_PER_TOKEN * 800
     with llama(tmp_path, save_after=0.0, disk_size=limit) as (server, running):
         chats = [conversation(str(number), 2 + number % 3) for number in range(8)]
@@ -242,11 +241,10 @@ def test_files_stay_within_their_size_and_pins_stay(tmp_path: Path) -> None:
 
 
 def test_pins_and_resets_wait_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
-    """Both were refused, and told of a request where there was none."""
     with llama(tmp_path, save_after=0.0) as (server, running), concurrent.futures.ThreadPoolExecutor(1) as pool:
 
         def meanwhile(path: str, body: object = None, **params: str) -> httpx.Response:
-            """What a POST brings that comes while a slot is being saved."""
+            """Return the response of a POST sent while a slot is being saved."""
             done = len(server.actions)
             server.stalls = True
             try:
@@ -267,7 +265,7 @@ def test_pins_and_resets_wait_for_a_slot_that_is_being_saved(tmp_path: Path) -> 
         assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
 
 
-def test_a_stream_that_is_left_leaves_its_slot_known(tmp_path: Path) -> None:
+def test_the_slot_of_a_cancelled_stream_is_known(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
         chat = [*conversation("one"), {"role": "user", "content": "hello"}]
         body = {"model": "m", "messages": chat, "stream": True, "answer": "a long story " * 50}
@@ -292,7 +290,7 @@ def test_a_stream_that_is_left_leaves_its_slot_known(tmp_path: Path) -> None:
         assert running.ask(more).json()["timings"]["cache_n"] == predicted
 
 
-def test_an_idle_slot_that_the_server_clears_is_saved_before(tmp_path: Path) -> None:
+def test_an_idle_slot_is_saved_before_the_server_clears_it(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
         server.clears = True
         one, two = conversation("one"), conversation("two")
@@ -308,7 +306,7 @@ def test_an_idle_slot_that_the_server_clears_is_saved_before(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
-    """Whatever becomes of server and slots, by whomever: what explain says is what the answer tells."""
+    """Explain predicts the reported reuse after random restarts, resets, and requests of other clients."""
     choose = random.Random(seed)
     with llama(tmp_path, save_after=choose.choice([0.0, 3600.0]), disk_size=BYTES_PER_TOKEN * 2000) as (
         server,
@@ -331,7 +329,7 @@ def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
             found = running.explain([*chat, {"role": "user", "content": question}])
             predicted = found["matched_tokens"] + sum(found["tiers"].values())
             reused = running.turn(chat, question)
-            # What others left in a slot is not known, so there may be more.
+            # Other clients may leave unknown contents, so the reuse may be higher.
             assert reused == predicted if found["complete"] else reused >= predicted, step
             assert server.wrong == []
 

@@ -71,10 +71,11 @@ export function overview(root, params, { api, signal }) {
     sessionStorage.setItem("kvproxy-since", value);
     load().catch(() => {});
   });
-  const saved = savings(api, signal, (total) => {
+  const saved = savings(api, signal, (total, currency) => {
     put("tokens", short(total.prompt_tokens + total.completion_tokens + total.reused_tokens));
-    put("seconds", duration(total.seconds));
-    put("money", money(total.money), total.money === null ? "no price is known" : undefined);
+    const unknown = total.unmeasured_tokens > 0 && !total.seconds;
+    put("seconds", unknown ? "–" : duration(total.seconds), unknown ? "not known yet" : undefined);
+    put("money", total.money === null ? money(null) : `${money(total.money)} ${currency}`, total.money === null ? "no price is known" : undefined);
   });
   root.append(
     h("h1", { class: "unseen" }, "Overview"), tiles,

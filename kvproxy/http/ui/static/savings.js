@@ -7,14 +7,21 @@ import { mark, groupOf } from "./layers.js";
 const BY = [["layer", "layer"], ["tenant", "tenant"], ["model", "model"], ["tag", "tag"], ["day", "day"]];
 const COLUMNS = [
   ["requests", "number"], ["from a cache", "number"], ["prompt tokens", "number"], ["answer tokens", "number"],
-  ["reused tokens", "number"], ["time", "number"], ["money", "number"], ["at least", "number"],
+  ["reused tokens", "number"], ["time", "number"],
 ];
 const MOST = 30;
 
 const cells = (row) => [
   count(row.requests), count(row.answered), count(row.prompt_tokens), count(row.completion_tokens), count(row.reused_tokens),
-  duration(row.seconds), money(row.money), money(row.least_money),
+  time(row), money(row.money), money(row.least_money),
 ];
+
+/** The time with its range, or that it is not known yet. */
+function time(row) {
+  if (row.unmeasured_tokens && !row.seconds) return "not known yet";
+  const [least, most] = [duration(row.least_seconds), duration(row.most_seconds)];
+  return least === most ? duration(row.seconds) : `${duration(row.seconds)} (${least} to ${most})`;
+}
 
 /** A section that is kept up to date; `told` gets the sum. */
 export function savings(api, signal, told) {
@@ -26,12 +33,12 @@ export function savings(api, signal, told) {
     const asked = by;
     const found = await api.get("savings", { by: asked }, signal);
     if (asked !== by) return;
-    if (found.total !== null) told(found.total);
+    if (found.total !== null) told(found.total, found.currency);
     const name = (row) => (by === "layer" ? h("span", { class: "layer" }, mark(groupOf(row.name)), row.name) : row.name);
     const rows = found.rows.slice(0, MOST).map((row) => [name(row), ...cells(row)]);
     // A request with two tags is counted under both: there is no sum of tags.
     if (found.total !== null && rows.length > 1) rows.push(["all", ...cells(found.total)]);
-    fill(place, rows.length ? table("What the caches saved", [[by, ""], ...COLUMNS], rows) : h("p", {}, "Nothing was asked yet."));
+    fill(place, rows.length ? table("What the caches saved", [[by, ""], ...COLUMNS, [found.currency, "number"], [`at least ${found.currency}`, "number"]], rows) : h("p", {}, "Nothing was asked yet."));
     note.textContent = sentences(found).join(" ");
   };
 
@@ -51,7 +58,7 @@ function sentences(found) {
   }
   if (found.wrong !== null) {
     const least = found.wrong.least === 0 ? "At most " : `${percent(found.wrong.least)} to `;
-    said.push(`${least}${percent(found.wrong.most)} of the semantic hits may be wrong: ${found.wrong.told_by}.`);
+    said.push(`${least}${percent(found.wrong.most)} of the semantic hits may be wrong: ${found.wrong.source}.`);
   }
   return said;
 }

@@ -9,18 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.class_errors import Doubts
+from kvproxy.index.policies.learned.class_errors import ClassErrors
 from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, most_expected
-from kvproxy.index.policies.learned.error_model import Score
-from kvproxy.index.policies.learned.features import FEATURES, evidence
-from kvproxy.index.policies.learned.learner import Learner, Near
+from kvproxy.index.policies.learned.error_model import ErrorModel
+from kvproxy.index.policies.learned.features import FEATURES, compute_features
+from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.learned.prior import Prior
-from kvproxy.index.policies.learned.serving_level import Level
+from kvproxy.index.policies.learned.serving_level import ServingLevel
+from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
 
 def test_evidence_of_an_example() -> None:
-    found = dict(zip(FEATURES, evidence([0.95, 0.85, 0.75, 0.65, 0.55, 0.1], list("abacaa")), strict=True))
+    found = dict(zip(FEATURES, compute_features([0.95, 0.85, 0.75, 0.65, 0.55, 0.1], list("abacaa")), strict=True))
     weights = [math.exp((cosine - 0.95) / 0.05) for cosine in (0.95, 0.85, 0.75, 0.65, 0.55, 0.1)]
     rivals = (weights[1] + weights[3]) / sum(weights)
     assert found == pytest.approx(
@@ -34,12 +35,12 @@ def test_evidence_of_an_example() -> None:
             "company": 1.0,
         }
     )
-    alone = dict(zip(FEATURES, evidence([0.9], ["a"]), strict=True))
+    alone = dict(zip(FEATURES, compute_features([0.9], ["a"]), strict=True))
     assert (alone["margin"], alone["votes"], alone["company"]) == (0.0, 2.0, 0.0)
     # Where all are of one class, the farthest stands for the others; a margin beyond half a cosine says no more.
-    assert evidence([0.9, 0.7], ["a", "a"])[2] == pytest.approx(2.0)
-    assert [evidence([1.0, other], ["a", "b"])[2] for other in (0.5, 0.4)] == pytest.approx([5.0, 5.0])
-    assert evidence([1.0, 0.52], ["a", "b"])[2] == pytest.approx(4.8)
+    assert compute_features([0.9, 0.7], ["a", "a"])[2] == pytest.approx(2.0)
+    assert [compute_features([1.0, other], ["a", "b"])[2] for other in (0.5, 0.4)] == pytest.approx([5.0, 5.0])
+    assert compute_features([1.0, 0.52], ["a", "b"])[2] == pytest.approx(4.8)
 
 
 VECTORS = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
@@ -48,7 +49,7 @@ VECTORS = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
 @settings(deadline=None)
 @given(st.lists(st.tuples(VECTORS, st.booleans()), min_size=1, max_size=6))
 def test_a_score_learns_as_a_logistic_regression_of_weighted_observations(seen: list[tuple[list[float], bool]]) -> None:
-    score = Score(np.array([0.1, -0.2, 0.3]), np.diag([1.0, 2.0, 0.5]))
+    score = ErrorModel(np.array([0.1, -0.2, 0.3]), np.diag([1.0, 2.0, 0.5]))
     weights, precision, slipped, sure = score.weights, np.linalg.inv(score.covariance), 0.5, 1000.0
     for values, right in seen:
         features = np.array(values)
@@ -69,9 +70,9 @@ def test_a_score_learns_as_a_logistic_regression_of_weighted_observations(seen: 
 
 
 def test_a_score_of_what_is_hopeless_is_no_overflow() -> None:
-    score = Score(np.array([-1e6]), np.array([[0.0]]))
+    score = ErrorModel(np.array([-1e6]), np.array([[0.0]]))
     assert score.error(np.array([1.0])) == 1.0
-    assert Score(np.array([-600.0]), np.array([[0.0]])).error(np.array([1.0])) < 1.0 + 1e-12
+    assert ErrorModel(np.array([-600.0]), np.array([[0.0]])).error(np.array([1.0])) < 1.0 + 1e-12
 
 
 def test_the_allowance_is_not_far_below_what_it_may_be() -> None:
@@ -92,74 +93,74 @@ def test_the_allowance_is_not_far_below_what_it_may_be() -> None:
 def test_the_level_is_the_highest_up_to_which_requests_have_the_planned_error_on_average(
     seen: list[tuple[float, float]],
 ) -> None:
-    level = Level(0.05, factor=1.0)
+    level = ServingLevel(0.05, factor=1.0)
     edges = np.geomspace(5e-4, 1.0, 64)
     weights = [0.0] * 64
     for error, chance in seen:
-        level.see(error, chance, True, counted=False)
+        level.add_comparison(error, chance, True, counted=False)
         weights = [weight * (1 - 1 / 1500) for weight in weights]
         weights[min(63, next((place for place in range(64) if edges[place] >= error), 63))] += 1 / chance
     assert level.spread == pytest.approx(np.array(weights))
-    level.plan()
+    level.update_limit()
     fits = [
         place
         for place in range(64)
         if sum(weights[: place + 1]) > 0
-        and sum(weights[i] * edges[i] for i in range(place + 1)) / sum(weights[: place + 1]) <= level.planned()
+        and sum(weights[i] * edges[i] for i in range(place + 1)) / sum(weights[: place + 1]) <= level.planned_risk()
     ]
-    assert level.level == pytest.approx(min(0.25, edges[fits[-1]]) if fits else 0.0)
+    assert level.limit == pytest.approx(min(0.25, edges[fits[-1]]) if fits else 0.0)
     total = sum(weights)
-    through = sum(weight for weight, edge in zip(weights, edges, strict=True) if edge <= level.level)
-    assert level.through == pytest.approx(through / total if total else 0.0)
+    through = sum(weight for weight, edge in zip(weights, edges, strict=True) if edge <= level.limit)
+    assert level.acceptable_share == pytest.approx(through / total if total else 0.0)
 
 
 def test_what_may_be_spent_of_the_allowance() -> None:
-    assert [Level(bound).reach for bound in (0.01, 0.02, 0.05)] == pytest.approx([0.06, 0.12, 0.15])
-    level = Level(0.02)
+    assert [ServingLevel(bound).reach for bound in (0.01, 0.02, 0.05)] == pytest.approx([0.06, 0.12, 0.15])
+    level = ServingLevel(0.02)
     # Before the 500th answer, as much as for 500.
     most = 0.8 * most_expected(0.02 * FROM)
     assert level.affords(most - 1e-9)
     assert not level.affords(most + 1e-6)
-    level.serve(1000, 0.5)
+    level.add_served(1000, 0.5)
     assert (level.served, level.risk) == (1000, 0.5)
     most = 0.8 * most_expected(0.02 * 1000) - 0.5
     assert level.affords(most - 1e-9)
     assert not level.affords(most + 1e-6)
-    assert level.planned() == 0.0
+    assert level.planned_risk() == 0.0
     level.factor = 2.0
     left = (most_expected(0.02 * 1500) - 2 * 0.5) / 500
-    assert level.planned() == pytest.approx(min(left, 1.1 * 0.02) / 2)
+    assert level.planned_risk() == pytest.approx(min(left, 1.1 * 0.02) / 2)
     level.factor = 0.1
-    assert level.planned() == pytest.approx(min((most_expected(30) - 0.05) / 500, 0.022) / 0.5)
+    assert level.planned_risk() == pytest.approx(min((most_expected(30) - 0.05) / 500, 0.022) / 0.5)
     level.risk = 1e6
-    assert level.planned() == 0.0
+    assert level.planned_risk() == 0.0
 
 
 def test_the_bound_in_force_is_the_least_allowance_that_covers_the_risk_taken() -> None:
-    level = Level(0.02, served=1000, risk=2.0, factor=1.5)
+    level = ServingLevel(0.02, served=1000, risk=2.0, factor=1.5)
     least = next(count for count in range(1000) if most_expected(count) >= 3.0)
     assert level.bound == pytest.approx(least / 1000)
     level.served = 100
     assert level.bound == pytest.approx(least / FROM)
     level.served = 0
     assert level.bound == 0.0
-    assert Level(0.02, served=1000, risk=1e9, factor=1.0).bound == 1.0
+    assert ServingLevel(0.02, served=1000, risk=1e9, factor=1.0).bound == 1.0
 
 
 def test_wrong_answers_count_where_they_are_in_reach_and_as_the_judge_errs() -> None:
-    level = Level(0.02)
+    level = ServingLevel(0.02)
     for error, right, counted in ((0.12, False, True), (0.13, False, True), (0.1, True, True), (0.1, False, False)):
-        level.see(error, 1.0, right, counted)
+        level.add_comparison(error, 1.0, right, counted)
     assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
     level.repeats, level.slips = 50, 9
     assert level.judge_error == pytest.approx(10 / 100)
-    level.measure()
+    level.update_factor()
     assert level.factor == pytest.approx(largest_factor(1, level.expected) / 0.9)
     level.slips = 1000
-    level.measure()
+    level.update_factor()
     assert level.factor == pytest.approx(largest_factor(1, level.expected) / 0.5)
-    empty = Level(0.02)
-    empty.measure()
+    empty = ServingLevel(0.02)
+    empty.update_factor()
     assert empty.factor == math.inf
 
 
@@ -178,31 +179,31 @@ def test_a_prior_holds_new_namespaces_to_what_all_have_shown() -> None:
 
 
 def test_doubts_by_bayes_rule() -> None:
-    doubts = Doubts()
-    doubts.compared("a", 0.1, right=False)
+    doubts = ClassErrors()
+    doubts.add_comparison("a", 0.1, right=False)
     assert doubts.odds == {"a": pytest.approx(0.003 * 0.9 / 0.1)}
     odds = 0.003 * 9
-    assert doubts.changed("a") == pytest.approx(odds / (1 + odds) - 0.002)
-    doubts.compared("a", 0.2, right=True)
+    assert doubts.change_probability("a") == pytest.approx(odds / (1 + odds) - 0.002)
+    doubts.add_comparison("a", 0.2, right=True)
     assert doubts.odds["a"] == pytest.approx((odds + 0.001) * 0.1 / 0.8)
     # A sure answer that differs may differ for no reason.
-    doubts.compared("b", 0.0, right=False)
+    doubts.add_comparison("b", 0.0, right=False)
     assert doubts.odds["b"] == pytest.approx(0.003 * 0.9 / 0.02)
-    doubts.joined("b")
+    doubts.add_member("b")
     assert doubts.odds["b"] == pytest.approx(0.0135)
-    doubts.joined("b")
+    doubts.add_member("b")
     assert "b" not in doubts.odds
-    doubts.joined("c")
+    doubts.add_member("c")
     assert "c" not in doubts.odds
     doubts.odds["d"] = 1e6
-    doubts.compared("d", 1.0, right=False)
+    doubts.add_comparison("d", 1.0, right=False)
     assert doubts.odds["d"] == pytest.approx(9e5)
-    doubts.compared("d", 1.0, right=True)
+    doubts.add_comparison("d", 1.0, right=True)
     assert doubts.odds["d"] == 1e6
 
 
 def observation(answer: str = "a", right: bool = True, **more: object) -> Observation:
-    features = tuple(evidence([0.95, 0.9, 0.5], [answer, answer, "z"]).tolist())
+    features = tuple(compute_features([0.95, 0.9, 0.5], [answer, answer, "z"]).tolist())
     return Observation("e", right, "answer", True, 0.0, "n", answer, features, 0.01, 1.0, **more)  # type: ignore[arg-type]
 
 
@@ -217,7 +218,7 @@ def test_how_much_is_explored() -> None:
     assert learner.chance(0.25) == pytest.approx(0.1)
     # However much was compared: where no level is low enough, it is not ready.
     assert not learner.ready
-    learner.level.level = 0.01
+    learner.level.limit = 0.01
     learner.level.expected = 8.0
     assert learner.ready
     learner.level.expected = 7.99
@@ -242,7 +243,7 @@ def test_when_checked_may_serve() -> None:
     learner.checked_wrong = 2
     assert not learner.checked_allowed
     # Once enough was learned it must have proved right: half of the errors that are allowed, in thirty comparisons.
-    learner.level.level, learner.level.expected = 0.01, 8.0
+    learner.level.limit, learner.level.expected = 0.01, 8.0
     learner.checked_seen, learner.checked_wrong = 29, 0
     assert not learner.checked_allowed
     learner.checked_seen = 30
@@ -268,40 +269,40 @@ def test_what_an_observation_teaches() -> None:
     assert (learner.level.repeats, learner.level.slips) == (1, 1)
     learner.learn(observation(repeat=True))
     assert (learner.level.repeats, learner.level.slips) == (2, 1)
-    before, doubted = learner.score.weights.copy(), learner.doubts.odds["a"]
+    before, doubted = learner.error_model.weights.copy(), learner.class_errors.odds["a"]
     learner.learn(observation(right=False, vetoes=("names",)))
     # Across a guard it tells of the guard alone.
-    assert (learner.score.weights == before).all()
-    assert learner.doubts.odds["a"] == doubted
+    assert (learner.error_model.weights == before).all()
+    assert learner.class_errors.odds["a"] == doubted
     assert learner.level.wrong == pytest.approx(2.0 + 1)
-    learner.doubts.odds["a"] = 1.0
+    learner.class_errors.odds["a"] = 1.0
     learner.learn(Observation("e", True, "served", False, 0.0, "n", joined="a"))
-    assert learner.doubts.odds["a"] == pytest.approx(0.1)
+    assert learner.class_errors.odds["a"] == pytest.approx(0.1)
     assert learner.observed == 4
 
 
 def test_a_neighbour_of_a_class_that_is_gone_is_passed_over_and_makes_the_next_doubtful() -> None:
     learner = Learner.new(Prior(), 0.02)
-    near = [Near(0.95, "a"), Near(0.9, "b"), Near(0.85, "b"), Near(0.8, "c")]
-    plain = learner.find(near[1:])
+    near = [Neighbour("", 0.95, "a"), Neighbour("", 0.9, "b"), Neighbour("", 0.85, "b"), Neighbour("", 0.8, "c")]
+    plain = learner.estimate(near[1:])
     assert plain is not None
     assert (plain.place, plain.alone) == (0, False)
-    learner.doubts.odds["a"] = 1e6
-    found = learner.find(near)
+    learner.class_errors.odds["a"] = 1e6
+    found = learner.estimate(near)
     assert found is not None
     assert (found.place, found.alone) == (1, False)
     assert found.features == pytest.approx(plain.features)
     assert found.error == pytest.approx(plain.error)
-    far = learner.find([Near(0.96, "a"), *near[1:]])
+    far = learner.estimate([Neighbour("", 0.96, "a"), *near[1:]])
     assert far is not None
     assert far.error == pytest.approx(plain.error + (1 - plain.error) / 2)
-    learner.doubts.odds["b"] = 1.0
-    changed = learner.find(near[1:])
+    learner.class_errors.odds["b"] = 1.0
+    changed = learner.estimate(near[1:])
     assert changed is not None
     assert changed.error == pytest.approx(plain.error + (1 - plain.error) * 0.498)
-    learner.doubts.odds |= {"b": 1e6, "c": 1e6}
-    assert learner.find(near) is None
-    single = Learner.new(Prior(), 0.02).find(near[:2])
+    learner.class_errors.odds |= {"b": 1e6, "c": 1e6}
+    assert learner.estimate(near) is None
+    single = Learner.new(Prior(), 0.02).estimate(near[:2])
     assert single is not None
     assert single.alone
 
@@ -310,14 +311,14 @@ def test_a_state_comes_back_with_its_level() -> None:
     learner, generator = Learner.new(Prior(), 0.1), random.Random(1)
     for number in range(400):
         error = generator.uniform(0.0, 0.1)
-        learner.take(observation(right=generator.random() > error / 50, number=number))
-    learner.level.settle()
-    assert learner.level.level > 0
+        learner.add(observation(right=generator.random() > error / 50, number=number))
+    learner.level.update()
+    assert learner.level.limit > 0
     again = state.load(state.dump(learner), 0.1)
     assert again is not None
-    assert (again.level.level, again.level.factor) == (learner.level.level, learner.level.factor)
+    assert (again.level.limit, again.level.factor) == (learner.level.limit, learner.level.factor)
     assert again.number == 399
     stricter = state.load(state.dump(learner), 0.01)
     assert stricter is not None
-    assert 0 <= stricter.level.level < learner.level.level
+    assert 0 <= stricter.level.limit < learner.level.limit
     assert state.load(state.dump(learner).replace('"margin"', '"another"'), 0.1) is None

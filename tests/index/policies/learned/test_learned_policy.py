@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import policy as learned
 from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.features import evidence
-from kvproxy.index.policies.learned.learner import Learner, Near
+from kvproxy.index.policies.learned.features import compute_features
+from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -40,7 +40,7 @@ def observation(generator: random.Random, namespace: str = "n") -> Observation:
         0.0,
         namespace,
         classes[0],
-        tuple(evidence(near, classes).tolist()),
+        tuple(compute_features(near, classes).tolist()),
         error,
         generator.uniform(0.1, 1.0),
         vetoes,
@@ -66,7 +66,7 @@ def test_a_snapshot_and_what_came_after_it_give_the_same_as_the_whole_log(seed: 
     for seen in log[before:]:
         again.learn(seen)
     assert state.dump(again) == state.dump(whole)
-    assert again.level.level == whole.level.level
+    assert again.level.limit == whole.level.limit
     assert again.level.factor == whole.level.factor
 
 
@@ -78,15 +78,15 @@ def test_a_state_of_another_version_is_learned_anew() -> None:
 def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_later(tmp_path: Path) -> None:
     generator = random.Random(3)
     path = tmp_path / "o.db"
-    first, second = (LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5) for _ in range(2))
+    first, second = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
     second.learner("n")
     for number in range(450):
         (first if number % 2 else second).learn([observation(generator)])
         if number % 7 == 0:
-            first.served("n", 0.01)
+            first.record_served("n", 0.01)
     first.flush()
     second.flush()
-    third = LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5)
+    third = LearnedPolicy(open_observations(path), None, 0.05, 0.5)
     states = {state.dump(policy.learner("n")) for policy in (first, second, third)}
     assert len(states) == 1
     assert first.status("n") == third.status("n")
@@ -99,7 +99,7 @@ def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp
     generator, pruned = random.Random(4), 0
     for _ in range(12):
         # A new process each time, as after kill -9: nothing is closed.
-        log = SqliteObservations(tmp_path / "o.db")
+        log = open_observations(tmp_path / "o.db")
         policy = LearnedPolicy(log, None, 0.05, 0.5)
         for _ in range(60):
             seen = observation(generator)
@@ -114,8 +114,8 @@ def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp
 
 def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_path: Path) -> None:
     path, generator = tmp_path / "o.db", random.Random(5)
-    log = SqliteObservations(path)
-    behind, ahead = (LearnedPolicy(SqliteObservations(path), None, 0.05, 0.5) for _ in range(2))
+    log = open_observations(path)
+    behind, ahead = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
     behind.learn([observation(generator) for _ in range(10)])
     for _ in range(25):
         ahead.learn([observation(generator) for _ in range(10)])
@@ -127,7 +127,7 @@ def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_pa
 
 
 def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(tmp_path: Path) -> None:
-    log, generator = SqliteObservations(tmp_path / "o.db"), random.Random(6)
+    log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
     log.save("n", 20, state.dump(Learner.new(Prior(), 0.02)).replace('"version": 1', '"version": 0'))
     log.prune(0)
@@ -144,7 +144,7 @@ def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest
         whole.learn([seen])
         whole.learner("n0")
         with monkeypatch.context() as patch:
-            patch.setattr(learned, "_MOST", 3)
+            patch.setattr(learned, "_MAX_NAMESPACES", 3)
             bounded.learn([seen])
             # Asked in again and again, so it stays whatever comes.
             kept = bounded.learner("n0")
@@ -158,11 +158,11 @@ def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest
 WRITER = """
 import random, sys
 from pathlib import Path
-from kvproxy.index.store.sqlite.observations import SqliteObservations
+from kvproxy.index.store.opening import open_observations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from tests.index.policies.learned.test_learned_policy import observation
 
-log = SqliteObservations(Path(sys.argv[1]))
+log = open_observations(Path(sys.argv[1]))
 policy = LearnedPolicy(log, None, 0.05, 0.5)
 generator = random.Random(7)
 known = policy.learner("n").observed
@@ -189,7 +189,7 @@ def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_dec
             writer.send_signal(signal.SIGKILL)
             rest = [line for line in writer.stdout if line.endswith("\n")]
         acknowledged = int([line, *rest][-1])
-    log = SqliteObservations(path)
+    log = open_observations(path)
     learner = LearnedPolicy(log, None, 0.05, 0.5).learner("n")
     # The last one may be there before it was told.
     assert acknowledged <= learner.observed <= acknowledged + 1
@@ -220,7 +220,7 @@ def test_an_entry_alone_needs_more_than_the_level_of_checked_until_that_has_prov
 ) -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Sure(probability), 0.8, 0.5, ()), 0.05, 0.5)
     learner = policy.learner("n")
-    learner.level.level, learner.level.expected, learner.checked_seen = 0.25, 100.0, 100 * proved
+    learner.level.limit, learner.level.expected, learner.checked_seen = 0.25, 100.0, 100 * proved
     assert learner.ready
     alone = [Neighbour("how are you", 0.99, "a"), Neighbour("what is a pear", 0.4, "b")]
     ruling = policy.decide("how are you", alone, namespace="n")
@@ -232,20 +232,20 @@ def test_an_entry_alone_needs_more_than_the_level_of_checked_until_that_has_prov
 def test_where_a_guard_was_lifted_only_small_errors_are_served(other: float) -> None:
     policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
     learner = policy.learner("n")
-    learner.level.level, learner.level.factor = 0.25, 1.0
+    learner.level.limit, learner.level.factor = 0.25, 1.0
     near = [
         Neighbour("port 80", 0.95, "a"),
         Neighbour("port 81", 0.94, "a"),
         *[Neighbour("port", other, "b" if other > 0.6 else "a")] * 3,
         Neighbour("x", 0.5, "b"),
     ]
-    found = learner.find([Near(each.similarity, each.answer) for each in near])
+    found = learner.estimate(near)
     assert found is not None
     assert found.error <= 0.25
     small = found.error <= 0.04
     assert small == (other < 0.6)
     assert policy.decide("port 8080", near, namespace="n").decisions[0].guard == "numbers"
-    learner.doubts.across("a", policy.vetoes("port 8080", "port 80"), right=True)
+    learner.class_errors.update_guards("a", policy.vetoes("port 8080", "port 80"), right=True)
     assert (policy.decide("port 8080", near, namespace="n").decisions[0].verdict == "accepted") is small
     assert policy.decide("port 80", near, namespace="n").decisions[0].verdict == "accepted"
 
@@ -255,8 +255,8 @@ def test_namespaces_learn_apart_and_share_what_a_new_one_starts_from() -> None:
     generator = random.Random(1)
     policy.learn([observation(generator, "n") for _ in range(300)])
     fresh = policy.learner("m")
-    assert (fresh.observed, fresh.level.level) == (0, 0.0)
-    shipped = Prior().score().weights
-    assert not np.allclose(fresh.score.weights, shipped)
-    assert not np.allclose(fresh.score.weights, policy.learner("n").score.weights)
+    assert (fresh.observed, fresh.level.limit) == (0, 0.0)
+    shipped = Prior().error_model().weights
+    assert not np.allclose(fresh.error_model.weights, shipped)
+    assert not np.allclose(fresh.error_model.weights, policy.learner("n").error_model.weights)
     assert set(policy.statuses()) == {"n", "m"}

@@ -22,7 +22,7 @@ from kvproxy.index.evaluation.streams import (
 )
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.policy import LearnedPolicy
-from kvproxy.index.store.observations import MemoryLog
+from kvproxy.index.store.observations import ReplayObservations
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 
@@ -43,7 +43,9 @@ def cluster_stream(count: int, seed: int = 0, intents: int = 20, changed: int = 
 
 
 def learned(max_error: float) -> LearnedPolicy:
-    return LearnedPolicy(MemoryLog(), CheckedPolicy(OverlapVerifier(), 0.99, 0.0, ()), max_error, 0.0, guards=())
+    return LearnedPolicy(
+        ReplayObservations(), CheckedPolicy(OverlapVerifier(), 0.99, 0.0, ()), max_error, 0.0, guards=()
+    )
 
 
 @pytest.fixture(scope="module")

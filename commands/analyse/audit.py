@@ -1,0 +1,136 @@
+"""kvproxy audit"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvproxy.commands.formatting import percent
+from kvproxy.commands.options import ApiKey, Json
+from kvproxy.commands.output import print_json, print_note, progress_bar
+from kvproxy.commands.tables import print_table
+
+if TYPE_CHECKING:
+    from kvproxy.apis.json import JsonObject
+    from kvproxy.offline.audit import Pair
+
+_LISTED_PAIRS = 20
+
+
+def audit(
+    url: Annotated[str, typer.Argument(help="URL of an OpenAI-compatible engine, or of a proxy.")],
+    file: Annotated[
+        Path | None, typer.Option(help="Requests in any format that warm reads.", show_default="generated")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Number of requests.", min=1)] = 100,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per response of generated requests.", min=1)] = 64,
+    completions: Annotated[
+        bool, typer.Option("--completions", help="Use /v1/completions, for models without a chat template.")
+    ] = False,
+    flush: Annotated[bool, typer.Option("--flush", help="Empty the prefix cache before each cold request.")] = False,
+    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 1,
+    model: Annotated[str | None, typer.Option(help="Model of the requests.", show_default="the first listed")] = None,
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Check that an engine's prefix cache changes no response.
+
+    Each request is sent twice, greedily. A unique cache_salt makes the first response cold; the engine's report of cached
+    tokens proves that the second one is warm. Pairs without this proof are not counted.
+
+    The exit code is 0 if no response differs, 1 if one differs or nothing is proven.
+
+    Example: kvproxy audit http://127.0.0.1:8000 --requests 200
+    """
+    import asyncio
+
+    from kvproxy.offline.audit import CHAT, COMPLETIONS, generate_bodies
+    from kvproxy.proxy_client.api_paths import credentials
+    from kvproxy.proxy_client.client import ProxyClient
+
+    path, headers = COMPLETIONS if completions else CHAT, credentials("chat", api_key)
+    model = model or ProxyClient(url).first_model(headers)
+    bodies = _read_bodies(file, model, path)[:requests] if file else generate_bodies(requests, model, path, max_tokens)
+    pairs = asyncio.run(_audit(url, bodies, path, headers, concurrency, flush))
+    proven = [pair for pair in pairs if pair.is_proven]
+    different = [pair for pair in proven if pair.differs_at is not None]
+    if as_json:
+        print_json(_document(pairs, proven, different))
+    else:
+        _print(pairs, proven, different)
+    if different or not proven:
+        raise typer.Exit(1)
+
+
+async def _audit(
+    url: str, bodies: "list[JsonObject]", path: str, headers: dict[str, str], concurrency: int, flush: bool
+) -> "list[Pair]":
+    import httpx
+
+    from kvproxy.offline.audit import Auditor
+
+    timeout = httpx.Timeout(600.0, connect=3.0)
+    async with httpx.AsyncClient(base_url=url, timeout=timeout, headers=headers) as client:
+        with progress_bar("auditing") as progress:
+            return await Auditor(client, flush=flush).run(bodies, path, concurrency, progress)
+
+
+def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
+    from kvproxy.commands.files import read_text
+    from kvproxy.errors import InvalidRequest
+    from kvproxy.offline.request_log import read_log
+
+    bodies = [each.body for each in read_log(file, read_text(file), model).requests if each.api.path == path]
+    if not bodies:
+        raise InvalidRequest(f"{file} contains no request to {path}: see --completions")
+    return bodies
+
+
+def _print(pairs: "list[Pair]", proven: "list[Pair]", different: "list[Pair]") -> None:
+    from kvproxy.index.evaluation.wilson import wilson
+
+    if different:
+        rows = [
+            (pair.number, at, _tokens(pair.cold.tokens, at), _tokens(pair.warm.tokens, at))
+            for pair in different[:_LISTED_PAIRS]
+            if (at := pair.differs_at) is not None
+        ]
+        print_table(["Request#", "At token#", "Cold", "Warm"], rows)
+    if not proven:
+        print_note(
+            f"no reuse was proven in {len(pairs)} pairs: the engine must report cached tokens (vLLM:"
+            " --enable-prompt-tokens-details), and support cache_salt or --flush"
+        )
+        return
+    low, high = wilson(len(different), len(proven))
+    typer.echo(
+        f"{len(different):,} of {len(proven):,} warm responses differ from the cold response"
+        f" ({percent(len(different) / len(proven))}, between {percent(low)} and {percent(high)})"
+    )
+    if len(proven) < len(pairs):
+        typer.echo(f"{len(pairs) - len(proven):,} pairs are not counted: the engine did not report cold and warm")
+
+
+def _tokens(tokens: tuple[str, ...], at: int) -> str:
+    return "".join(tokens[at : at + 5]) or "(ended)"
+
+
+def _document(pairs: "list[Pair]", proven: "list[Pair]", different: "list[Pair]") -> dict[str, Any]:
+    from kvproxy.index.evaluation.wilson import wilson
+
+    return {
+        "pairs": len(pairs),
+        "proven": len(proven),
+        "flips": len(different),
+        "interval": list(wilson(len(different), len(proven))),
+        "differ": [
+            {
+                "request": pair.number,
+                "token": pair.differs_at,
+                "cold": list(pair.cold.tokens),
+                "warm": list(pair.warm.tokens),
+                "cached_tokens": pair.warm.cached_tokens,
+            }
+            for pair in different
+        ],
+    }

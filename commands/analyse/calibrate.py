@@ -1,0 +1,121 @@
+"""kvproxy calibrate"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvproxy.commands.formatting import percent
+from kvproxy.commands.options import Json
+from kvproxy.commands.output import print_json, progress_bar
+from kvproxy.commands.tables import print_table
+
+if TYPE_CHECKING:
+    from kvproxy.index.evaluation.calibrate import Calibration, Point
+    from kvproxy.index.evaluation.streams import Report
+
+
+def calibrate(
+    pairs: Annotated[Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz.')] = None,
+    target_error: Annotated[float, typer.Option(help="Maximum share of wrong hits.", min=0.0, max=1.0)] = 0.05,
+    embedder: Annotated[str | None, typer.Option(help="Embedder, as in serve.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier, as in serve; none skips the policy checked.")] = None,
+    stream: Annotated[Path | None, typer.Option(help='Replay JSON lines {"text", "answer"} in order instead.')] = None,
+    max_error: Annotated[
+        float, typer.Option(help="With --stream: error bound of the policy learned.", min=0.0001, max=0.5)
+    ] = 0.02,
+    judge: Annotated[
+        str, typer.Option(help="With --stream: equality for labels, or similarity for texts.")
+    ] = "equality",
+    judge_error: Annotated[
+        float, typer.Option(help="With --stream: share of wrong comparisons.", min=0.0, max=0.5)
+    ] = 0.0,
+    orders: Annotated[int, typer.Option(help="With --stream: additional replays in random orders.", min=0)] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Plot the curves into this .png or .svg file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure semantic policies on your own questions.
+
+    With labelled pairs it reports hits and wrong hits by level, and recommends a level. The level of threshold is the cosine
+    similarity; the level of checked is the verifier's probability.
+
+    With --stream it replays questions as a proxy would receive them, and reports the hit rate and the wrong hits of learned,
+    checked, and the best fixed threshold in hindsight.
+
+    Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
+
+    Example: kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
+    """
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors
+    from kvproxy.errors import SettingsError
+    from kvproxy.offline import calibration
+    from kvproxy.settings import load_settings
+
+    check_writable(plot, PLOT_SUFFIXES)
+    settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)
+    if stream is not None and pairs is None:
+        with progress_bar("replaying") as progress:
+            report = calibration.calibrate_stream(
+                stream, settings, max_error, judge, judge_error, orders, lambda step, share: progress(share)
+            )
+        if plot is not None:
+            with explain_write_errors(plot):
+                calibration.plot_stream(report, plot)
+        print_json(report.document()) if as_json else _print_stream(report)
+    elif pairs is not None and stream is None:
+        with progress_bar("measuring") as progress:
+            result = calibration.calibrate_pairs(pairs, settings, target_error, progress)
+        if plot is not None:
+            with explain_write_errors(plot):
+                calibration.plot_calibration(result, plot)
+        print_json(result.document()) if as_json else _print_pairs(result)
+    else:
+        raise SettingsError("give either a file of pairs, or a stream with --stream FILE")
+
+
+def _print_pairs(result: "Calibration") -> None:
+    columns = ["Level#", "Hits#", "Hit rate#", "95% interval#", "Wrong#", "95% interval#"]
+    for name, curve in result.curves.items():
+        level = result.recommended[name]
+        marked = (result.default[name], level)
+        points = [point for index, point in enumerate(curve) if index % 5 == 0 or point.level in marked]
+        print_table(columns, map(_row, points), title=name)
+        limit = f"{percent(result.target_error)} wrong hits"
+        advice = f"no level keeps {limit}" if level is None else f"level {level} keeps {limit}"
+        typer.echo(f"{advice}; in use: {result.default[name]}\n")
+    typer.echo(f"{result.pairs:,} pairs, {result.same:,} of them equivalent")
+
+
+def _row(point: "Point") -> list[object]:
+    return [
+        f"{point.level:.4g}",
+        point.served,
+        percent(point.hit_rate),
+        "-".join(map(percent, point.hit_interval)),
+        "-" if point.wrong_share is None else percent(point.wrong_share),
+        "-".join(map(percent, point.wrong_interval)),
+    ]
+
+
+def _print_stream(report: "Report") -> None:
+    rows = [
+        (
+            name if name != "threshold" or report.level is None else f"threshold {report.level}",
+            percent(outcome.hit_rate),
+            percent(outcome.wrong_share),
+            percent(outcome.worst),
+        )
+        for name, outcome in report.outcomes.items()
+    ]
+    print_table(["Policy", "Hit rate#", "Wrong#", "Worst#"], rows, title=f"{report.requests:,} requests")
+    typer.echo(
+        f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
+        " fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits"
+    )
+    if report.orders:
+        orders = report.document()["orders"]
+        typer.echo(
+            f"{orders['count']} random orders: hit rate {percent(orders['hit_rate'])}, wrong"
+            f" {percent(orders['wrong_share'])} (medians), worst {percent(orders['worst'])}; within the bound in"
+            f" {orders['within']}"
+        )

@@ -1,0 +1,47 @@
+"""Options of commands that read a log."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
+
+Log = Annotated[
+    Path,
+    typer.Argument(
+        help="JSON lines, an OpenAI batch file, an access log with bodies, or one prompt per line; - is stdin."
+    ),
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Folder or Hugging Face id of the served model's tokenizer.", show_default="demo")
+]
+BlockSize = Annotated[int, typer.Option(help="Tokens per block of the engine's prefix cache.", min=1)]
+LogModel = Annotated[str, typer.Option("--model", help="Model of requests without a model.")]
+
+DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give --tokenizer for your model"
+
+
+def load_tokenizer(name: str | None) -> "LocalTokenizer":
+    """Load a tokenizer, by default the one of the demo model."""
+    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
+
+    return LocalTokenizer(name or "demo")
+
+
+def parse_sizes(blocks: str | None, least: int) -> list[int] | None:
+    """Parse pool sizes such as `1000,5000`.
+
+    Raises:
+        BadParameter: a size is not an integer, or is below `least`.
+    """
+    if blocks is None:
+        return None
+    try:
+        sizes = [int(size) for size in blocks.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < least:
+        raise typer.BadParameter(f"--blocks takes integers of at least {least}, such as 1000,5000, not {blocks!r}")
+    return sizes

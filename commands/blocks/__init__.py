@@ -1,0 +1,19 @@
+"""kvproxy blocks: the prefix cache of a running proxy."""
+
+import typer
+
+from kvproxy.commands.blocks import chains, ls, picture, pin, reset, show, stats, tiers
+
+app = typer.Typer(help="Inspect the prefix cache: blocks, chains, pins and tiers.")
+app.callback(invoke_without_command=True)(picture.picture)
+app.command("ls")(ls.ls)
+app.command("queue")(ls.queue)
+app.command("show")(show.show)
+app.command("chains")(chains.chains)
+app.command("stats")(stats.stats)
+app.command("pin")(pin.pin)
+app.command("pins")(pin.pins)
+app.command("unpin")(pin.unpin)
+app.command("tiers")(tiers.tiers)
+app.command("clear-tier")(tiers.clear_tier)
+app.command("reset")(reset.reset)

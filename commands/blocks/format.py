@@ -1,0 +1,38 @@
+"""Formats tiers, attention groups and engine statistics as lines."""
+
+from typing import Any
+
+from kvproxy.commands.formatting import percent, size
+
+
+def tier_line(tier: dict[str, Any]) -> str:
+    """Format a tier."""
+    line = f"{tier['name']}: {tier['chunks']:,} chunks, {size(tier['bytes'])}, {tier['hits']:,} hits"
+    return line if tier["available"] else f"{line}, paused after a failure"
+
+
+def group_lines(groups: list[dict[str, Any]]) -> list[str]:
+    """Format the attention groups of a model with sliding windows."""
+    return [f"{group_name(group)}: {group['used']:,} blocks used, {group['cached']:,} cached" for group in groups]
+
+
+def group_name(group: dict[str, Any]) -> str:
+    """Format the name of an attention group."""
+    reach = f" of {group['reach']:,} tokens" if group["reach"] else ""
+    return f"group {group['number']}, {group['kind'].replace('_', ' ')}{reach}"
+
+
+def engine_line(engine: dict[str, Any]) -> str:
+    """Format the statistics that an upstream reports, as far as it reports them."""
+    parts = []
+    if engine["usage"] is not None:
+        of = "" if engine["num_blocks"] is None else f" of {engine['num_blocks']:,} blocks"
+        parts.append(f"{percent(engine['usage'])}{of} in use")
+    if engine["running"] is not None:
+        parts.append(f"{engine['running']:,} running")
+    if engine["waiting"] is not None:
+        parts.append(f"{engine['waiting']:,} waiting")
+    if engine["queries"]:
+        hits = engine["hits"] or 0
+        parts.append(f"{hits:,} of {engine['queries']:,} prompt tokens reused ({percent(hits / engine['queries'])})")
+    return f"{engine['engine']} reports {', '.join(parts)}, {engine['age']:.0f} s ago"

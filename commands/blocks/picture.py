@@ -1,0 +1,94 @@
+"""kvproxy blocks"""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvproxy.commands.blocks.format import engine_line, group_lines, tier_line
+from kvproxy.commands.blocks.slots import print_slots
+from kvproxy.commands.formatting import percent
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.output import print_json
+from kvproxy.proxy_client.client import ProxyClient
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
+_COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
+_PRECEDENCE = ("used", "pinned", "cached", "free")
+_ROWS = 16
+_LEAST_WIDTH, _MOST_WIDTH = 20, 100
+
+
+def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+    """Draw the block pool: free, cached and used blocks.
+
+    In front of llama.cpp, list its slots and saved prefixes.
+
+    Example: kvproxy blocks
+    """
+    if context.invoked_subcommand is not None:
+        return
+    client = ProxyClient(url, token)
+    blocks, stats = client.get("/admin/blocks"), client.get("/admin/blocks/stats")
+    if as_json:
+        print_json({"stats": stats, "states": [block["state"] for block in blocks]})
+    elif stats["engines"]:
+        if not stats["slots"] or stats["complete"] is not None:
+            _print_mirrors(stats)
+        if stats["slots"]:
+            print_slots(blocks, client.get("/admin/blocks/chains"))
+    else:
+        _draw_pool([block["state"] for block in blocks], stats)
+        for tier in client.get("/admin/blocks/tiers"):
+            typer.echo(f" tier {tier_line(tier)}")
+
+
+def _print_mirrors(stats: dict[str, Any]) -> None:
+    if stats["cached"] is not None:
+        typer.echo(
+            f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
+            f" {stats['evictions']:,} evictions, from KV events"
+        )
+    for engine in stats["told"]:
+        typer.echo(f"  {engine_line(engine)}")
+    for stream in stats["streams"]:
+        state = "following" if stream["connected"] else "not connected to"
+        events = "complete" if stream["complete"] else "incomplete: earlier events were lost"
+        typer.echo(f"  {state} {stream['endpoint']}, {stream['batches']:,} batches, {events}")
+
+
+def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
+    """Draw a cell per block, or per run of blocks if the pool is large."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    width = max(_LEAST_WIDTH, min(console.width, _MOST_WIDTH) - 2)
+    per_cell = -(-len(states) // (width * _ROWS))
+    runs = (states[start : start + per_cell] for start in range(0, len(states), per_cell))
+    cells = [next((state for state in _PRECEDENCE if state in run), "null") for run in runs]
+    for start in range(0, len(cells), width):
+        line = Text(" ")
+        for state in cells[start : start + width]:
+            line.append(_SHAPES[state], _COLOURS[state])
+        console.print(line, soft_wrap=True)
+    console.print(_legend(stats, per_cell), soft_wrap=True)
+    typer.echo(
+        f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
+        f" {stats['evictions']:,} evictions, {stats['block_size']} tokens per block"
+    )
+    for group in group_lines(stats["groups"]):
+        typer.echo(f" {group}")
+
+
+def _legend(stats: dict[str, Any], per_cell: int) -> "Text":
+    from rich.text import Text
+
+    legend = Text(" ")
+    counts = stats | {"free": stats["free"] - stats["cached"], "used": stats["used"] - stats["pinned"]}
+    for state in _PRECEDENCE if stats["pinned"] else ("used", "cached", "free"):
+        legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
+        legend.append(f"{counts[state]:,}   ")
+    return legend.append(f"({'1 block' if per_cell == 1 else f'{per_cell} blocks'} per cell)", "bright_black")

@@ -1,0 +1,49 @@
+"""kvproxy cache queue"""
+
+import time
+
+from kvproxy.commands.formatting import age, duration, size
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Limit, Store, Token, Url
+from kvproxy.commands.output import print_json
+from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.proxy_client.cache import open_cache
+
+
+def queue(
+    limit: Limit = 20,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    store: Store = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """List the responses that are evicted next.
+
+    Expired responses come first, then those that are expected to save the fewest tokens per byte.
+
+    Example: kvproxy cache queue --limit 5
+    """
+    with open_cache(url, token, store, data) as cache:
+        entries = cache.eviction_queue(limit)
+    if as_json:
+        print_json(entries)
+        return
+    print_table(
+        (digest("Id"), "Reason", "Value#", "Age#", "Expires in#", "Hits#", "Tokens#", "Size#", "Model", text("Prompt")),
+        (
+            (
+                entry["id"],
+                entry["why"],
+                f"{entry['priority']:.4g}",
+                age(entry["created"]),
+                duration(entry["expires"] - time.time()),
+                entry["hits"],
+                entry["prompt_tokens"] + entry["completion_tokens"],
+                size(entry["bytes"]),
+                entry["model"],
+                entry["prompt"],
+            )
+            for entry in entries
+        ),
+        empty="no response is stored",
+    )

@@ -1,0 +1,75 @@
+"""Formats times, sizes and untrusted text for people."""
+
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+_TIMES = (("d", 86_400), ("h", 3_600), ("min", 60))
+_SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+# C0 and C1 controls: an escape sequence in a prompt could move the cursor or rename the window.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))}
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in its largest unit, such as `3 min`."""
+    for unit, size in _TIMES:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def age(created: float) -> str:
+    """Format the time since a moment in seconds since the epoch."""
+    return duration(time.time() - created)
+
+
+def moment(seconds: float) -> str:
+    """Format seconds since the epoch in local time; numbers beyond the calendar stay numbers."""
+    try:
+        return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:g}"
+
+
+def size(count: float) -> str:
+    """Format bytes in their largest unit, such as `1.2 MiB`."""
+    for unit, step in _SIZES:
+        if count >= step:
+            return f"{count / step:,.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def percent(share: float) -> str:
+    """Format a share of 1, such as `48.3%`."""
+    return f"{100 * share:.1f}%"
+
+
+def milliseconds(value: float | None) -> str:
+    """Format milliseconds with one decimal."""
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun, such as `2 responses`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def escape_controls(text: str) -> str:
+    """Escape all control characters, including line ends and tabs."""
+    return text.translate(_CONTROLS)
+
+
+def one_line(value: object) -> str:
+    """Format a value as one line; integers get thousands separators."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return escape_controls(" ".join(str(value).split()))
+
+
+def json_text(value: Any) -> str:
+    """Format JSON with all control characters escaped."""
+    return json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_CONTROLS)

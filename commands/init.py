@@ -1,0 +1,25 @@
+"""kvproxy init"""
+
+from kvproxy.commands.options import Data, Json
+from kvproxy.commands.output import print_result
+from kvproxy.errors import InvalidRequest
+
+
+def init(data: Data = None, as_json: Json = False) -> None:
+    """Write a commented kvproxy.toml with all settings.
+
+    Example: kvproxy init
+    """
+    from kvproxy.settings import load_settings
+    from kvproxy.settings.template import template
+
+    file = load_settings(data=data).data / "kvproxy.toml"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as out:
+            out.write(template())
+    except FileExistsError:
+        raise InvalidRequest(f"{file} exists: move it away first") from None
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
+    print_result({"file": str(file)}, as_json, f"wrote {file}")

@@ -1,0 +1,11 @@
+"""kvproxy log: requests in the journal."""
+
+import typer
+
+from kvproxy.commands.log import hist, requests, show, top
+
+app = typer.Typer(help="List requests, and how each was answered.", no_args_is_help=False)
+app.callback(invoke_without_command=True)(requests.log)
+app.command("show")(show.show)
+app.command("top")(top.top)
+app.command("hist")(hist.hist)

@@ -1,0 +1,119 @@
+"""Prints tables: fitted to a terminal, complete and separated by tabs in a pipe."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from kvproxy.commands.formatting import one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_LEAST_WIDTH = 20
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Format of a column.
+
+    Attributes:
+        is_number: align to the right.
+        digits: characters shown at a terminal, for digests; None shows all.
+        is_text: truncate in a narrow terminal.
+    """
+
+    name: str
+    is_number: bool = False
+    digits: int | None = None
+    is_text: bool = False
+
+
+def digest(name: str, digits: int = 12) -> Column:
+    """Return a column of ids or hashes, abbreviated at a terminal."""
+    return Column(name, digits=digits)
+
+
+def text(name: str) -> Column:
+    """Return a column of long texts, truncated in a narrow terminal."""
+    return Column(name, is_text=True)
+
+
+def print_table(
+    columns: Sequence[Column | str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    empty: str = "nothing to list",
+) -> None:
+    """Print rows under their column names.
+
+    Args:
+        columns: a string is a column without truncation; a trailing `#` marks numbers.
+        rows: values, one per column; None prints as `-`.
+        empty: message on stderr if there are no rows.
+    """
+    from rich.console import Console
+
+    chosen, cells = _parse(columns, rows)
+    if not cells:
+        typer.echo(empty, err=True)
+        return
+    if title is not None:
+        typer.echo(title)
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        for row in [[column.name for column in chosen], *cells]:
+            typer.echo("\t".join(row))
+        return
+    table, width = _build(chosen, cells, console.width, _GAP)
+    # Let the terminal wrap a wider table: a truncated URL is useless.
+    console.width = max(console.width, width)
+    console.print(table)
+
+
+def build_table(
+    columns: Sequence[Column | str], rows: Iterable[Sequence[object]], width: int, *, gap: int = _GAP
+) -> "Table":
+    """Return the table for a screen of `width` cells."""
+    return _build(*_parse(columns, rows), width, gap)[0]
+
+
+def _parse(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> tuple[list[Column], list[list[str]]]:
+    parsed = [
+        Column(column.rstrip("#"), is_number=column.endswith("#")) if isinstance(column, str) else column
+        for column in columns
+    ]
+    return parsed, [[one_line(value) for value in row] for row in rows]
+
+
+def _build(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> "tuple[Table, int]":
+    """Return the table and its width."""
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
+    widths = _widths(columns, cells, room, gap)
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for column, width in zip(columns, widths, strict=True):
+        side: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.name, justify=side, overflow="ellipsis", no_wrap=True, width=width)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table, sum(widths) + gap * (len(widths) - 1)
+
+
+def _widths(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> list[int]:
+    """Return the width of each column; text columns shrink to fit the room."""
+    from rich.cells import cell_len
+
+    names = [column.name for column in columns]
+    widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
+    for index, column in enumerate(columns):
+        if column.is_text:
+            excess = sum(widths) + gap * (len(widths) - 1) - room
+            widths[index] -= max(0, min(excess, widths[index] - _LEAST_WIDTH))
+    return widths

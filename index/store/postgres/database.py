@@ -1,0 +1,177 @@
+"""A PostgreSQL database as a `Database`: a pool of connections to one server."""
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import psycopg
+from psycopg.rows import dict_row
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from kvproxy.index.errors import CacheStoreError, StoreDamaged, first_line
+from kvproxy.index.store.database import Row, Transaction
+from kvproxy.index.store.health import StoreHealth
+from kvproxy.index.store.postgres.schema import create_schema
+
+_CONNECT_TIMEOUT = 5  # Seconds.
+_POOL_TIMEOUT = 1.0  # Seconds that a request waits for a connection.
+_RETRY_DELAY = (
+    5.0  # Seconds without another attempt after a failure, so that requests without a cache are not slow too.
+)
+_MAX_CONNECTIONS = 8
+_SESSION = (
+    "set search_path = kvproxy, public",
+    "set statement_timeout = '10s'",
+    # A plan for the value of the namespace can use the graph of that namespace.
+    "set plan_cache_mode = force_custom_plan",
+    "set hnsw.ef_search = 64",
+)
+_NO_VALUES: Mapping[str, Any] = {}
+
+
+class PostgresDatabase:
+    """The response store's schema on a server; see `Database` for the methods.
+
+    Args:
+        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or any other connection string of libpq.
+
+    Raises:
+        CacheStoreError: the server is not reachable, lacks pgvector, or has another schema.
+    """
+
+    remote = True
+
+    def __init__(self, url: str) -> None:
+        self.name = display_name(url)
+        self.health = StoreHealth(self.name)
+        self._failed: tuple[float, str] | None = None
+        try:
+            with psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT) as connection:
+                create_schema(connection, f"the store {self.name}")
+        except psycopg.OperationalError as error:
+            raise CacheStoreError(
+                f"cannot reach the store {self.name} ({first_line(error)}): start PostgreSQL, or correct --store"
+            ) from None
+        except psycopg.Error as error:
+            raise CacheStoreError(
+                f"cannot use the store {self.name} ({first_line(error)}):"
+                " it needs the extension pgvector, and a user who may create a schema"
+            ) from None
+        self._pool = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=_MAX_CONNECTIONS,
+            timeout=_POOL_TIMEOUT,
+            kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
+            configure=_configure,
+            open=True,
+        )
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Row]]:
+        """A connection for one thread.
+
+        Raises:
+            CacheStoreError: the server failed, now or a few seconds ago.
+        """
+        if self._failed is not None and time.monotonic() < self._failed[0]:
+            raise CacheStoreError(self._failed[1])
+        try:
+            with self._pool.connection() as connection:
+                yield connection
+            self._failed = None
+        except (psycopg.Error, PoolTimeout) as error:
+            message = f"the store {self.name} failed ({first_line(error)}): check the server, and kvproxy doctor"
+            if isinstance(error, psycopg.OperationalError | PoolTimeout):
+                self._failed = (time.monotonic() + _RETRY_DELAY, message)
+            raise CacheStoreError(message) from error
+
+    @contextlib.contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
+        with self.health.watch("write"), self.connection() as connection, connection.transaction():
+            if not durable:
+                connection.execute("set local synchronous_commit = off")
+            # One writer of all proxies at a time: totals are exact, writers never deadlock, and numbers become visible in order.
+            connection.execute("select 1 from totals for update")
+            yield _PostgresTransaction(connection)
+
+    def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
+        with self.health.watch("read"), self.connection() as connection:
+            return _rows(connection.execute(_placeholders(sql), values))
+
+    def is_in(self, column: str, name: str) -> str:
+        return f"{column} = any(:{name})"
+
+    def array(self, values: Sequence[str]) -> list[str]:
+        return list(values)
+
+    def text(self, text: str) -> str:
+        # PostgreSQL's text cannot contain this character.
+        return text.replace("\x00", "")
+
+    def vector(self, vector: np.ndarray) -> str:
+        return f"[{','.join(map(repr, vector.astype(np.float32).tolist()))}]"
+
+    def disk_bytes(self) -> int:
+        sql = "select pg_total_relation_size('responses') + pg_total_relation_size('vectors') as bytes"
+        return int(self.query(sql)[0]["bytes"])
+
+    def check(self) -> int:
+        sql = (
+            "select (select count(*) from responses where length(request) + length(response) >= 0) as stored,"
+            " (select entries from totals) as counted"
+        )
+        row = self.query(sql)[0]
+        if row["stored"] != row["counted"]:
+            raise StoreDamaged(
+                f"the store {self.name} counts {row['counted']} responses but holds {row['stored']}: restore a backup"
+            )
+        return int(row["stored"])
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _PostgresTransaction:
+    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+        self._connection = connection
+
+    def __call__(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
+        return _rows(self._connection.execute(_placeholders(sql), values))
+
+    def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
+        if values:
+            with self._connection.cursor() as cursor:
+                cursor.executemany(_placeholders(sql), values)
+
+
+def display_name(url: str) -> str:
+    """The server and database of a URL, without password and options.
+
+    Raises:
+        CacheStoreError: the URL is invalid.
+    """
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise CacheStoreError(f"--store is no URL of PostgreSQL ({first_line(error)}): see docs/store.md") from None
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"postgresql://{parts.get('host') or 'localhost'}{port}/{parts.get('dbname') or ''}"
+
+
+def _configure(connection: psycopg.Connection[Any]) -> None:
+    for setting in _SESSION:
+        connection.execute(setting.encode())
+
+
+@functools.lru_cache(maxsize=256)
+def _placeholders(sql: str) -> bytes:
+    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql).encode()
+
+
+def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:
+    return cursor.fetchall() if cursor.description is not None else []

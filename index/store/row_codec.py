@@ -1,0 +1,127 @@
+"""Rows as the database stores them: with a checksum, and with encrypted texts if a key is set."""
+
+import base64
+from typing import Protocol
+
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError, StoreDamaged
+from kvproxy.index.store.database import Row
+
+# Columns that never change while an entry is stored, except by `expire_row`.
+_CHECKED = (
+    *("id", "key", "namespace", "tenant", "model", "endpoint", "created", "expires", "tags", "sealed"),
+    *("prompt", "request", "response", "stale_while_revalidate", "stale_if_error"),
+)
+
+
+class Cipher(Protocol):
+    """Encrypts and decrypts bytes; see `kvproxy.encryption`. Thread-safe."""
+
+    name: str
+    """Name of the key that encrypts."""
+    names: frozenset[str]
+    """Names of all keys that decrypt."""
+
+    def seal(self, clear: bytes, about: bytes) -> bytes:
+        """Encrypt; `about` is authenticated data that `open` requires again."""
+
+    def open(self, sealed: bytes, about: bytes) -> bytes:
+        """Decrypt; raises ValueError with the reason."""
+
+
+class RowCodec:
+    """Converts rows of clear texts into stored rows, and back.
+
+    A row's `sealed` names the key of its prompt, request, and response; it is empty if they are not encrypted.
+
+    Args:
+        cipher: None stores texts without encryption. Unencrypted rows can be read with a cipher too.
+    """
+
+    def __init__(self, cipher: Cipher | None) -> None:
+        self.cipher = cipher
+
+    def encode(self, row: Row) -> Row:
+        """Encrypt a row's texts and add its checksum."""
+        stored = self._encrypt(row)
+        return stored | {"checksum": _checksum(stored)}
+
+    def _encrypt(self, row: Row) -> Row:
+        if self.cipher is None:
+            return row | {"sealed": ""}
+        prompt = self.cipher.seal(row["prompt"].encode("utf-8", "surrogatepass"), _about(row, "prompt"))
+        sealed = {name: self.cipher.seal(bytes(row[name]), _about(row, name)) for name in ("request", "response")}
+        # The column has the type text.
+        return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
+
+    def decrypt(self, row: Row) -> Row:
+        """Decrypt the prompt, request, and response of a stored row, which may lack some of these columns.
+
+        Raises:
+            CacheStoreError: decryption failed.
+        """
+        if not row["sealed"]:
+            return row
+        clear: Row = {name: self._decrypt(row, name) for name in ("request", "response") if name in row}
+        if "prompt" in row:
+            clear["prompt"] = self._decrypt(row, "prompt").decode("utf-8", "surrogatepass")
+        return row | clear
+
+    def _decrypt(self, row: Row, name: str) -> bytes:
+        try:
+            if self.cipher is None:
+                raise ValueError(f"it was encrypted with the key {row['sealed']}, and no key is set")
+            sealed = _from_base64(row[name]) if name == "prompt" else bytes(row[name])
+            return self.cipher.open(sealed, _about(row, name))
+        except (ValueError, TypeError) as error:
+            raise CacheStoreError(
+                f"the stored response {row['id']} cannot be decrypted ({error}): set encryption.key_file, or remove it with"
+                f" kvproxy cache rm {row['id'][:12]}"
+            ) from None
+
+    def entry(self, row: Row) -> Entry:
+        """Return the entry of a stored row.
+
+        Raises:
+            StoreDamaged: the checksum does not match.
+            CacheStoreError: decryption failed.
+        """
+        is_damaged = row["checksum"] != _checksum(row)
+        try:
+            clear = self.decrypt(row)
+        except CacheStoreError as error:
+            raise StoreDamaged(str(error)) if is_damaged else error from None
+        if is_damaged:
+            raise StoreDamaged(f"the stored response {str(row['id'])[:12]} is damaged: it is not served")
+        return Entry.from_row(clear)
+
+
+def expire_row(row: Row, now: float) -> Row:
+    """Return a stored row that expires now. A damaged row stays damaged."""
+    expired = row | {"expires": now}
+    return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
+
+
+def _checksum(row: Row) -> str:
+    import xxhash
+
+    digest = xxhash.xxh3_64()
+    for name in _CHECKED:
+        value = row[name]
+        # Databases return an integer in a float column as a float.
+        value = float(value) if isinstance(value, int) else value
+        digest.update(value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass"))
+        digest.update(b"\n")
+    return str(digest.hexdigest())
+
+
+def _about(row: Row, column: str) -> bytes:
+    """Bind a text to its entry and column, so that two texts in the database cannot be exchanged."""
+    return "\n".join((column, row["id"], row["key"], row["namespace"])).encode("utf-8", "surrogatepass")
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ValueError("it was changed after it was encrypted") from None

@@ -1,0 +1,45 @@
+"""SQL expressions about entries that SQLite and PostgreSQL evaluate alike, and the columns of a stored question."""
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store.database import Row
+from kvproxy.index.store.protocol import StoredQuestion
+from kvproxy.index.store.row_codec import RowCodec
+
+CLOCK_SKEW = 60.0
+"""Seconds that the clocks of proxies on one store may differ."""
+# An entry from the future was stored before the clock was set back. Without this condition it would outlive its lifetime.
+_HAS_VALID_TIME = "created <= :soon"
+SERVABLE_UNTIL = (
+    "expires + case when stale_while_revalidate > stale_if_error then stale_while_revalidate else stale_if_error end"
+)
+"""End of the last stale period. An index has exactly this expression."""
+IS_SERVABLE = f"{SERVABLE_UNTIL} > :now and {_HAS_VALID_TIME}"
+"""The entry is fresh or stale. Requires the values `:now` and `:soon`."""
+_FRESHNESS = (
+    f"case when not ({_HAS_VALID_TIME}) then 'over' when expires > :now then 'fresh'"
+    " when expires + stale_while_revalidate > :now then 'stale-while-revalidate'"
+    " when expires + stale_if_error > :now then 'stale-if-error' else 'over' end"
+)
+QUESTION = (
+    f"r.id, r.key, r.namespace, r.prompt, r.sealed, {_FRESHNESS} as freshness,"
+    " coalesce((select name from answers where entry = r.id), r.id) as answer"
+)
+"""Columns of a StoredQuestion, from responses as `r`. Requires the values `:now` and `:soon`."""
+_log = logging.getLogger("kvproxy")
+
+
+def read_questions(rows: Iterable[Row], codec: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
+    """Rows with their questions. A question that cannot be decrypted is logged and skipped."""
+    for row in rows:
+        try:
+            prompt = codec.decrypt(row)["prompt"]
+        except CacheStoreError as error:
+            _log.warning("a similar question is skipped: %s", error)
+            continue
+        if not isinstance(prompt, str):
+            _log.warning("a similar question is skipped: the stored response %s is damaged", row["id"])
+            continue
+        yield row, StoredQuestion(row["id"], row["namespace"], prompt, row["freshness"], row["answer"])

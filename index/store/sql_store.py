@@ -1,0 +1,287 @@
+"""A response store in an SQL database: reads here, writes in `sql_writer`."""
+
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError, StoreDamaged
+from kvproxy.index.store import eviction
+from kvproxy.index.store.database import Database, Row
+from kvproxy.index.store.listing import EVERYTHING, EntryFilter, EvictionCandidate, Purge, StorageUsage, UsageKey
+from kvproxy.index.store.protocol import Capacity, NewEntry, StoredQuestion
+from kvproxy.index.store.row_codec import Cipher
+from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
+from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
+
+_PAGE = 500
+_PAGE_BYTES = 2**20
+_UNLIMITED = 2**62  # SQLite requires a limit before an offset.
+_KEY_NAME = re.compile("[0-9a-f]{8}")
+_CONDITIONS = {
+    "namespace": "substr(namespace, 1, length(:namespace)) = :namespace",
+    "key": "substr(key, 1, length(:key)) = :key",
+    "model": "model = :model",
+    "tag": "id in (select id from tags where tag = :tag)",
+    "prompt": "substr(prompt, 1, length(:prompt)) = :prompt",
+    "search": "replace(lower(prompt), lower(:search), '') <> lower(prompt)",
+    "older_than": "created < :before",
+    "tenant": "tenant in (:tenant, 'client:' || :tenant) or substr(tenant, 1, length(:tenant) + 8) = 'client:' || :tenant || '/'",
+}
+_log = logging.getLogger("kvproxy")
+
+
+class SqlStore(SqlWriter):
+    """A response store; see `Store` for the methods.
+
+    Raises:
+        CacheStoreError: the store has entries that the cipher cannot decrypt.
+    """
+
+    def __init__(
+        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: Cipher | None
+    ) -> None:
+        super().__init__(database, clock, capacity, cipher)
+        try:
+            self._check_keys()
+        except BaseException:
+            self.close()
+            raise
+
+    def failure(self) -> str | None:
+        return self.database.health.failure
+
+    def fits(self, entry: Entry) -> bool:
+        return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
+
+    def find(self, key: str) -> Entry | None:
+        sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
+        entry = self._first_entry(self.database.query(sql, {"key": key} | self.now()))
+        # A damaged index can return another entry.
+        return entry if entry is None or entry.key == key else None
+
+    def now(self) -> dict[str, float]:
+        """The values of conditions on an entry's freshness."""
+        now = self._clock()
+        return {"now": now, "soon": now + CLOCK_SKEW}
+
+    def get(self, id: str) -> Entry | None:
+        rows = self.database.query(f"select {COLUMNS} from responses where id = :id", {"id": id})
+        entry = self._first_entry(rows)
+        return entry if entry is None or entry.id == id else None
+
+    def _first_entry(self, rows: list[Row]) -> Entry | None:
+        with self.database.health.watch("read"):
+            return self._codec.entry(rows[0]) if rows else None
+
+    def _intact_entries(self, rows: list[Row]) -> Iterator[Entry]:
+        for row in rows:
+            try:
+                yield self._codec.entry(row)
+            except StoreDamaged as error:
+                _log.warning("%s", error)
+
+    def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
+        sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
+        rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.now())
+        return {question.id: question for _, question in read_questions(rows, self._codec)}
+
+    def answer_class(self, namespace: str, text: str) -> str | None:
+        sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
+        rows = self.database.query(sql, {"namespace": namespace, "text": text})
+        return str(rows[0]["name"]) if rows else None
+
+    def answer_vectors(self, ids: Sequence[str], embedder: str) -> dict[str, np.ndarray]:
+        chosen = self.database.is_in("entry", "ids")
+        sql = f"select entry, vector from answers where {chosen} and embedder = :embedder and vector is not null"
+        rows = self.database.query(sql, {"ids": self.database.array(ids), "embedder": embedder})
+        return {row["entry"]: np.frombuffer(row["vector"], np.float32) for row in rows}
+
+    def resolve(self, prefix: str) -> list[str]:
+        # A range instead of a pattern, so that the index of ids is used.
+        sql = "select id from responses where id >= :prefix and id < :beyond order by id limit 10"
+        rows = self.database.query(sql, {"prefix": prefix, "beyond": prefix + "\U0010ffff"})
+        return [row["id"] for row in rows]
+
+    def has_key(self, key: str) -> bool:
+        return bool(self.database.query("select 1 as found from responses where key = :key", {"key": key}))
+
+    def ls(self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
+        self.flush()
+        if (matches := self._prompt_filter(where)) is not None:
+            ids = itertools.islice(
+                self._matching_ids(where, matches), offset, None if limit is None else offset + limit
+            )
+            return [entry for id in ids if (entry := self.get(id)) is not None]
+        condition, values = self._where(where)
+        sql = f"select {COLUMNS} from responses{condition} order by created desc, id limit :limit offset :offset"
+        bounds = {"limit": _UNLIMITED if limit is None else limit, "offset": offset}
+        return list(self._intact_entries(self.database.query(sql, values | bounds)))
+
+    def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
+        self.flush()
+        # Expired entries are removed first. The inner query sorts ids alone, not whole responses.
+        servable = f"case when {SERVABLE_UNTIL} <= :now then 0 else 1 end"
+        page = f"select id from responses order by {servable}, priority, id limit :limit offset :offset"
+        sql = (
+            f"select {COLUMNS}, priority, bytes, {servable} as servable from responses where id in ({page})"
+            " order by servable, priority, id"
+        )
+        values = {"now": self._clock(), "limit": limit, "offset": offset}
+        rows = {row["id"]: row for row in self.database.query(sql, values)}
+        return [
+            EvictionCandidate(entry, _reason(row), float(row["priority"]), int(row["bytes"]))
+            for entry in self._intact_entries(list(rows.values()))
+            if (row := rows[entry.id])
+        ]
+
+    def purges(self, limit: int) -> list[Purge]:
+        sql = "select time, who, what, soft, entries from purges order by number desc limit :limit"
+        rows = self.database.query(sql, {"limit": limit})
+        return [
+            Purge(float(row["time"]), row["who"], row["what"], bool(row["soft"]), int(row["entries"])) for row in rows
+        ]
+
+    def pinned(self) -> list[str]:
+        sql = "select id from responses where priority >= :pinned order by priority, id"
+        return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
+
+    def usage(self, by: UsageKey) -> list[StorageUsage]:
+        self.flush()
+        join = " join tags on tags.id = responses.id" if by == "tag" else ""
+        sql = (
+            f"select {by} as name, count(*) as entries, sum(bytes) as bytes, sum(hits) as hits from responses{join}"
+            f" group by {by} order by sum(bytes) desc, 1"
+        )
+        return [
+            StorageUsage(str(row["name"]), int(row["entries"]), int(row["bytes"]), int(row["hits"]))
+            for row in self.database.query(sql)
+        ]
+
+    def ids(self, where: EntryFilter = EVERYTHING) -> list[str]:
+        if (matches := self._prompt_filter(where)) is not None:
+            return list(self._matching_ids(where, matches))
+        condition, values = self._where(where)
+        return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
+
+    def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
+        """A predicate for prompts; None if the database can evaluate it, since prompts are not encrypted."""
+        if self._codec.cipher is None or (where.prompt is None and where.search is None):
+            return None
+        start, part = where.prompt or "", where.search
+        return lambda text: text.startswith(start) and (part is None or (part != "" and part.lower() in text.lower()))
+
+    def _matching_ids(self, where: EntryFilter, matches: Callable[[str], bool]) -> Iterator[str]:
+        """Ids of the entries with matching prompts, newest first. Decrypts every prompt."""
+        condition, values = self._where(replace(where, prompt=None, search=None))
+        sql = (
+            f"select id, key, namespace, prompt, sealed, created from responses{condition}{' and' if condition else ' where'}"
+            " (created < :created or (created = :created and id > :id)) order by created desc, id"
+            f" limit {_PAGE}"
+        )
+        last: dict[str, Any] = {"created": float("inf"), "id": ""}
+        while rows := self.database.query(sql, values | last):
+            yield from (row["id"] for row in rows if matches(self._codec.decrypt(row)["prompt"]))
+            last = {name: rows[-1][name] for name in ("created", "id")}
+
+    def _where(self, where: EntryFilter) -> tuple[str, dict[str, Any]]:
+        names = [name for name in _CONDITIONS if getattr(where, name) is not None]
+        values = {name: getattr(where, name) for name in names}
+        if where.older_than is not None:
+            values["before"] = self._clock() - values.pop("older_than")
+        return " where " + " and ".join(f"({_CONDITIONS[name]})" for name in names) if names else "", values
+
+    def count(self) -> int:
+        return int(self.database.query("select entries from totals")[0]["entries"])
+
+    def stats(self) -> dict[str, Any]:
+        self.flush()
+        row = self.database.query(
+            "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
+            " coalesce(sum(hits), 0) as hits, coalesce(sum(case when expires <= :now then 1 else 0 end), 0) as expired,"
+            f" coalesce(sum(case when expires <= :now and {SERVABLE_UNTIL} > :now then 1 else 0 end), 0) as stale,"
+            " coalesce(sum(hits * completion_tokens), 0) as completion_tokens_saved,"
+            " coalesce(sum(hits * prompt_tokens), 0) as prompt_tokens_saved,"
+            " coalesce(sum(bytes), 0) as entry_bytes from responses",
+            {"now": self._clock()},
+        )[0]
+        tags = self.database.query("select tag, count(*) as entries from tags group by tag order by tag")
+        return {name: int(value) for name, value in row.items()} | {
+            "max_entries": self._capacity.entries,
+            "max_bytes": self._capacity.bytes,
+            "tags": {tag["tag"]: tag["entries"] for tag in tags},
+            "bytes": self.database.disk_bytes(),
+            "path": self.name,
+        }
+
+    def entries(self) -> Iterator[Entry]:
+        self.flush()
+        sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
+        for ids in self._pages():
+            yield from self._intact_entries(self.database.query(sql, {"ids": self.database.array(ids)}))
+
+    def _pages(self) -> Iterator[list[str]]:
+        """The ids of all entries, oldest first. A page of entries fits into little memory."""
+        sql = (
+            "select id, created, bytes from responses where created > :created or (created = :created and id > :id)"
+            f" order by created, id limit {_PAGE}"
+        )
+        last: dict[str, Any] = {"created": float("-inf"), "id": ""}
+        while rows := self.database.query(sql, last):
+            page, size = list[str](), 0
+            for row in rows:
+                if page and size + row["bytes"] > _PAGE_BYTES:
+                    yield page
+                    page, size = [], 0
+                page.append(row["id"])
+                size += row["bytes"]
+            yield page
+            last = {name: rows[-1][name] for name in ("created", "id")}
+
+    def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
+        # Every vector belongs to a semantic entry: if the counts are equal, no vector is missing.
+        counts = self.database.query(
+            "select (select count(*) from responses where semantic = 1) as entries,"
+            " (select count(*) from vectors where embedder = :embedder) as vectors",
+            {"embedder": embedder},
+        )[0]
+        if counts["entries"] == counts["vectors"]:
+            return []
+        sql = (
+            f"select {COLUMNS} from responses r where r.semantic = 1"
+            " and not exists (select 1 from vectors v where v.id = r.id and v.embedder = :embedder) limit :limit"
+        )
+        return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
+
+    def count_by_key_name(self) -> dict[str, int]:
+        sql = "select sealed, count(*) as entries from responses group by sealed"
+        return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
+
+    def check(self) -> int:
+        return self.database.check()
+
+    def _check_keys(self) -> None:
+        names = frozenset[str]() if self._codec.cipher is None else self._codec.cipher.names
+        sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
+        last = ""
+        # Reads each distinct name with one step in the index.
+        while last := self.database.query(sql, {"last": last})[0]["name"] or "":
+            if not isinstance(last, str) or not _KEY_NAME.fullmatch(last):
+                # A damaged entry. Entries of unknown keys are not served.
+                break
+            if last not in names:
+                raise CacheStoreError(
+                    f"the store {self.name} holds responses that were encrypted with the key {last}, which is not among the"
+                    " keys: give it in encryption.key_file or key_env, after the one that encrypts, or use another store"
+                )
+
+
+def _reason(row: Row) -> Literal["expired", "saves least", "pinned"]:
+    if not row["servable"]:
+        return "expired"
+    return "pinned" if row["priority"] >= eviction.PINNED else "saves least"

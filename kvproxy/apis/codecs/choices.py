@@ -1,0 +1,61 @@
+"""The common parts of the codecs of chat completions and completions."""
+
+import time
+from collections.abc import Iterator
+
+from kvproxy.apis.choices import includes_usage
+from kvproxy.apis.codecs import request_fields as fields
+from kvproxy.apis.codecs.collected_output import CollectedOutput
+from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.sse import DONE, event
+from kvproxy.generation import TokenLogprob
+
+
+class ChoicesEncoder:
+    """Base class of encoders with choices.
+
+    Args:
+        id: id of the response.
+        kind: type of the response's object.
+        chunk_kind: type of a chunk's object.
+    """
+
+    def __init__(self, request: ApiRequest, model: str, id: str, kind: str, chunk_kind: str) -> None:
+        self._output = CollectedOutput()
+        self._prompt_logprobs = fields.integer(request.body, "prompt_logprobs")
+        self._includes_usage = request.stream and includes_usage(request.body)
+        self._id = id
+        created: JsonObject = {"created": int(time.time()), "model": model}
+        self._head: JsonObject = {"id": id, "object": kind, **created}
+        self._chunk_head: JsonObject = {"id": id, "object": chunk_kind, **created}
+
+    def _chunk(self, choice: JsonObject) -> bytes:
+        return event({**self._chunk_head, "choices": [choice], **({"usage": None} if self._includes_usage else {})})
+
+    def end(self) -> Iterator[bytes]:
+        if self._includes_usage:
+            yield event({**self._chunk_head, "choices": [], "usage": usage_of(self._output)})
+        yield event(DONE)
+
+
+def usage_of(output: CollectedOutput) -> JsonObject:
+    """Return token counts in OpenAI's format."""
+    return {
+        "prompt_tokens": output.prompt_tokens,
+        "completion_tokens": output.completion_tokens,
+        "total_tokens": output.prompt_tokens + output.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
+    }
+
+
+def prompt_scores(output: CollectedOutput, count: int) -> list[Json]:
+    """Return the scores of the prompt's tokens in vLLM's format: by id, each with its `count` most likely alternatives."""
+    return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
+
+
+def _scores(item: TokenLogprob, count: int) -> JsonObject:
+    found: JsonObject = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
+    for rank, (token, text, value) in enumerate(item.top[:count], 1):
+        found.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})
+    return found

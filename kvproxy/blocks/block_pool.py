@@ -1,0 +1,214 @@
+"""The block pool: all physical blocks, the map from hash to block, and the free queue."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from kvproxy.blocks.free_queue import FreeKVCacheBlockQueue, FreeQueue
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.residency import ResidencyTracker
+
+Key = tuple[int, bytes] | bytes
+"""Key of a cached block: its hash, preceded by the group's index if there are several groups."""
+
+
+class BlockPool:
+    """Physical blocks 0 to `num_blocks - 1`. Block 0 is the null block: never freed, hashed, or counted.
+
+    Args:
+        num_blocks: blocks in the pool, including the null block.
+        make_queue: creates the free queue; LRU by default.
+        record_events: collect KV events for `take_events`.
+        keep_tokens: keep the tokens of cached blocks for inspection.
+        residency: collects residency statistics.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        make_queue: Callable[[Iterable[KVCacheBlock]], FreeQueue] = FreeKVCacheBlockQueue,
+        record_events: bool = False,
+        keep_tokens: bool = False,
+        residency: ResidencyTracker | None = None,
+    ) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks is {num_blocks}: use 2 or more, because block 0 is the null block")
+        self.num_blocks = num_blocks
+        self.blocks = [KVCacheBlock(index) for index in range(num_blocks)]
+        self.null_block = self.blocks[0]
+        self.null_block.ref_count = 1
+        self._make_queue = make_queue
+        self.free_queue = make_queue(self.blocks[1:])
+        self.cached_blocks: dict[Key, KVCacheBlock | list[KVCacheBlock]] = {}
+        self.keep_tokens = keep_tokens
+        self.record_events = record_events
+        self.residency = residency
+        self._events: list[KVEvent] = []
+        self._clock = 0
+        self.num_stored = 0
+        self.num_evictions = 0
+        self.num_resets = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Number of blocks that can be allocated, including cached idle ones."""
+        return self.free_queue.num_free_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool in use, from 0 to 1, without the null block."""
+        return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
+
+    def get_cached_block(self, key: Key) -> KVCacheBlock | None:
+        """Return the oldest block cached under `key`."""
+        block = self.cached_blocks.get(key)
+        return block[0] if type(block) is list else block  # type: ignore[return-value]
+
+    def touch(self, blocks: Sequence[KVCacheBlock], priority: int = 0) -> None:
+        """Add a holder to each block, remove idle blocks from the free queue, and raise priorities to `priority`."""
+        clock = self._clock = self._clock + 1
+        self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
+        for block in blocks:
+            block.ref_count += 1
+            block.last_accessed = clock
+        if priority:
+            for block in blocks:
+                block.priority = max(block.priority, priority)
+        if self.residency is not None:
+            self.residency.on_hit(blocks)
+
+    def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
+        """Allocate `count` free blocks and evict their content; raises RuntimeError if fewer are free."""
+        if count > self.num_free_blocks:
+            raise RuntimeError(f"cannot allocate {count} blocks: {self.num_free_blocks} are free")
+        blocks = self.free_queue.popleft_n(count)
+        clock = self._clock = self._clock + 1
+        self.evict_blocks([block for block in blocks if block.hash is not None])
+        for block in blocks:
+            block.ref_count = 1
+            block.last_accessed = clock
+        return blocks
+
+    def free_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Remove a holder of each block; `blocks` is in eviction order.
+
+        Idle blocks are appended to the free queue if they are cached, and prepended otherwise.
+        """
+        uncached: list[KVCacheBlock] = []
+        cached: list[KVCacheBlock] = []
+        for block in blocks:
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                (uncached if block.hash is None else cached).append(block)
+        if uncached:
+            self.free_queue.prepend_n(uncached)
+        if cached:
+            self.free_queue.append_n(cached)
+            if self.residency is not None:
+                self.residency.on_freed(cached)
+
+    def cache_full_blocks(
+        self,
+        request: CacheRequest,
+        hashes: Sequence[bytes],
+        blocks: Sequence[KVCacheBlock],
+        first: int,
+        block_size: int,
+        group: int | None = None,
+    ) -> None:
+        """Cache full blocks: `blocks[i]` holds block `first + i` of the request and gets the hash `hashes[first + i]`.
+
+        Null blocks are skipped.
+        """
+        setdefault, null = self.cached_blocks.setdefault, self.null_block
+        parent = hashes[first - 1] if first else None
+        source = request if self.keep_tokens else None
+        priority = request.priority
+        for index, (block, digest) in enumerate(zip(blocks, hashes[first : first + len(blocks)], strict=True), first):
+            if block.hash is None and block.ref_count and block is not null:
+                block.hash = digest
+                block.parent = parent
+                block.group = group
+                block.priority = priority
+                key: Key = digest if group is None else (group, digest)
+                other = setdefault(key, block)
+                if other is not block:
+                    self._add_copy(key, other, block)
+                if source is not None:
+                    block.source = (source, index * block_size)
+            parent = digest
+        self.num_stored += len(blocks) - blocks.count(null)
+        if self.residency is not None:
+            self.residency.on_stored(blocks)
+        if self.record_events:
+            self._record_stored(request, hashes, blocks, first, block_size, group)
+
+    def _add_copy(self, key: Key, other: KVCacheBlock | list[KVCacheBlock], block: KVCacheBlock) -> None:
+        if type(other) is list:
+            other.append(block)
+        else:
+            self.cached_blocks[key] = [other, block]  # type: ignore[list-item]
+
+    def _record_stored(
+        self,
+        request: CacheRequest,
+        hashes: Sequence[bytes],
+        blocks: Sequence[KVCacheBlock],
+        first: int,
+        block_size: int,
+        group: int | None,
+    ) -> None:
+        """Record one event for each run of blocks between null blocks."""
+        start = end = first
+        for end, block in enumerate([*blocks, self.null_block], first):
+            if block is self.null_block:
+                if start < end:
+                    parent = hashes[start - 1] if start else None
+                    event = BlockStored.from_request(request, hashes[start:end], parent, start, block_size, group)
+                    self._events.append(event)
+                start = end + 1
+
+    def key_of(self, block: KVCacheBlock) -> Key:
+        """Return the key of a cached block."""
+        assert block.hash is not None
+        return block.hash if block.group is None else (block.group, block.hash)
+
+    def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Remove cached blocks from the cache, so that their content may be overwritten."""
+        cached = self.cached_blocks
+        if self.residency is not None:
+            self.residency.on_evicted(blocks)
+        if self.record_events:
+            self._events += [BlockRemoved((block.hash,), block.group) for block in blocks if block.hash is not None]
+        for block in blocks:
+            key = self.key_of(block) if block.group is not None else block.hash
+            copies = cached.pop(key)  # type: ignore[arg-type]
+            if type(copies) is list:
+                copies.remove(block)
+                if copies:
+                    cached[key] = copies  # type: ignore[index]
+            block.hash = block.parent = block.source = None
+        self.num_evictions += len(blocks)
+
+    def reset_prefix_cache(self) -> bool:
+        """Remove all blocks from the cache; return False and change nothing while a block is in use."""
+        if self.num_free_blocks != self.num_blocks - 1:
+            return False
+        order = list(self.free_queue)
+        for block in self.blocks:
+            block.hash = block.parent = block.source = None
+        # Eviction policies keep statistics by hash: start a new queue in the old order.
+        self.free_queue = self._make_queue(order)
+        self.cached_blocks.clear()
+        self.num_resets += 1
+        if self.residency is not None:
+            self.residency.on_reset()
+        if self.record_events:
+            self._events.append(AllBlocksCleared())
+        return True
+
+    def take_events(self) -> list[KVEvent]:
+        """Return and clear the recorded events."""
+        events, self._events = self._events, []
+        return events

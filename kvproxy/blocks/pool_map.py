@@ -1,0 +1,63 @@
+"""A pool in columns, for pictures: much smaller than a list of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.rows import BlockRow, BlockState
+
+_LETTERS: dict[BlockState, str] = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
+_NAME_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMap:
+    """Columns with one item for each block. A column is None if the cache does not provide it.
+
+    Attributes:
+        names: names of the blocks for `show`; None if a block's name is its index.
+        states: a letter for each block: `0` null, `u` used, `p` pinned, `c` cached, `f` free.
+        refs: reference counts.
+        used: ordinals of the last use; 0 if never used.
+        tenants: names of the tenants.
+        tenant: index of each block's tenant; -1 if it has none.
+        queue: indexes of the idle blocks in eviction order.
+    """
+
+    names: list[str] | None
+    states: str
+    refs: list[int] | None
+    used: list[int] | None
+    tenants: list[str] | None
+    tenant: list[int] | None
+    queue: list[int] | None
+
+
+def map_pool(manager: KVCacheManager) -> PoolMap:
+    """Return the map of the embedded engine's pool. Cheap, because it blocks the engine thread."""
+    blocks, null = manager.pool.blocks, manager.pool.null_block
+    in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
+    states = [_LETTERS["free" if block.hash is None else "cached"] for block in blocks]
+    tenants: dict[str, int] = {}
+    tenant = [-1] * len(blocks)
+    for block in blocks:
+        if block.ref_count:
+            states[block.id] = _LETTERS["used" if block.id in in_tables else "pinned"]
+        if block.source is not None:
+            tenant[block.id] = tenants.setdefault(block.source[0].salt or "", len(tenants))
+    states[null.id] = _LETTERS["null"]
+    return PoolMap(
+        None,
+        "".join(states),
+        [block.ref_count for block in blocks],
+        [block.last_accessed for block in blocks],
+        list(tenants),
+        tenant,
+        [block.id for block in manager.pool.free_queue],
+    )
+
+
+def map_rows(rows: Sequence[BlockRow]) -> PoolMap:
+    """Return the map of an external engine's blocks."""
+    names = [(row.hash or "")[:_NAME_DIGITS] for row in rows]
+    return PoolMap(names, "".join(_LETTERS[row.state] for row in rows), None, None, None, None, None)

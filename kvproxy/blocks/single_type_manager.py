@@ -1,0 +1,280 @@
+"""Block tables of one KV cache group (layers of one attention type); vLLM's `SingleTypeKVCacheManager`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.block_pool import BlockPool
+from kvproxy.blocks.events import BlockStored
+from kvproxy.blocks.request import CacheRequest
+
+GroupKind = Literal["full", "sliding_window", "chunked_local"]
+CachedWindows = Literal["all", "last"]
+PUBLISHED_KINDS: dict[GroupKind, str] = {
+    "full": "full_attention",
+    "sliding_window": "sliding_window",
+    "chunked_local": "chunked_local_attention",
+}
+"""vLLM's names of the attention types in KV events."""
+Block = TypeVar("Block")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Attention of one group of layers.
+
+    Attributes:
+        kind: the attention type.
+        block_size: tokens in a block.
+        reach: tokens of the sliding window or the chunk; unused by full attention.
+        cached_windows: for sliding windows: cache all blocks, or only the last window of each prompt and of each
+            shared prefix.
+    """
+
+    kind: GroupKind = "full"
+    block_size: int = 16
+    reach: int = 0
+    cached_windows: CachedWindows = "all"
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size}: use 1 or more")
+        if self.kind != "full" and self.reach < 1:
+            raise ValueError(f"a {self.kind} group needs a reach of 1 token or more")
+
+
+class SingleTypeKVCacheManager:
+    """Block tables of a group with full attention; subclasses implement limited attention.
+
+    Args:
+        spec: attention of the group.
+        pool: the pool, shared by all groups.
+        group_id: the group's index; None if there is one group.
+        hash_block_size: block size of the hash chain; a divisor of the group's block size.
+        alignment_tokens: hits are multiples of this.
+    """
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        pool: BlockPool,
+        *,
+        group_id: int | None,
+        hash_block_size: int,
+        alignment_tokens: int,
+    ) -> None:
+        self.spec = spec
+        self.block_size = spec.block_size
+        self.pool = pool
+        self.group_id = group_id
+        self.tables: dict[str, list[KVCacheBlock]] = {}
+        self.num_cached: dict[str, int] = {}
+        self._hashes_per_block = spec.block_size // hash_block_size
+        self._alignment_tokens = alignment_tokens
+
+    def get_cached_block(self, digest: bytes) -> KVCacheBlock | None:
+        """Return this group's oldest block with a hash."""
+        return self.pool.get_cached_block(digest if self.group_id is None else (self.group_id, digest))
+
+    def add_group_info(self, event: BlockStored) -> BlockStored:
+        """Add the group's attention type and window; unchanged for a single group with full attention."""
+        if self.group_id is None and self.spec.kind == "full":
+            return event
+        window = self.spec.reach if self.spec.kind == "sliding_window" else None
+        return replace(event, kind=PUBLISHED_KINDS[self.spec.kind], window=window)
+
+    def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Select this group's block hashes: the hash of a block is that of the last small block in it."""
+        return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
+
+    def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
+        """Return the cached blocks up to the first miss, at most `max_blocks`."""
+        found: list[KVCacheBlock] = []
+        if self.group_id is None:
+            cached = self.pool.cached_blocks
+            for digest in hashes[:max_blocks]:
+                block = cached.get(digest)
+                if block is None:
+                    break
+                found.append(block[0] if type(block) is list else block)  # type: ignore[arg-type]
+            return found
+        for digest in hashes[:max_blocks]:
+            hit = self.get_cached_block(digest)
+            if hit is None:
+                break
+            found.append(hit)
+        return found
+
+    def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
+        """Return the free blocks that a table of `num_tokens` takes: new blocks and idle hits."""
+        table = self.tables.get(request_id)
+        new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
+        return max(new, 0) + [block.ref_count for block in computed].count(0)
+
+    def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Return the maximum number of blocks that a request of `num_tokens` holds at any time."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate_new_computed_blocks(self, request_id: str, computed: Sequence[KVCacheBlock]) -> None:
+        """Start a table with hit blocks, which the pool has touched."""
+        self.tables[request_id] = list(computed)
+        self.num_cached[request_id] = len(computed)
+
+    def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
+        """Extend the table to `num_tokens`; return the new blocks."""
+        table = self.tables.get(request_id)
+        if table is None:
+            table = self.tables[request_id] = []
+            self.num_cached[request_id] = 0
+        count = -(-num_tokens // self.block_size) - len(table)
+        if count <= 0:
+            return []
+        new = self.pool.get_new_blocks(count)
+        table += new
+        return new
+
+    def cache_blocks(self, request: CacheRequest, num_tokens: int) -> None:
+        """Cache the blocks that the first `num_tokens` fill."""
+        first = self.num_cached[request.id]
+        end = num_tokens // self.block_size
+        if end <= first:
+            return
+        blocks = self._cacheable_blocks(request, self.tables[request.id], first, end)
+        hashes = self.group_hashes(request.block_hashes)
+        self.pool.cache_full_blocks(request, hashes, blocks, first, self.block_size, self.group_id)
+        self.num_cached[request.id] = end
+
+    def _cacheable_blocks(
+        self, request: CacheRequest, table: list[KVCacheBlock], first: int, end: int
+    ) -> list[KVCacheBlock]:
+        """Return `table[first:end]` with the null block in place of blocks that are not cached."""
+        return table[first:end]
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        """Return the number of leading tokens that later tokens do not attend to."""
+        return 0
+
+    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        """Free the blocks that later tokens do not attend to, and replace them with the null block."""
+        skipped = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
+        table = self.tables.get(request_id)
+        if not skipped or not table:
+            return
+        null = self.pool.null_block
+        freed: list[KVCacheBlock] = []
+        for index in range(min(skipped, len(table)) - 1, -1, -1):
+            if table[index] is null:
+                break
+            freed.append(table[index])
+            table[index] = null
+        self.pool.free_blocks(freed)
+
+    def free(self, request_id: str) -> None:
+        """Free a request's blocks, the last block first."""
+        self.num_cached.pop(request_id, None)
+        table = self.tables.pop(request_id, None)
+        if not table:
+            return
+        table.reverse()
+        null = self.pool.null_block
+        self.pool.free_blocks(table if self.spec.kind == "full" else [block for block in table if block is not null])
+
+
+def blocks_in_window(window: int, block_size: int) -> int:
+    """Return the number of previous blocks that the first token of a block attends to."""
+    return -(-(window - 1) // block_size)
+
+
+def find_window_hit(
+    get_block: Callable[[int], Block | None], num_blocks: int, window_blocks: int, null: Block
+) -> list[Block]:
+    """Find the longest prefix whose last window is cached.
+
+    Args:
+        get_block: returns the cached block at a position of the chain.
+        num_blocks: blocks in the chain.
+        window_blocks: blocks in a window.
+        null: replaces the blocks before the window.
+    """
+    found = [null] * num_blocks
+    if window_blocks == 0:
+        return found
+    run = 0
+    for index in range(num_blocks - 1, -1, -1):
+        block = get_block(index)
+        if block is None:
+            run = 0
+            continue
+        if run == 0:
+            del found[index + 1 :]
+        found[index] = block
+        run += 1
+        if run >= window_blocks:
+            found[:index] = [null] * index
+            return found
+    # No complete window: the remaining run starts at the first token.
+    return found[:run]
+
+
+class SlidingWindowManager(SingleTypeKVCacheManager):
+    """Each token attends to itself and the `reach - 1` previous tokens."""
+
+    def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
+        """Return the longest prefix whose last window is cached; earlier blocks are the null block."""
+        return find_window_hit(
+            lambda index: self.get_cached_block(hashes[index]),
+            min(len(hashes), max_blocks),
+            blocks_in_window(self.spec.reach, self.block_size),
+            self.pool.null_block,
+        )
+
+    def _cacheable_blocks(
+        self, request: CacheRequest, table: list[KVCacheBlock], first: int, end: int
+    ) -> list[KVCacheBlock]:
+        blocks = table[first:end]
+        if self.spec.cached_windows == "all":
+            return blocks
+        window, null = blocks_in_window(self.spec.reach, self.block_size), self.pool.null_block
+        # The prompt's last token is always computed again, for its logits.
+        ends = [
+            tokens // self._alignment_tokens * self._alignment_tokens // self.block_size
+            for tokens in (request.num_prompt - 1, request.shared_prefix_end)
+        ]
+        return [
+            block if any(last - window <= index < last for last in ends) else null
+            for index, block in enumerate(blocks, first)
+        ]
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - self.spec.reach + 1)
+
+    def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
+        # The window and the step may start and end within blocks.
+        window = -(-(self.spec.reach - 1 + max_step_tokens) // self.block_size) + 1
+        return min(super().max_blocks_in_use(num_tokens, max_step_tokens), window)
+
+
+class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
+    """Each token attends to the previous tokens in its own chunk of `reach` tokens."""
+
+    def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
+        """Return null blocks up to the start of the last chunk, then cached blocks up to the first miss."""
+        blocks = min(len(hashes), max_blocks)
+        first = max_blocks * self.block_size // self.spec.reach * self.spec.reach // self.block_size
+        found = [self.pool.null_block] * min(first, blocks)
+        return found + super().find_longest_cache_hit(hashes[len(found) : blocks], blocks)
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return num_computed_tokens // self.spec.reach * self.spec.reach
+
+    def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
+        chunk = -(-(self.spec.reach + max_step_tokens) // self.block_size) + 1
+        return min(super().max_blocks_in_use(num_tokens, max_step_tokens), chunk)
+
+
+MANAGERS: dict[GroupKind, type[SingleTypeKVCacheManager]] = {
+    "full": SingleTypeKVCacheManager,
+    "sliding_window": SlidingWindowManager,
+    "chunked_local": ChunkedLocalAttentionManager,
+}

@@ -1,0 +1,36 @@
+"""Optional packages, and the extra that installs each of them."""
+
+from importlib.util import find_spec
+
+from kvproxy.errors import SettingsError
+
+_EXTRAS = {
+    "accelerate": "gguf",
+    "cryptography": "encryption",
+    "gguf": "gguf",
+    "llguidance": "engine",
+    "matplotlib": "plot",
+    "opentelemetry": "telemetry",
+    "psycopg": "postgres",
+    "psycopg_pool": "postgres",
+    "redis": "redis",
+    "sentence_transformers": "embedders",
+    "torch": "engine",
+    "transformers": "engine",
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
+    """The error to show for a module that an extra installs; None for every other module."""
+    package = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(package)
+    if extra is None:
+        return None
+    other = ", or name a server with --upstream" if package == "torch" else ""
+    return SettingsError(f"this needs the package {package}: pip install 'kvproxy[{extra}]'{other}")
+
+
+def require(package: str) -> None:
+    """Fail before long work if an optional package is missing. Raises SettingsError."""
+    if find_spec(package) is None:
+        raise missing_extra(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

@@ -1,0 +1,68 @@
+"""Prefill time per token, estimated from requests with different numbers of computed tokens.
+
+The time of a prefill is an overhead plus a time per computed token. A quotient of time and tokens would contain the overhead, and
+overstate the time of reused tokens many times. The slope over many requests does not (Theil 1950, Sen 1968).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_REQUESTS = 20
+_MAX_REQUESTS = 400
+"""The newest requests of each model and upstream. All pairs of them are compared."""
+_MIN_SPREAD = 16
+"""Tokens between the 10% and 90% quantiles of the computed tokens. Below this, noise hides the slope."""
+_WINDOWS = 4
+_Z = 1.645
+"""Of a two-sided interval of 90%."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """Seconds per computed token, and the ends of their range."""
+
+    seconds: float
+    least: float
+    most: float
+
+
+def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
+    """The Theil-Sen slope; None if the requests cannot show it.
+
+    The range covers Sen's 90% interval and the slopes of consecutive windows, since the time of a token changes with the load.
+
+    Args:
+        tokens: computed tokens of each request, newest first.
+        seconds: duration of each prefill.
+    """
+    x = np.asarray(tokens[:_MAX_REQUESTS], dtype=np.float64)
+    y = np.asarray(seconds[:_MAX_REQUESTS], dtype=np.float64)
+    if len(x) < MIN_REQUESTS or np.subtract(*np.quantile(x, (0.9, 0.1))) < _MIN_SPREAD:
+        return None
+    slopes = _slopes(x, y)
+    half = _Z * np.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / (2 * len(slopes))
+    low, middle, high = np.quantile(slopes, (max(0.0, 0.5 - half), 0.5, min(1.0, 0.5 + half)))
+    ends = [float(low), float(high)]
+    if len(x) >= _WINDOWS * MIN_REQUESTS:
+        parts = zip(np.array_split(x, _WINDOWS), np.array_split(y, _WINDOWS), strict=True)
+        ends += [float(np.median(part)) for xs, ys in parts if len(part := _slopes(xs, ys))]
+    return PrefillCost(max(0.0, float(middle)), max(0.0, min(ends)), max(0.0, *ends))
+
+
+def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The slopes of all pairs of requests with different numbers of tokens."""
+    one, other = np.triu_indices(len(x), 1)
+    run = x[other] - x[one]
+    differ = run != 0
+    slopes: np.ndarray = (y[other] - y[one])[differ] / run[differ]
+    return slopes
+
+
+def combined(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
+    """The mean cost of several upstreams, weighted by their reused tokens."""
+    total = sum(weight for _, weight in costs) or 1
+    return PrefillCost(
+        *(sum(getattr(cost, name) * weight for cost, weight in costs) / total for name in ("seconds", "least", "most"))
+    )

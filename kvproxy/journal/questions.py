@@ -1,0 +1,49 @@
+"""Joins records with the questions of their requests and of the stored responses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvproxy.journal.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionedRecord:
+    """A record with its texts, if known.
+
+    Attributes:
+        question: the question of the request.
+        near_question: the stored question that was judged, or whose response a semantic hit served.
+    """
+
+    record: Record
+    question: str | None
+    near_question: str | None
+
+
+def entry_ids(records: Sequence[Record]) -> list[str]:
+    """Return the ids of all stored responses that the records name."""
+    return sorted({id for record in records for id in (record.entry, record.near) if id is not None})
+
+
+def with_questions(
+    records: Sequence[Record],
+    prompts: Mapping[str, str],
+    recent_text: Callable[[int], str | None] = lambda number: None,
+) -> list[QuestionedRecord]:
+    """Add the questions to records.
+
+    Args:
+        prompts: questions of stored responses, by id.
+        recent_text: returns a question by record number, if it is still in memory.
+    """
+
+    def join(record: Record) -> QuestionedRecord:
+        is_semantic = record.layer == "semantic"
+        question = record.text or recent_text(record.number)
+        if question is None and not is_semantic:
+            # The entry of a semantic hit has another question.
+            question = prompts.get(record.entry or "")
+        near = record.near or (record.entry if is_semantic else None)
+        return QuestionedRecord(record, question, prompts.get(near or ""))
+
+    return [join(record) for record in records]

@@ -1,0 +1,217 @@
+"""Decodes KV events of vLLM and SGLang from msgpack: maps, or the positional arrays of older versions.
+
+The bytes are untrusted: every field is checked, so the decoded events have the declared types.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgpack
+
+Hash = int | bytes
+"""A published block hash: the digest, or its low 64 bits."""
+Extra = tuple[Any, ...] | None
+GPU = "GPU"
+
+# Fields after the tag, in the order of the positional encoding.
+_STORED = (
+    "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx kv_cache_spec_kind"
+    " kv_cache_spec_sliding_window"
+).split()
+_REMOVED = ("block_hashes", "medium", "group_idx")
+_MAX_BLOCK_SIZE = 1 << 20
+_MAX_DEPTH = 8
+"""Maximum depth of nested lists in an extra key."""
+_T = TypeVar("_T", int, str)
+_MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
+
+
+class EventDecodeError(ValueError):
+    """An invalid batch. The message names the field, never its content, because it contains prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """Consecutive blocks of one chain were cached.
+
+    Attributes:
+        hashes: in chain order.
+        parent: hash of the previous block; None at the start of a chain.
+        tokens: ids of all blocks; empty if they were not published as plain ids.
+        block_size: tokens in a block.
+        extras: each block's extra keys (adapter, salt, media); None if there are none.
+        medium: `GPU`, unless an offloading tier published the event.
+        group: index of the KV cache group; None if there is one group.
+        kind: the group's attention type, if published.
+        window: the group's sliding window in tokens, if it has one.
+    """
+
+    hashes: list[Hash]
+    parent: Hash | None
+    tokens: Sequence[int]
+    block_size: int
+    extras: list[Extra] | None = None
+    medium: str = GPU
+    group: int | None = None
+    kind: str | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedEvent:
+    """One physical copy of each named block was evicted."""
+
+    hashes: list[Hash]
+    medium: str = GPU
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClearedEvent:
+    """The prefix cache was reset."""
+
+
+Event = StoredEvent | RemovedEvent | ClearedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events of one scheduler step.
+
+    Attributes:
+        timestamp: the publisher's clock in seconds.
+        events: in order.
+        rank: data-parallel rank; None if there is one engine.
+    """
+
+    timestamp: float
+    events: list[Event]
+    rank: int | None
+
+    @property
+    def has_reset(self) -> bool:
+        return any(isinstance(event, ClearedEvent) for event in self.events)
+
+
+def decode_batch(payload: bytes) -> EventBatch:
+    """Decode a batch in either encoding; unknown event types are ignored.
+
+    Raises:
+        EventDecodeError: the payload is invalid.
+    """
+    try:
+        raw = msgpack.unpackb(payload, strict_map_key=False)
+    except _MSGPACK_ERRORS as error:
+        raise EventDecodeError(f"not msgpack: {type(error).__name__}") from None
+    if isinstance(raw, dict):
+        raw = [raw.get("ts"), raw.get("events"), raw.get("data_parallel_rank")]
+    if not isinstance(raw, list) or len(raw) < 2:
+        raise EventDecodeError("the batch is not a list of a time and events")
+    timestamp, events = raw[0], raw[1]
+    if type(timestamp) not in (int, float) or not math.isfinite(timestamp):
+        raise EventDecodeError("the time is not a number")
+    if not isinstance(events, list):
+        raise EventDecodeError("the events are not a list")
+    decoded = [event for event in map(_decode_event, events) if event is not None]
+    return EventBatch(float(timestamp), decoded, _optional(raw[2] if len(raw) > 2 else None, int, "data_parallel_rank"))
+
+
+def _decode_event(raw: object) -> Event | None:
+    if isinstance(raw, dict):
+        tag, fields = raw.get("type"), raw
+    elif isinstance(raw, list) and raw:
+        tag = raw[0]
+        fields = dict(zip(_STORED if tag == "BlockStored" else _REMOVED, raw[1:], strict=False))
+    else:
+        raise EventDecodeError("an event is neither a map nor an array")
+    if not isinstance(tag, str):
+        raise EventDecodeError("an event has no type")
+    if tag == "BlockStored":
+        return _decode_stored(fields)
+    if tag == "BlockRemoved":
+        return RemovedEvent(_hashes(fields), _medium(fields), _optional(fields.get("group_idx"), int, "group_idx"))
+    return ClearedEvent() if tag == "AllBlocksCleared" else None
+
+
+def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
+    hashes = _hashes(fields)
+    parent, block_size = fields.get("parent_block_hash"), fields.get("block_size")
+    if parent is not None and type(parent) not in (int, bytes):
+        raise EventDecodeError("parent_block_hash is not a hash")
+    if type(block_size) is not int or not 0 < block_size <= _MAX_BLOCK_SIZE:
+        raise EventDecodeError(f"block_size is not a number from 1 to {_MAX_BLOCK_SIZE:,}")
+    return StoredEvent(
+        hashes,
+        parent,
+        _tokens(fields.get("token_ids")),
+        block_size,
+        _extras(fields, len(hashes)),
+        _medium(fields),
+        _optional(fields.get("group_idx"), int, "group_idx"),
+        _optional(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind"),
+        _optional(fields.get("kv_cache_spec_sliding_window"), int, "kv_cache_spec_sliding_window"),
+    )
+
+
+def _hashes(fields: dict[Any, Any]) -> list[Hash]:
+    hashes = fields.get("block_hashes")
+    if not isinstance(hashes, list) or not set(map(type, hashes)) <= {int, bytes}:
+        raise EventDecodeError("block_hashes is not a list of hashes")
+    return hashes
+
+
+def _tokens(value: object) -> Sequence[int]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise EventDecodeError("token_ids is not a list")
+    # SGLang publishes pairs of ids under EAGLE: such blocks match by hash only.
+    return value if set(map(type, value)) == {int} and min(value) >= 0 else ()
+
+
+def _extras(fields: dict[Any, Any], count: int) -> list[Extra] | None:
+    """Return the extra keys of each block; None if there are none."""
+    extras = _list_per_block(fields.get("extra_keys"), count, "extra_keys")
+    lookahead = _list_per_block(fields.get("lookahead_token_ids"), count, "lookahead_token_ids")
+    lora = _optional(fields.get("lora_name"), str, "lora_name")
+    if extras is None and lora:
+        extras = [(lora,)] * count
+    if lookahead is None:
+        return extras
+    # These hashes also cover later tokens, so the block's own tokens do not identify it.
+    return [
+        (*(extra or ()), "lookahead", tokens) for extra, tokens in zip(extras or [None] * count, lookahead, strict=True)
+    ]
+
+
+def _list_per_block(value: object, count: int, name: str) -> list[Extra] | None:
+    """Decode a field with a list or null for each block; None if it is missing."""
+    if not value:
+        return None
+    if not isinstance(value, list) or len(value) != count:
+        raise EventDecodeError(f"{name} does not have an item for each block")
+    if not all(item is None or isinstance(item, list) for item in value):
+        raise EventDecodeError(f"{name} has an item that is not a list")
+    return [None if item is None else tuple(_hashable(key, _MAX_DEPTH) for key in item) for item in value]
+
+
+def _hashable(value: object, depth: int) -> object:
+    """Convert lists to tuples."""
+    if isinstance(value, list) and depth:
+        return tuple(_hashable(item, depth - 1) for item in value)
+    if value is None or isinstance(value, str | bytes | int | float):
+        return value
+    raise EventDecodeError("extra_keys has an invalid value")
+
+
+def _medium(fields: dict[Any, Any]) -> str:
+    return _optional(fields.get("medium"), str, "medium") or GPU
+
+
+def _optional(value: object, kind: type[_T], name: str) -> _T | None:
+    """Check the type of an optional field; a bool is not an int."""
+    if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
+        return value
+    raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

@@ -1,0 +1,59 @@
+"""A prompt with its block hashes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.blocks.events import BlockStored
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.mirror.event_decoder import Extra
+
+BlockTokens = tuple[tuple[int, ...], Extra]
+"""A block's tokens and extra keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHashes:
+    """Hashes of a prompt's full blocks in both published forms: digests, and their low 64 bits."""
+
+    digests: list[bytes]
+    numbers: list[int]
+
+
+class HashedPrompt:
+    """A prompt that computes its block hashes once for each algorithm; see `match.compute_hashes`.
+
+    Args:
+        tokens: token ids.
+        salt: the request's cache salt.
+        lora: name and path of the adapter.
+    """
+
+    def __init__(self, tokens: Sequence[int], *, salt: str | None = None, lora: tuple[str, str] | None = None) -> None:
+        self.tokens = list(tokens)
+        self.salt = salt
+        self._lora = lora
+        self._hashes: dict[tuple[bytes, str, int], BlockHashes] = {}
+        self._contents: dict[int, list[BlockTokens]] = {}
+
+    def block_hashes(self, hasher: BlockHasher, block_size: int) -> BlockHashes:
+        """Return the hashes of the full blocks."""
+        key = (hasher.none_hash, hasher.algorithm, block_size)
+        found = self._hashes.get(key)
+        if found is None:
+            digests = self._request().update_hashes(hasher, block_size)
+            found = self._hashes[key] = BlockHashes(digests, [event_hash(digest) for digest in digests])
+        return found
+
+    def block_contents(self, block_size: int) -> list[BlockTokens]:
+        """Return the content of the full blocks in the form of KV events."""
+        found = self._contents.get(block_size)
+        if found is None:
+            request, count = self._request(), len(self.tokens) // block_size
+            event = BlockStored.from_request(request, [b""] * count, None, 0, block_size, None)
+            blocks = (tuple(self.tokens[index * block_size : (index + 1) * block_size]) for index in range(count))
+            found = self._contents[block_size] = list(zip(blocks, event.extra_keys or (None,) * count, strict=True))
+        return found
+
+    def _request(self) -> CacheRequest:
+        return CacheRequest("", self.tokens, salt=self.salt, lora=self._lora)

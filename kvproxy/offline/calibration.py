@@ -1,0 +1,161 @@
+"""Measures semantic policies on labelled pairs, or on a stream of questions."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvproxy.errors import NotFound, SettingsError
+from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
+from kvproxy.index.evaluation.calibrate import Calibration, Levels, calibrate
+from kvproxy.index.evaluation.labelled_pairs import read_pairs
+from kvproxy.index.evaluation.streams import Report, curve, make_stream, measure, read_stream
+from kvproxy.settings import LEAST_SIMILARITY, Settings
+
+if TYPE_CHECKING:
+    from kvproxy.index.models.embedder import Embedder
+    from kvproxy.index.models.verifier import Verifier
+    from kvproxy.index.policies.guards import Guard
+
+Progress = Callable[[float], None]
+
+
+def calibrate_pairs(file: Path, settings: Settings, target_error: float, progress: Progress) -> Calibration:
+    """Measure each policy on labelled pairs.
+
+    Raises:
+        NotFound: the file does not exist.
+        SettingsError: the file or a setting is invalid.
+    """
+    cache = settings.cache
+    least = LEAST_SIMILARITY | ({cache.policy: cache.threshold} if cache.threshold is not None else {})
+    with _explained_errors(file):
+        pairs = list(read_pairs(file))
+        if not pairs:
+            raise SettingsError(f"{file} contains no pairs")
+        embedder, verifier = _models(settings)
+        return calibrate(
+            pairs,
+            embedder,
+            verifier,
+            Levels(least["threshold"], cache.level, least["checked"]),
+            target_error=target_error,
+            guards=_guards(settings),
+            languages=cache.languages,
+            progress=progress,
+        )
+
+
+def calibrate_stream(
+    file: Path,
+    settings: Settings,
+    max_error: float,
+    judge: str,
+    judge_error: float,
+    orders: int,
+    progress: Callable[[str, float], None],
+) -> Report:
+    """Replay a stream of questions through each policy.
+
+    Args:
+        max_error: error bound of the policy `learned`.
+        judge: `equality` or `similarity` of responses.
+        judge_error: share of wrong comparisons.
+        orders: additional replays in random orders.
+        progress: called with the current step and its share done.
+
+    Raises:
+        NotFound: the file does not exist.
+        SettingsError: the file or a setting is invalid.
+    """
+    from kvproxy.index.policies.checked import CheckedPolicy
+    from kvproxy.index.policies.learned.policy import LearnedPolicy
+    from kvproxy.index.store.observations import ReplayObservations
+
+    if judge not in ("equality", "similarity"):
+        raise SettingsError(f"unknown --judge {judge}: use equality or similarity")
+    cache, guards = settings.cache, _guards(settings)
+    with _explained_errors(file):
+        lines = read_stream(file)
+        embedder, verifier = _models(settings)
+        similarity = cache.judge_similarity if judge == "similarity" else None
+        stream = make_stream(lines, embedder, similarity, lambda share: progress("embedding", share))
+        checked = None
+        if verifier is not None:
+            checked = CheckedPolicy(verifier, cache.level, LEAST_SIMILARITY["checked"], guards)
+        return measure(
+            stream,
+            lambda: LearnedPolicy(ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards),
+            checked,
+            max_error,
+            orders=orders,
+            judge_error=judge_error,
+            progress=lambda step, share: progress("replaying", share),
+        )
+
+
+def plot_calibration(result: Calibration, path: Path) -> None:
+    """Plot wrong hits over the hit rate; the file's suffix selects the format."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in result.curves.items():
+        served = [point for point in points if point.served]
+        rates, wrong = [point.hit_rate for point in served], [point.wrong_share or 0.0 for point in served]
+        (line,) = axes.plot(rates, wrong, label=name)
+        low, high = zip(*(point.wrong_interval for point in served), strict=True) if served else ((), ())
+        axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.15)
+    axes.axhline(result.target_error, color="grey", linewidth=1, label="target error")
+    axes.set_xlabel("hit rate on equivalent pairs")
+    axes.set_ylabel("share of wrong hits")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
+def plot_stream(report: Report, path: Path) -> None:
+    """Plot hit rates and wrong hits over the requests; the file's suffix selects the format."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    hits, errors = figure.subplots(2, 1, sharex=True)
+    for name, outcome in report.outcomes.items():
+        points = curve(outcome)
+        requests = [point[0] for point in points]
+        hits.plot(requests, [served / count for count, served, _ in points], label=name)
+        errors.plot(requests, [wrong / max(1, served) for _, served, wrong in points], label=name)
+    errors.axhline(report.max_error, color="grey", linewidth=1, label="max_error")
+    hits.set_ylabel("hit rate")
+    errors.set_ylabel("share of wrong hits")
+    errors.set_xlabel("requests")
+    for axes in (hits, errors):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path)
+
+
+@contextlib.contextmanager
+def _explained_errors(file: Path) -> Iterator[None]:
+    if not file.is_file():
+        raise NotFound(f"no file {file}: check the path")
+    try:
+        yield
+    except (EmbedderError, VerifierError, ImportFailed) as error:
+        raise SettingsError(str(error)) from None
+
+
+def _models(settings: Settings) -> "tuple[Embedder, Verifier | None]":
+    """Load the embedder and the verifier; the verifier `none` is None."""
+    from kvproxy.index.models.embedder import load_embedder
+    from kvproxy.index.models.verifier import load_verifier
+
+    embedder = load_embedder(settings.embedder)
+    name = settings.cache.verifier
+    return embedder, None if name == "none" else load_verifier(name, embedder.name)
+
+
+def _guards(settings: Settings) -> "tuple[Guard, ...]":
+    from kvproxy.index.policies.guards import GUARDS
+
+    return GUARDS if settings.cache.guards else ()

@@ -1,0 +1,23 @@
+"""Paths and credentials of the cached APIs.
+
+The names are repeated here because importing `kvproxy.apis` would slow down every command.
+"""
+
+from typing import Literal
+
+ApiName = Literal["chat", "completions", "messages", "responses", "embeddings"]
+PATHS: dict[ApiName, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
+API_NAMES = {path: api for api, path in PATHS.items()}
+
+
+def credentials(api: ApiName, api_key: str | None) -> dict[str, str]:
+    """Return the headers with which clients of an API send their key."""
+    if api == "messages":
+        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}

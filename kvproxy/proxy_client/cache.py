@@ -1,0 +1,103 @@
+"""Access to stored responses: one protocol for a running proxy and for a store."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvproxy.errors import NotFound, ProxyUnreachable
+from kvproxy.proxy_client.client import ProxyClient, configured_url
+
+if TYPE_CHECKING:
+    from kvproxy.index.store import UsageKey
+
+FilterValues = Mapping[str, str | float]
+"""Values by the field names of `index.store.EntryFilter`; empty selects every entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryList:
+    """Rows of stored responses, and the number of all that match."""
+
+    entries: list[dict[str, Any]]
+    total: int
+
+
+class CacheClient(Protocol):
+    """Operations on stored responses. Ids may be abbreviated to a unique prefix."""
+
+    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
+        """Return matching entries, newest first; a limit of 0 means no limit."""
+
+    def eviction_queue(self, limit: int) -> list[dict[str, Any]]:
+        """Return the entries that are evicted next."""
+
+    def usage(self, by: "UsageKey") -> list[dict[str, Any]]:
+        """Return name, entries, bytes and hits per group, largest first."""
+
+    def entry(self, id: str) -> dict[str, Any]:
+        """Return an entry with its request and response."""
+
+    def remove(self, id: str, *, soft: bool = False) -> int:
+        """Remove an entry, or expire it if `soft`; return the number of changed entries."""
+
+    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
+        """Remove all matching entries, or expire them if `soft`; return their number."""
+
+    def purges(self, limit: int) -> list[dict[str, Any]]:
+        """Return the operator's removals, newest first."""
+
+    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
+        """Record a person's verdict on an entry."""
+
+    def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
+        """Pin or unpin an entry; pinned entries are evicted last."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return statistics of the store."""
+
+    def export(self) -> Iterator[bytes]:
+        """Stream all entries as lines of JSON, in chunks of any size."""
+
+    def import_(self, lines: bytes) -> dict[str, int]:
+        """Store exported entries; return the numbers of imported and skipped ones."""
+
+
+@contextlib.contextmanager
+def open_cache(
+    url: str, token: str | None, store: str | None, data: Path | None, *, create: bool = False
+) -> Iterator[CacheClient]:
+    """Open the store of --store or --data, else the proxy at the URL, else the default store.
+
+    Args:
+        create: create the store of --store or --data.
+
+    Raises:
+        ProxyUnreachable: a URL was given explicitly, and no proxy answers.
+        NotFound: neither a proxy nor a store exists.
+    """
+    from kvproxy.proxy_client.cache_remote import RemoteCache
+
+    is_named = store is not None or data is not None
+    if not is_named:
+        client = ProxyClient(url, token)
+        if client.is_reachable():
+            yield RemoteCache(client)
+            return
+        if url != configured_url():
+            raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave out --url to read the store's file")
+    from kvproxy.checks.stored import opened_store, store_exists
+    from kvproxy.proxy_client.cache_file import StoreCache
+    from kvproxy.redaction import load_redactor
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(store=store, data=data)
+    if not store_exists(settings) and not (create and is_named):
+        missing = f"there is no store {settings.store_path}"
+        if is_named:
+            raise NotFound(f"{missing}: check the path")
+        raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
+    with opened_store(settings) as opened:
+        clear = not (settings.encryption.enabled or settings.redaction.enabled)
+        yield StoreCache(opened, load_redactor(settings.redaction), clear_text=clear)

@@ -1,0 +1,115 @@
+"""Stored responses without a proxy: the store's file, or its database."""
+
+import getpass
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.redaction import RedactionFailed, Redactor
+from kvproxy.index.store import EntryFilter, PurgeRequest, Store, UsageKey
+from kvproxy.index.store.export import export_lines, import_into, read_lines
+from kvproxy.index.store.observations import Observation
+from kvproxy.proxy_client.cache import EntryList, FilterValues
+
+
+class StoreCache:
+    """A `CacheClient` of an open store.
+
+    Args:
+        redact: redacts imported texts.
+        clear_text: the list of purges may contain words of prompts.
+    """
+
+    def __init__(self, store: Store, redact: Redactor | None = None, *, clear_text: bool = True) -> None:
+        self._store = store
+        self._redact = redact
+        self._clear_text = clear_text
+
+    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
+        chosen = _filter(where)
+        pinned = set(self._store.pinned())
+        rows = [
+            entry.summary() | {"pinned": entry.id in pinned} for entry in self._store.ls(chosen, limit=limit or None)
+        ]
+        is_complete = not limit or len(rows) < limit
+        return EntryList(rows, len(rows) if is_complete else len(self._store.ids(chosen)))
+
+    def eviction_queue(self, limit: int) -> list[dict[str, Any]]:
+        return [entry.summary() for entry in self._store.eviction_order(limit)]
+
+    def usage(self, by: UsageKey) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self._store.usage(by)]
+
+    def entry(self, id: str) -> dict[str, Any]:
+        entry = self._store.get(self._full_id(id))
+        assert entry is not None
+        try:
+            return entry.document() | {"pinned": entry.id in self._store.pinned()}
+        except RecursionError:
+            raise KvproxyError(f"{entry.id} is nested too deeply to be shown: use kvproxy cache export") from None
+
+    def _full_id(self, prefix: str) -> str:
+        ids = self._store.resolve(prefix)
+        if not ids:
+            raise NotFound(f"no stored response {prefix!r}: list them with kvproxy cache ls")
+        if len(ids) > 1:
+            raise InvalidRequest(f"{len(ids)} ids begin with {prefix!r}: give more digits")
+        return ids[0]
+
+    def remove(self, id: str, *, soft: bool = False) -> int:
+        full = self._full_id(id)
+        return self._purge([full], f"id={full}", soft)
+
+    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
+        chosen = _filter(where)
+        return self._purge(self._store.ids(chosen), chosen.description(texts=self._clear_text), soft)
+
+    def _purge(self, ids: list[str], what: str, soft: bool) -> int:
+        by = PurgeRequest(f"{_user()} on the command line", what)
+        return self._store.expire_now(ids, by) if soft else len(self._store.delete(ids, by))
+
+    def purges(self, limit: int) -> list[dict[str, Any]]:
+        return [asdict(purge) for purge in self._store.purges(limit)]
+
+    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
+        if question is not None:
+            raise InvalidRequest("--question needs a running proxy: start one, or leave out --question")
+        full = self._full_id(id)
+        self._store.observations.add([Observation.verdict(full, right)])
+        return {"id": full, "right": right}
+
+    def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
+        full = self._full_id(id)
+        self._store.pin(full, pinned=pinned)
+        return {"id": full, "pinned": pinned}
+
+    def stats(self) -> dict[str, Any]:
+        return self._store.stats() | {"semantic": {"learned": self._store.observations.summary()}}
+
+    def export(self) -> Iterator[bytes]:
+        return export_lines(self._store)
+
+    def import_(self, lines: bytes) -> dict[str, int]:
+        try:
+            entries = read_lines(lines)
+            imported = import_into(self._store, entries, self._redact)
+        except ImportFailed as error:
+            raise InvalidRequest(str(error)) from None
+        except RedactionFailed as error:
+            raise KvproxyError(str(error)) from None
+        return {"imported": imported, "skipped": len(entries) - imported}
+
+
+def _filter(where: FilterValues) -> EntryFilter:
+    return EntryFilter(**where)  # type: ignore[arg-type]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # The user of a container may have no name.
+        return f"user {os.getuid()}"

@@ -1,0 +1,165 @@
+"""HTTP client of a running proxy."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from kvproxy.checks.servers import ADMIN_TOKEN
+from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+_OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
+
+
+class ProxyClient:
+    """Client of the admin routes and the public routes of a proxy.
+
+    Args:
+        token: the admin token.
+        timeout: seconds without data before a response counts as lost.
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
+        import httpx
+
+        self.url = url.rstrip("/")
+        self._token = {ADMIN_TOKEN: token} if token else {}
+        self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(timeout, connect=3.0))
+        weakref.finalize(self, self._client.close)
+
+    def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
+        """Return the JSON of a GET; query values of None are left out."""
+        return self._json(self._send("GET", path, query, headers=headers))
+
+    def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
+        """Return the JSON of a POST; bytes are sent unchanged, other bodies as JSON."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return self._json(self._send("POST", path, query, headers=headers, **content))
+
+    def delete(self, path: str, **query: Any) -> Any:
+        """Return the JSON of a DELETE; query values of None are left out."""
+        return self._json(self._send("DELETE", path, query))
+
+    def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
+        """Return the rows of a list that has a limit, and the number of all rows."""
+        response = self._send("GET", path, query)
+        return self._json(response), int(response.headers["x-total-count"])
+
+    def text(self, path: str) -> str:
+        """Return the body of a GET as text."""
+        return str(self._send("GET", path, {}).text)
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Stream the body of a GET.
+
+        Raises:
+            ProxyUnreachable: the connection broke; the chunks so far are incomplete.
+        """
+        with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
+            if not response.is_success:
+                response.read()
+                raise _error(response)
+            yield from response.iter_bytes()
+
+    def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
+        """Return the model ids that the proxy lists; the headers carry a client's key."""
+        listed = self.get("/v1/models", headers=headers)
+        try:
+            return [str(model["id"]) for model in listed["data"]]
+        except (KeyError, TypeError):
+            return []
+
+    def first_model(self, headers: Mapping[str, str] | None = None) -> str:
+        """Return the first model that the proxy lists.
+
+        Raises:
+            NotFound: the proxy lists no model.
+        """
+        models = self.models(headers)
+        if not models:
+            raise NotFound(f"{self.url} lists no model: name one with --model")
+        return models[0]
+
+    def tenant(self, headers: Mapping[str, str], model: str) -> str:
+        """Return the tenant of a client's headers; the model must be served."""
+        body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
+        return str(self.post("/admin/explain", body, headers=headers)["tenant"])
+
+    def is_reachable(self) -> bool:
+        """Return True if a kvproxy answers at the URL, ready or not."""
+        try:
+            with self._explained_errors():
+                health = self._client.get("/health").json()
+        except (ProxyUnreachable, ValueError):
+            return False
+        return isinstance(health, dict) and "version" in health
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None, **content: Any
+    ) -> "Response":
+        # Other routes may be forwarded to an upstream, which must not see the token.
+        headers = dict(headers or {}) | (self._token if path.startswith(_OWN_ROUTES) else {})
+        # httpx drops the query of the path if `params` is given, even if empty.
+        params = {name: value for name, value in query.items() if value is not None} or None
+        with self._explained_errors():
+            response = self._client.request(method, path, params=params, headers=headers, **content)
+        if not response.is_success:
+            raise _error(response)
+        return response
+
+    def _json(self, response: "Response") -> Any:
+        try:
+            return response.json()
+        except ValueError:
+            raise KvproxyError(f"the server at {self.url} is not a kvproxy: correct --url") from None
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        import httpx
+
+        try:
+            yield
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+            raise InvalidRequest(
+                f"{self.url} is not a URL ({error}): use a form such as http://127.0.0.1:8484"
+            ) from None
+        except httpx.ConnectError:
+            raise ProxyUnreachable(
+                f"no proxy answers at {self.url}: start one with 'kvproxy serve', or give --url"
+            ) from None
+        except httpx.HTTPError as error:
+            raise ProxyUnreachable(f"the proxy at {self.url} broke the connection ({error}): see its log") from None
+
+
+def configured_url(data: Path | None = None) -> str:
+    """Return the address of the proxy with the settings of a data folder.
+
+    Raises:
+        SettingsError: the settings have an error, or the port is 0.
+    """
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(data=data)
+    if settings.port == 0:
+        raise SettingsError("the setting port is 0, which means any free port: give --url", param="port")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def path_segment(name: str) -> str:
+    """Quote a name as one segment of a URL path."""
+    return quote(name, safe="")
+
+
+def _error(response: "Response") -> KvproxyError:
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP {response.status_code}: {response.text[:200]}"
+    kinds: dict[int, type[KvproxyError]] = {400: InvalidRequest, 404: NotFound, 409: NoPrefixCache}
+    return kinds.get(response.status_code, KvproxyError)(message)

@@ -1,0 +1,236 @@
+"""Access to the journal: one protocol for a file and for a proxy on another machine."""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
+from kvproxy.journal.reader import Group, Query, Reader, Share
+from kvproxy.journal.record import Layer, Record
+from kvproxy.journal.savings import By, Saving, SavingsReport, Wrong, savings_report
+from kvproxy.journal.schema import FILE
+from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_PAGE = 1_000
+"""Most records in one response of the admin route."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissExplanation:
+    """The cause of a cache miss.
+
+    Attributes:
+        document: the cause as JSON, see `journal.causes.MissExplanation`.
+        sentences: the cause as text; it may contain text of requests.
+    """
+
+    record: Record
+    document: dict[str, Any]
+    sentences: list[str]
+
+
+class JournalClient(Protocol):
+    """Queries to the journal. Requests are named by id, by the beginning of their id, or by number."""
+
+    def records(self, query: Query) -> list[QuestionedRecord]:
+        """Return matching records, newest first."""
+
+    def record(self, request: str) -> Record:
+        """Return the record of a request."""
+
+    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+        """Explain why a request missed the cache; `moment` formats seconds since the epoch."""
+
+    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+        """Return groups of requests, largest first; prompts are named by their question."""
+
+    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
+        """Return the milliseconds to the first byte of each response, by layer."""
+
+    def savings(self, by: By, since: float | None) -> SavingsReport:
+        """Return the savings of whole days within the last `since` seconds."""
+
+
+class JournalFile:
+    """The journal in a data folder on this machine.
+
+    Raises:
+        NotFound: the folder has no journal.
+    """
+
+    def __init__(self, data: Path) -> None:
+        from kvproxy.settings import load_settings
+
+        self._settings = load_settings(data=data)
+        self._reader = Reader(data / FILE)
+
+    def records(self, query: Query) -> list[QuestionedRecord]:
+        records = self._reader.records(query)
+        return with_questions(records, self._prompts(entry_ids(records)))
+
+    def record(self, request: str) -> Record:
+        return self._reader.find(request)
+
+    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+        from kvproxy.checks.stored import opened_store, store_exists
+        from kvproxy.flow.explain import texts
+        from kvproxy.journal.causes import explain_record
+        from kvproxy.journal.sentences import sentences
+
+        record = self.record(request)
+        has_store = store_exists(self._settings)
+        with opened_store(self._settings) if has_store else contextlib.nullcontext() as store:
+            found = explain_record(self._reader, record, texts(self._reader, store))
+        return MissExplanation(record, asdict(found), sentences(found, moment))
+
+    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+        rows = self._reader.groups(query, by, order=order, limit=limit)
+        if by != "prompt":
+            return rows
+        prompts = self._prompts([row.entry for row in rows if row.entry is not None])
+        return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
+
+    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
+        return self._reader.milliseconds(query)
+
+    def savings(self, by: By, since: float | None) -> SavingsReport:
+        from kvproxy.checks.stored import store_exists
+        from kvproxy.index.store.opening import open_observations
+
+        counts = None
+        if self._settings.cache.semantic and store_exists(self._settings):
+            with contextlib.closing(open_observations(self._settings.store_where)) as observations:
+                counts = observations.summary()
+        return savings_report(self._reader, by, self._settings.journal, counts, self._settings.cache, since)
+
+    def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
+        from kvproxy.checks.stored import opened_store, store_exists
+
+        if not ids or not store_exists(self._settings):
+            return {}
+        # The records are useful even if the store is unavailable, or its keys are missing.
+        with contextlib.suppress(KvproxyError), opened_store(self._settings) as store:
+            return {id: question.prompt for id, question in store.questions(sorted(set(ids))).items()}
+        return {}
+
+
+class RemoteJournal:
+    """The journal of a proxy on another machine, through its admin routes."""
+
+    def __init__(self, client: ProxyClient) -> None:
+        self._client = client
+
+    def records(self, query: Query) -> list[QuestionedRecord]:
+        if query.where is not None:
+            raise self._unsupported("--where")
+        found: list[QuestionedRecord] = []
+        before = query.before
+        while query.limit is None or len(found) < query.limit:
+            rows = self._client.get(
+                "/admin/log",
+                limit=min(_PAGE, _PAGE if query.limit is None else query.limit - len(found)),
+                since=None if query.since is None else max(0.0, time.time() - query.since),
+                layer=query.layer,
+                reason=query.reason,
+                tenant=query.tenant,
+                model=query.model,
+                after=query.after,
+                before=before,
+            )
+            found += [QuestionedRecord(_record(row), row["question"], row["near_question"]) for row in rows]
+            if len(rows) < _PAGE:
+                break
+            before = found[-1].record.number
+        return found
+
+    def record(self, request: str) -> Record:
+        return _record(self._explained(request)["explained"]["record"])
+
+    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+        answer = self._explained(request)
+        return MissExplanation(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
+
+    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+        raise self._unsupported("log top")
+
+    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
+        raise self._unsupported("log hist")
+
+    def savings(self, by: By, since: float | None) -> SavingsReport:
+        report = self._client.get("/admin/savings", by=by, since=since)
+        total, wrong = report["total"], report["wrong"]
+        return SavingsReport(
+            [Saving(**row) for row in report["rows"]],
+            None if total is None else Saving(**total),
+            None if wrong is None else Wrong(**wrong),
+            report["currency"],
+        )
+
+    def _explained(self, request: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._client.get(f"/admin/log/{path_segment(request)}")
+        return answer
+
+    def _unsupported(self, what: str) -> InvalidRequest:
+        return InvalidRequest(f"{what} needs the journal's file: run it on the machine of {self._client.url}")
+
+
+def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
+    """Open the journal of --data, else of the proxy at the URL, else of the default data folder.
+
+    Raises:
+        NotFound: the data folder has no journal.
+    """
+    from kvproxy.settings import load_settings
+
+    if data is None:
+        client = ProxyClient(url, token)
+        if client.is_reachable():
+            folder = client.get("/health").get("data")
+            if isinstance(folder, str) and Path(folder, FILE).is_file():
+                return JournalFile(Path(folder))
+            # The folder is on another machine, or hidden from this client.
+            if isinstance(folder, str) or url != configured_url():
+                return RemoteJournal(client)
+    return JournalFile(load_settings(data=data).data)
+
+
+def journal_query(
+    since: str | None = None,
+    layer: str | None = None,
+    reason: str | None = None,
+    tenant: str | None = None,
+    model: str | None = None,
+    where: str | None = None,
+    limit: int | None = None,
+) -> Query:
+    """Build a query from the options of a command.
+
+    Raises:
+        InvalidRequest: the layer or the duration is unknown.
+    """
+    if layer is not None and layer not in get_args(Layer):
+        raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
+    start = None if since is None else time.time() - parse_duration(since)
+    return Query(start, layer, reason, tenant, model, where, limit=limit)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as `90s`, `5m`, `2h` or `7d`.
+
+    Raises:
+        InvalidRequest: the text has another form.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
+    if found is None:
+        raise InvalidRequest(f"{text[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _record(row: dict[str, Any]) -> Record:
+    return Record(**{field.name: row[field.name] for field in fields(Record)})

@@ -1,0 +1,190 @@
+"""Sends requests through a proxy, and counts what its caches did."""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from kvproxy.apis.json import JsonMap, loads
+from kvproxy.apis.json import field as field_of
+from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.errors import KvproxyError, ProxyUnreachable
+from kvproxy.offline.request_log import LineError
+from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credentials
+from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.proxy_client.warm_requests import WarmRequest
+
+_ATTEMPTS = 5
+_PROMPT_FIELDS = ("prompt_tokens", "input_tokens")
+_PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
+
+
+@dataclass(slots=True)
+class WarmReport:
+    """Counts of a run.
+
+    Attributes:
+        outcomes: responses by outcome: `stored`, `forwarded` (not stored), `exact`, `semantic`.
+        skipped: lines without a request.
+        duplicates: lines that equal an earlier line, which is sent once.
+        pinned: tokens pinned; None without pinning.
+        has_cache: the server is a kvproxy.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    skipped: int = 0
+    duplicates: int = 0
+    pinned: int | None = None
+    has_cache: bool = False
+    errors: list[LineError] = field(default_factory=list)
+
+    @property
+    def cached(self) -> int:
+        """Requests whose response is in the cache."""
+        return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned}
+        return {
+            "requests": sum(self.outcomes.values()) + len(self.errors),
+            "computed_and_stored": self.outcomes["stored"],
+            "computed_not_stored": self.outcomes["forwarded"],
+            "stored_before": self.outcomes["exact"],
+            "like_one_stored_before": self.outcomes["semantic"],
+            "prompt_tokens": self.prompt_tokens,
+            "of_them_from_blocks": self.reused_tokens,
+            **pinned,
+            "duplicates": self.duplicates,
+            "lines_passed_over": self.skipped,
+            "failed": len(self.errors),
+            "failures": [{"line": error.line, "message": error.message} for error in self.errors],
+        }
+
+    def count(self, cache_status: str, response: JsonMap) -> None:
+        """Count a response by its Cache-Status, or by its usage if the server is not a kvproxy."""
+        # A cache behind this server writes its part first.
+        status = cache_status.rsplit(", ", 1)[-1]
+        self.has_cache = self.has_cache or status.startswith("kvproxy")
+        prefix = _PREFIX.search(status)
+        if prefix:
+            self.reused_tokens += int(prefix[1])
+            self.prompt_tokens += int(prefix[2])
+        elif "; hit" not in status:
+            usage = response.get("usage")
+            counted = next((count for name in _PROMPT_FIELDS if isinstance(count := field_of(usage, name), int)), 0)
+            prompt, reused = reported_reuse(response) or (counted, 0)
+            self.prompt_tokens += prompt
+            self.reused_tokens += reused
+        if "; hit" in status:
+            self.outcomes["semantic" if "semantic" in status else "exact"] += 1
+        else:
+            self.outcomes["stored" if "stored" in status else "forwarded"] += 1
+
+
+@dataclass(slots=True)
+class Pace:
+    """Limits on requests in flight, and on requests per second."""
+
+    concurrency: int
+    rate: float | None = None
+    _next: float = 0.0
+
+    async def wait(self) -> None:
+        """Wait until the next request may be sent."""
+        now = time.monotonic()
+        turn = self._next = max(self._next, now)
+        self._next += 1 / self.rate if self.rate else 0.0
+        await asyncio.sleep(turn - now)
+
+
+async def send_all(
+    requests: Sequence[WarmRequest],
+    url: str,
+    pace: Pace,
+    report: WarmReport,
+    api_key: str | None = None,
+    cache_control: str | None = None,
+    headers: Mapping[str, str] = {},
+    progress: Callable[[float], None] = lambda share: None,
+) -> None:
+    """Send requests in order.
+
+    Args:
+        report: receives the counts, even if the run ends early.
+        headers: headers of every request.
+        progress: called with the share of requests sent.
+
+    Raises:
+        ProxyUnreachable: the server stopped answering.
+    """
+    # A response counts as stored only when it is on disk.
+    control = {"cache-control": f"confirm, {cache_control}" if cache_control else "confirm"}
+    queue = iter(enumerate(requests, 1))
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for number, request in queue:
+            await pace.wait()
+            await _send(client, request, {**credentials(API_NAMES[request.path], api_key), **headers}, report)
+            progress(number / len(requests))
+
+    timeout = httpx.Timeout(600.0, connect=3.0)
+    async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=control, timeout=timeout) as client:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(pace.concurrency, len(requests))):
+                    group.create_task(work(client))
+        except* httpx.TransportError:
+            raise ProxyUnreachable(
+                f"{url} stopped answering: start it, then run the command again to continue"
+            ) from None
+
+
+def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
+    """Pin the prompt of each request under the name SOURCE:LINE; return the number of pinned tokens.
+
+    A shared beginning counts for each prompt. Prompts that cannot be pinned are added to the errors of the report.
+    """
+    tokens = 0
+    for request in requests:
+        if request.path == PATHS["embeddings"]:
+            continue
+        name, api = f"{source}:{request.line}", API_NAMES[request.path]
+        try:
+            tokens += client.post("/admin/blocks/pins", request.body, name=name, api=api)["tokens"]
+        except KvproxyError as error:
+            report.errors.append(LineError(request.line, f"the prompt is not pinned: {error.message}"))
+    return tokens
+
+
+async def _send(
+    client: httpx.AsyncClient, request: WarmRequest, headers: Mapping[str, str], report: WarmReport
+) -> None:
+    for attempt in range(_ATTEMPTS):
+        response = await client.post(request.path, json=request.body, headers=headers)
+        if response.status_code not in (429, 503):
+            break
+        await asyncio.sleep(0.2 * 2**attempt)
+    if response.is_success:
+        report.count(response.headers.get("cache-status", ""), _json_object(response))
+        return
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP {response.status_code}"
+    report.errors.append(LineError(request.line, message))
+
+
+def _json_object(response: httpx.Response) -> JsonMap:
+    try:
+        value = loads(response.content)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,108 @@
+"""Requests that warm a proxy: from a file, or from the stored responses of a proxy."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from kvproxy.errors import NotFound
+from kvproxy.offline.request_log import LineError, read_log
+from kvproxy.proxy_client.api_paths import PATHS, ApiName, credentials
+from kvproxy.proxy_client.cache_remote import RemoteCache
+from kvproxy.proxy_client.client import ProxyClient
+
+
+@dataclass(frozen=True, slots=True)
+class WarmRequest:
+    """A request to send.
+
+    Attributes:
+        line: its first line in the file, or its rank.
+        count: equal requests in the file, or hits of the stored response.
+    """
+
+    line: int
+    path: str
+    body: dict[str, Any]
+    count: int = 1
+
+
+@dataclass(slots=True)
+class WarmSource:
+    """Requests of a file or of a cache.
+
+    Attributes:
+        requests: distinct requests, the most frequent first.
+        skipped: comments, lines of other programs, and responses of other tenants.
+        errors: malformed requests.
+    """
+
+    requests: list[WarmRequest] = field(default_factory=list)
+    skipped: int = 0
+    errors: list[LineError] = field(default_factory=list)
+
+
+def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
+    """Read the distinct requests of a file, see `offline.request_log.read_log`.
+
+    Raises:
+        InvalidRequest: the file contains no request.
+    """
+    log = read_log(file, text, model, system)
+    requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
+    return WarmSource(most_frequent(requests), log.skipped, log.errors)
+
+
+def most_frequent(requests: list[WarmRequest]) -> list[WarmRequest]:
+    """Return each distinct request once, the most frequent first, then by line."""
+    names = [json.dumps([request.path, request.body], sort_keys=True) for request in requests]
+    counts = Counter(names)
+    first = dict(reversed(list(zip(names, requests, strict=True))))
+    once = [WarmRequest(each.line, each.path, each.body, counts[name]) for name, each in first.items()]
+    return sorted(once, key=lambda request: (-request.count, request.line))
+
+
+def stored_requests(client: ProxyClient, top: int | None, api_key: str | None, *, same_proxy: bool) -> WarmSource:
+    """Return stored requests that had hits, those whose hits saved most tokens first.
+
+    Args:
+        top: most requests.
+        api_key: key of the tenant for whom they are sent.
+        same_proxy: the requests are sent to `client` itself, so those of other tenants are left out.
+
+    Raises:
+        NotFound: no stored response qualifies.
+    """
+    cache = RemoteCache(client)
+    served = [entry for entry in cache.entries({}, limit=0).entries if entry["hits"] and entry["endpoint"] in PATHS]
+    own = _of_tenant(client, served, api_key) if same_proxy else served
+    if not own:
+        reason = f"; {len(served)} responses of other tenants were: give their key with --api-key" if served else ""
+        raise NotFound(f"no stored response of {client.url} had a hit{reason}")
+    own.sort(key=_saved_tokens, reverse=True)
+    requests = []
+    for rank, entry in enumerate(own[:top], 1):
+        body = cache.entry(entry["id"])["request"] | {"stream": False}
+        requests.append(WarmRequest(rank, PATHS[cast("ApiName", entry["endpoint"])], body, entry["hits"]))
+    return WarmSource(requests, skipped=len(served) - len(own))
+
+
+def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
+    """Limit requests to one generated token; embeddings are left out."""
+    limits = {PATHS["responses"]: "max_output_tokens"}
+    return [
+        WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)
+        for each in requests
+        if each.path != PATHS["embeddings"]
+    ]
+
+
+def _saved_tokens(entry: dict[str, Any]) -> int:
+    return int(entry["hits"] * (entry["prompt_tokens"] + entry["completion_tokens"] + 1))
+
+
+def _of_tenant(client: ProxyClient, entries: list[dict[str, Any]], api_key: str | None) -> list[dict[str, Any]]:
+    models = {cast("ApiName", entry["endpoint"]): str(entry["model"]) for entry in entries}
+    tenants = {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}
+    return [entry for entry in entries if entry["tenant"] == tenants[cast("ApiName", entry["endpoint"])]]

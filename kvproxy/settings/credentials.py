@@ -1,0 +1,87 @@
+"""Keys in settings and URLs: their types, and the URL of an upstream without its credentials."""
+
+import base64
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from pydantic import BeforeValidator, SecretStr
+
+
+def _clean(value: object) -> object:
+    """Strip a key, and convert an empty one to None."""
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if not isinstance(value, str):
+        return value
+    value = value.strip()
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError("a key or token may contain visible ASCII characters only")
+    return value or None
+
+
+SecretKey = Annotated[SecretStr | None, BeforeValidator(_clean)]
+PlainKey = Annotated[str | None, BeforeValidator(_clean)]
+"""A key as text. Give such a field `repr=False`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamUrl:
+    """URL of an upstream, and its credentials.
+
+    Attributes:
+        url: scheme, host, port and path, without a trailing slash or `/v1`.
+        api_key: user name without a password.
+        authorization: `Authorization` header for `user:password`.
+    """
+
+    url: str
+    api_key: str | None = None
+    authorization: str | None = None
+
+
+def parse_upstream_url(text: str) -> UpstreamUrl:
+    """Parse the URL of an upstream.
+
+    Raises:
+        ValueError: the URL is invalid. The message contains no credentials.
+    """
+    shown = _without_secrets(text)
+    if "://" not in text:
+        raise ValueError(f"{shown} has no scheme: write http://{shown}")
+    try:
+        parts = urlsplit(text.strip())
+        has_late_at = "@" in parts.path + parts.query + parts.fragment
+        port = None if has_late_at else parts.port
+    except ValueError:
+        # The reason may quote a part of a password.
+        raise ValueError(f"{shown} is not a URL: use a form such as http://127.0.0.1:8000") from None
+    if has_late_at:
+        raise ValueError(f"{shown} has an @ after its host: write / in a password as %2F, ? as %3F, # as %23, @ as %40")
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{shown} has the scheme {parts.scheme}: use http:// or https://")
+    if not parts.hostname or port == 0 or any(letter.isspace() for letter in parts.netloc):
+        raise ValueError(f"{shown} has no host: use a form such as http://127.0.0.1:8000")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{shown} must end after its path: remove the part after ? or #, and give a key as api_key")
+    return _split_credentials(parts)
+
+
+def _split_credentials(parts: SplitResult) -> UpstreamUrl:
+    credentials, _, host = parts.netloc.rpartition("@")
+    url = parts._replace(netloc=host).geturl().rstrip("/").removesuffix("/v1")
+    if not credentials.strip(":"):
+        return UpstreamUrl(url)
+    if ":" not in credentials:
+        return UpstreamUrl(url, api_key=unquote(credentials))
+    # RFC 7617: the password begins after the first colon.
+    encoded = base64.b64encode(unquote(credentials).encode()).decode()
+    return UpstreamUrl(url, authorization=f"Basic {encoded}")
+
+
+def _without_secrets(text: str) -> str:
+    """Remove the credentials and the query for an error message."""
+    scheme, found, rest = text.strip().rpartition("://") if "://" in text else ("", "", text.strip())
+    # A password may contain ? and #, so remove the credentials first.
+    rest = rest.rpartition("@")[2]
+    return f"{scheme}{found}{rest.partition('?')[0].partition('#')[0]}"

@@ -1,0 +1,51 @@
+"""Token buckets with a limit per minute."""
+
+import time
+from collections.abc import Callable
+
+
+class TokenBucket:
+    """A bucket that holds the units of one minute. It starts full, refills evenly, and may go into debt.
+
+    Args:
+        per_minute: units per minute.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._updated = clock()
+
+    @property
+    def level(self) -> float:
+        """Available units; negative in debt."""
+        now = self._clock()
+        self._level = min(self.per_minute, self._level + (now - self._updated) * self.per_minute / 60)
+        self._updated = now
+        return self._level
+
+    def take(self, units: float) -> None:
+        """Take units, into debt if necessary; a negative number returns units."""
+        self._level = min(self.per_minute, self.level - units)
+
+    def wait(self, units: float) -> float:
+        """Return the seconds until this number of units is available."""
+        return max(0.0, units - self.level) * 60 / self.per_minute
+
+    def headers(self, unit: str) -> dict[str, str]:
+        """Return OpenAI's rate limit headers for the client."""
+        return {
+            f"x-ratelimit-limit-{unit}": str(self.per_minute),
+            f"x-ratelimit-remaining-{unit}": str(max(0, int(self.level))),
+            f"x-ratelimit-reset-{unit}": duration(self.wait(self.per_minute)),
+        }
+
+
+def duration(seconds: float) -> str:
+    """Format seconds for these headers: `350ms`, `12s`, `1m0s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,0 +1,120 @@
+"""Detects problems between an engine and its mirror. Each problem is one sentence with its fix."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from kvproxy.settings import UpstreamServer
+from kvproxy.upstreams.engine_reports.metrics import EngineMetrics
+from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
+
+Problem = Literal["disconnected", "no_events", "replay", "hashes", "restart", "predictions"]
+
+GRACE_SECONDS = 10.0
+"""Missing events are no problem for this time."""
+RESTART_SECONDS = 600.0
+"""A restart is reported for this time."""
+_SHORT_PROMPT = 64
+"""Prompt tokens that may not fill a block, and so cause no event."""
+_MIN_COMPUTED = 1000
+"""Prompt tokens computed without an event that indicate a problem."""
+_CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
+_log = logging.getLogger("kvproxy")
+
+
+class MirrorMonitor:
+    def __init__(self, server: UpstreamServer, mirror: "Mirror", clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = server
+        self._mirror = mirror
+        self._clock = clock
+        self._computed = 0
+        self._messages = 0
+        self._last_message = self._last_connected = clock()
+        self._restarts = 0
+        self._restarted: float | None = None
+        self._known: frozenset[Problem] = frozenset()
+
+    def add_computed(self, tokens: int, *, reported: bool) -> None:
+        """Count prompt tokens that the engine computed.
+
+        Args:
+            tokens: prompt tokens without reused ones.
+            reported: whether the engine reported the number. Estimates count only before the first event, since a prompt in
+                the engine's cache causes no event.
+        """
+        if reported or not self._messages:
+            self._computed += max(0, tokens - _SHORT_PROMPT)
+
+    def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseFigures]) -> list[str]:
+        """Return all problems, and log the new ones."""
+        self._read_streams()
+        found = self._find(up=up, metrics=metrics, reuse=reuse)
+        for problem in found.keys() - self._known:
+            _log.warning("%s: %s", self._server.url, found[problem])
+        self._known = frozenset(found)
+        return list(found.values())
+
+    def _read_streams(self) -> None:
+        now, streams = self._clock(), self._mirror.streams()
+        messages = sum(stream.batches + stream.duplicates + stream.malformed for stream in streams)
+        if messages != self._messages or not self._computed:
+            self._messages, self._computed, self._last_message = messages, 0, now
+        if all(stream.connected for stream in streams):
+            self._last_connected = now
+        restarts = sum(stream.restarts for stream in streams)
+        if restarts > self._restarts:
+            self._restarts, self._restarted = restarts, now
+
+    def _find(
+        self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseFigures]
+    ) -> dict[Problem, str]:
+        found: dict[Problem, str] = {}
+        now, server = self._clock(), self._server
+        if up and now - self._last_connected > GRACE_SECONDS:
+            found["disconnected"] = (
+                f"nothing publishes at {server.kv_events}: start the engine with {_CONFIG}, or correct kv_events"
+            )
+        elif self._computed > _MIN_COMPUTED and now - self._last_message > GRACE_SECONDS:
+            found["no_events"] = _no_events(server, metrics)
+        if any(stream.replay_fails for stream in self._mirror.streams()):
+            found["replay"] = (
+                f"the replay port {server.kv_replay} does not respond, so missed events are lost: correct kv_replay, or set"
+                " replay_endpoint in its --kv-events-config"
+            )
+        if (problem := self._hash_problem(metrics)) is not None:
+            found["hashes"] = problem
+        if self._restarted is not None and now - self._restarted < RESTART_SECONDS:
+            found["restart"] = (
+                f"the engine restarted {now - self._restarted:.0f} s ago with an empty prefix cache: read its log if the"
+                " restart was not planned"
+            )
+        for model, figures in reuse.items():
+            if figures.is_unreliable:
+                found["predictions"] = (
+                    f"the mirror is wrong: {figures.too_high} of {figures.predictions} predictions for {model} were too high;"
+                    " kvproxy blocks reset empties the caches and the mirror, and kv_replay recovers lost events"
+                )
+        return found
+
+    def _hash_problem(self, metrics: EngineMetrics | None) -> str | None:
+        reported, configured = metrics and metrics.hash_algorithm, self._server.hash_algorithm
+        if reported is not None and reported != configured:
+            return f"the engine hashes blocks with {reported}, not {configured}: set hash_algorithm to {reported}"
+        # SGLang's algorithm has no setting.
+        if self._mirror.has_same_hashes() is not False or (metrics is not None and metrics.kind == "sglang"):
+            return None
+        return (
+            f"the engine's block hashes do not match {configured} with the configured seed, so prompts are compared by token:"
+            " set hash_algorithm to its --prefix-caching-hash-algo, and hash_seed to its PYTHONHASHSEED"
+        )
+
+
+def _no_events(server: UpstreamServer, metrics: EngineMetrics | None) -> str:
+    if metrics is not None and metrics.prefix_caching is False:
+        return "the prefix cache is disabled, so there are no events: start the engine with --enable-prefix-caching"
+    fix = f", or correct kv_topic, which selects topics that begin with {server.kv_topic!r}" if server.kv_topic else ""
+    return f"the engine responds but publishes no events: start it with {_CONFIG}{fix}"

@@ -1,0 +1,162 @@
+"""Single rules of the assemblers."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.sse import DONE, Event
+
+
+def together(api: ApiName, *parts: Any) -> JsonObject | None:
+    """Assemble events given as JSON, as bytes, or with a name."""
+    assembler = APIS[api].assembler()
+    for part in parts:
+        name, data = part if isinstance(part, tuple) else (b"", part)
+        assembler.push(Event(data if isinstance(data, bytes) else orjson.dumps(data), name))
+    return assembler.result()
+
+
+def chunk(delta: JsonObject | None = None, **fields: Any) -> JsonObject:
+    choice = {"index": 0, "delta": delta or {}, **fields}
+    return {"id": "i", "object": "chat.completion.chunk", "choices": [choice]}
+
+
+def test_a_null_never_replaces_a_value() -> None:
+    whole: Any = together(
+        "chat",
+        chunk({"role": "assistant", "content": None, "refusal": None}),
+        chunk({"role": "assistant", "content": "a"}),
+        chunk({"content": None}),
+        chunk({"content": "b"}, finish_reason="stop"),
+        DONE,
+    )
+    assert whole["object"] == "chat.completion"
+    assert whole["choices"] == [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "ab", "refusal": None}}
+    ]
+
+
+def test_tool_calls_are_merged_by_index() -> None:
+    def call(index: int, **fields: Any) -> JsonObject:
+        return chunk({"tool_calls": [{"index": index, **fields}]})
+
+    whole: Any = together(
+        "chat",
+        call(0, id="a", type="function", function={"name": "f", "arguments": ""}),
+        call(0, function={"arguments": '{"x"'}),
+        call(1, id="b", function={"name": "g"}),
+        call(0, id="a", function={"arguments": ": 1}"}),
+        call(1, function={"arguments": None}),
+        DONE,
+    )
+    assert whole["choices"][0]["message"]["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+        {"id": "b", "function": {"name": "g", "arguments": ""}},
+    ]
+    with pytest.raises(ValueError, match="out of order"):
+        together("chat", call(1, id="b"))
+    with pytest.raises(ValueError, match="the same index"):
+        together("chat", call(0, id="a"), call(0, id="b"))
+
+
+def test_log_probabilities_usage_and_several_choices_are_merged() -> None:
+    whole: Any = together(
+        "chat",
+        {"id": "i", "object": "chat.completion.chunk", "usage": {"prompt_tokens": 1}},
+        chunk({"content": "a"}, index=1, logprobs={"content": [1], "model": "x"}),
+        chunk({"content": "b"}, index=0),
+        chunk({}, index=1, logprobs={"content": [2, 3], "refusal": None}),
+        {"usage": None, "choices": []},
+        DONE,
+    )
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1]
+    assert whole["choices"][1]["logprobs"] == {"content": [1, 2, 3], "model": "x", "refusal": None}
+    assert whole["usage"] == {"prompt_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("api", "event"),
+    [
+        ("chat", {"error": {"message": "x"}}),
+        ("chat", (b"error", {"choices": []})),
+        ("messages", {"type": "error"}),
+        ("messages", (b"error", {"type": "message_start", "message": {}})),
+        ("responses", {"type": "error"}),
+        ("responses", (b"error", {"type": "response.created"})),
+    ],
+)
+def test_an_error_event_raises(api: ApiName, event: Any) -> None:
+    with pytest.raises(ValueError, match="error"):
+        together(api, event)
+
+
+def test_chunks_have_no_result_before_the_end() -> None:
+    assert together("chat", chunk({"content": "a"}, finish_reason="stop")) is None
+    # `is_storable` rejects the missing finish reason.
+    whole = together("chat", chunk({"content": "a"}), DONE)
+    assert whole is not None
+    assert not APIS["chat"].is_storable(whole, {})
+
+
+def block(index: int, kind: str, **fields: Any) -> JsonObject:
+    return {"type": "content_block_start", "index": index, "content_block": {"type": kind, **fields}}
+
+
+def delta(index: int, kind: str, **fields: Any) -> JsonObject:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
+
+
+def test_content_blocks_are_merged_by_type() -> None:
+    whole: Any = together(
+        "messages",
+        {"type": "message_start", "message": {"id": "m", "usage": {"input_tokens": 3, "output_tokens": 0}}},
+        {"type": "ping"},
+        block(0, "thinking", thinking=""),
+        delta(0, "thinking_delta", thinking="so"),
+        delta(0, "signature_delta", signature="s1"),
+        block(1, "text", text=None, citations=None),
+        delta(1, "text_delta", text="a"),
+        delta(1, "text_delta", text="b"),
+        delta(1, "citations_delta", citation={"n": 1}),
+        delta(1, "citations_delta", citation={"n": 2}),
+        block(2, "tool_use", input={}),
+        delta(2, "input_json_delta", partial_json='{"x": '),
+        delta(2, "input_json_delta", partial_json="1}"),
+        block(3, "tool_use", input={}),
+        delta(3, "input_json_delta", partial_json=" "),
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "end_turn"},
+            "usage": {"output_tokens": 9, "input_tokens": None},
+        },
+        {"type": "message_stop"},
+    )
+    assert whole == {
+        "id": "m",
+        "usage": {"input_tokens": 3, "output_tokens": 9},
+        "stop_reason": "end_turn",
+        "content": [
+            {"type": "thinking", "thinking": "so", "signature": "s1"},
+            {"type": "text", "text": "ab", "citations": [{"n": 1}, {"n": 2}]},
+            {"type": "tool_use", "input": {"x": 1}},
+            {"type": "tool_use", "input": {}},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([block(1, "text")], "out of order"),
+        ([delta(0, "text_delta", text="x")], "without a content block"),
+        ([block(0, "text"), delta(1, "text_delta", text="x")], "without a content block"),
+        ([block(0, "text"), delta(0, "new_delta")], "unknown delta type new_delta"),
+    ],
+)
+def test_invalid_message_streams_raise(events: list[JsonObject], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        together("messages", *events)

@@ -1,0 +1,77 @@
+"""Reuse reported by servers in their own formats."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.reported_usage import ReuseReader, reported_reuse
+from kvproxy.apis.sse import Event
+
+
+@pytest.mark.parametrize(
+    ("whole", "told"),
+    [
+        ({"usage": {"prompt_tokens": 662, "prompt_tokens_details": {"cached_tokens": 645}}}, (662, 645)),
+        ({"usage": {"input_tokens": 662, "input_tokens_details": {"cached_tokens": 0}}}, (662, 0)),
+        ({"usage": {"prompt_tokens": 20, "prompt_cache_hit_tokens": 16, "prompt_cache_miss_tokens": 4}}, (20, 16)),
+        ({"usage": {"prompt_tokens": 20}, "timings": {"cache_n": 19, "prompt_n": 1}}, (20, 19)),
+        (
+            {"usage": {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7}},
+            (102, 90),
+        ),
+        ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 0}}, (5, 0)),
+        ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 2, "prompt_tokens": 90}}, (7, 2)),
+        # Reuse is limited by the length of the prompt.
+        ({"usage": {"prompt_tokens": 20, "prompt_cache_hit_tokens": 21}}, (20, 20)),
+        ({"timings": {"cache_n": 9, "prompt_n": 1}}, (10, 9)),
+        ({"timings": {"cache_n": 9}}, None),
+        ({"timings": {"prompt_n": 9}}, None),
+        ({"usage": {"prompt_tokens": True, "prompt_cache_hit_tokens": 0}}, None),
+        ({"usage": {"prompt_tokens": 2**53, "prompt_cache_hit_tokens": 0}}, None),
+        ({"usage": {"prompt_tokens": 2**53 - 1, "prompt_cache_hit_tokens": 0}}, (2**53 - 1, 0)),
+        ({"usage": {"prompt_tokens": 20}}, None),
+        ({"usage": {"prompt_tokens": 20, "prompt_tokens_details": None}}, None),
+        ({"usage": {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": -1}}}, None),
+        ({"usage": None}, None),
+        ({}, None),
+    ],
+)
+def test_formats_of_all_servers(whole: JsonObject, told: tuple[int, int] | None) -> None:
+    assert reported_reuse(whole) == told
+
+
+def test_a_stream_reports_in_one_or_several_events() -> None:
+    def read(*parts: bytes) -> list[tuple[int, int] | None]:
+        reader, told = ReuseReader(), []
+        for part in parts:
+            reader.push(Event(part))
+            told.append(reader.reuse)
+        return told
+
+    start = b'{"message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 6}}}'
+    # Later events add fields.
+    assert read(start, b'{"usage": {"output_tokens": 3, "input_tokens": null}}') == [(10, 6), (10, 6)]
+    assert read(start, b'{"usage": 5}', b'"usage"', b'{"usage"', b"[DONE]") == [(10, 6)] * 5
+    assert read(b'{"choices": []}', b'{"timings": {"cache_n": 9, "prompt_n": 1}}') == [None, (10, 9)]
+    ended = b'{"response": {"usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 8}}}}'
+    assert read(ended) == [(9, 8)]
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["prompt_tokens", "input_tokens", "cached_tokens", "prompt_tokens_details", "cache_n"]),
+            inner,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["usage", "timings"]), ODD))
+def test_any_json_response_can_be_read(whole: JsonObject) -> None:
+    told = reported_reuse(whole)
+    assert told is None or 0 <= told[1] <= told[0]

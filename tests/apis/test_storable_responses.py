@@ -1,0 +1,131 @@
+"""Storable responses: complete ones, or those that reached a limit of the request."""
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.sse import event
+from kvproxy.flow.backend_response import UpstreamReader
+
+
+def chat(reason: str | None, content: str | None = "Hello", **fields: object) -> JsonObject:
+    choice: JsonObject = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
+    return {"object": "chat.completion", "choices": [choice], **fields}  # type: ignore[dict-item]
+
+
+TEXT: JsonObject = {"type": "text", "text": "x"}
+LIMITS: JsonObject = {"max_tokens": 5, "max_output_tokens": 5}
+
+
+def completion(reason: str | None) -> JsonObject:
+    return {"choices": [{"index": 0, "text": "Hello", "finish_reason": reason}]}
+
+
+def message(reason: str | None, *content: JsonObject) -> JsonObject:
+    return {"type": "message", "content": list[Json](content), "stop_reason": reason}
+
+
+def response(status: str, reason: str | None = None, output: Json = None) -> JsonObject:
+    items: Json = [{"type": "message", "content": []}] if output is None else output
+    return {"object": "response", "status": status, "incomplete_details": {"reason": reason}, "output": items}
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "body"),
+    [
+        *(("chat", chat(reason), {}) for reason in ("stop", "tool_calls", "function_call", "eos_token")),
+        ("chat", chat("stop", error=None), {}),
+        ("chat", chat("length"), {"max_tokens": 10}),
+        ("chat", chat("length"), {"max_completion_tokens": 10}),
+        ("messages", message("end_turn", TEXT), {}),
+        ("messages", message("max_tokens", TEXT), {}),
+        ("responses", response("completed"), {}),
+        ("responses", response("incomplete", "max_output_tokens"), LIMITS),
+        ("embeddings", {"data": [{"embedding": [1]}]}, {}),
+        ("embeddings", {"data": [{"embedding": [1]}], "error": None}, {}),
+    ],
+)
+def test_complete_responses_are_storable(name: ApiName, whole: JsonObject, body: JsonObject) -> None:
+    assert APIS[name].is_storable(whole, body)
+
+
+REASONS = ("abort", "error", "cancelled", "content_filter", "length", "", None, "new_one")
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "body"),
+    [
+        *(("chat", chat(reason), {"max_tokens": None}) for reason in REASONS),
+        *(("completions", completion(reason), {}) for reason in REASONS),
+        *(("messages", message(reason, TEXT), LIMITS) for reason in ("refusal", "error", "pause_turn", None)),
+        ("chat", chat("stop", content=None), LIMITS),
+        ("chat", chat("stop", content=""), LIMITS),
+        ("chat", chat("stop", error={"message": "x"}), LIMITS),
+        ("chat", chat("stop", usage=[1]), LIMITS),
+        ("chat", {"choices": [{"index": 0, "finish_reason": "stop"}]}, LIMITS),
+        ("chat", {"choices": [{}]}, LIMITS),
+        ("chat", {"choices": []}, LIMITS),
+        ("embeddings", {"data": [{"embedding": []}]}, LIMITS),
+        ("embeddings", {"data": [{"embedding": [1]}, {}]}, LIMITS),
+        ("embeddings", {"data": [{"embedding": [1]}], "error": {}}, LIMITS),
+        ("embeddings", {"data": []}, LIMITS),
+        ("messages", message("end_turn"), LIMITS),
+        ("messages", {"type": "error", "error": {}}, LIMITS),
+        ("responses", response("incomplete", "max_output_tokens"), {}),
+        ("responses", response("incomplete", "content_filter"), LIMITS),
+        ("responses", response("in_progress"), LIMITS),
+        ("responses", response("completed", output=[]), LIMITS),
+        ("responses", {**response("failed"), "error": {"code": "x"}}, LIMITS),
+    ],
+)
+def test_other_responses_are_not_storable(name: ApiName, whole: JsonObject, body: JsonObject) -> None:
+    assert not APIS[name].is_storable(whole, body)
+
+
+def kept_of(name: ApiName, parts: list[bytes]) -> JsonObject | None:
+    reader = UpstreamReader(APIS[name], stream=True, limit=1_000_000)
+    for part in parts:
+        reader.push(part)
+    return asyncio.run(reader.result())
+
+
+@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
+def test_an_error_event_invalidates_a_stream(name: ApiName) -> None:
+    """Some servers name the event `error` with any data."""
+    wholes: dict[str, JsonObject] = {
+        "chat": chat("stop"),
+        "messages": {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn"},
+        "responses": {"object": "response", "status": "completed", "output": []},
+    }
+    parts = list(APIS[name].replay(wholes[name], {}))
+    assert kept_of(name, parts) is not None
+    error = event({"type": "ping", "object": "chat.completion.chunk", "choices": [], "message": "overloaded"}, "error")
+    for place in range(len(parts)):
+        assert kept_of(name, [*parts[:place], error, *parts[place:]]) is None
+
+
+def test_a_null_error_is_ignored() -> None:
+    parts = list(APIS["chat"].replay({**chat("stop"), "error": None}, {}))
+    assert kept_of("chat", parts) == chat("stop")
+
+
+def test_stored_responses_without_an_index_are_replayed() -> None:
+    whole: JsonObject = {"choices": [{"message": {"content": "Hello there"}, "finish_reason": "stop"}]}
+    stream = b"".join(APIS["chat"].replay(whole, {}))
+    assert b'"index":0' in stream
+    assert b"Hello " in stream
+
+
+def test_a_large_response_is_not_kept_in_memory() -> None:
+    reader = UpstreamReader(APIS["chat"], stream=False, limit=100_000)
+    tracemalloc.start()
+    for number in range(100):
+        reader.push(bytes([number]) * 10_000)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 100_000
+    assert asyncio.run(reader.result()) is None

@@ -1,0 +1,69 @@
+"""Formatting of times, sizes, untrusted text, and of the statistics of the learned policy."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.commands.explain import learned_lines
+from kvproxy.commands.formatting import duration, escape_controls, json_text, moment, one_line, size
+from kvproxy.commands.learned_policy import BOUND_VALID_FROM, policy_sentences
+from kvproxy.index.policies.learned.error_bound import FROM
+
+
+def has_controls(text: str) -> bool:
+    return any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in text.replace("\n", ""))
+
+
+@given(st.text() | st.text(alphabet="\x1b]0;owned\x07\x9b2J\x7f\x08"))
+def test_control_characters_are_escaped(text: str) -> None:
+    assert not has_controls(escape_controls(text))
+    assert not has_controls(one_line(text))
+    assert "\n" not in one_line(text)
+    assert json.loads(json_text({text: [text]})) == {text: [text]}
+    assert not has_controls(json_text({text: [text]}))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "formatted"), [(-1, "0 s"), (59, "59 s"), (180, "3 min"), (7_200, "2 h"), (5 * 86_400, "5 d")]
+)
+def test_durations(seconds: float, formatted: str) -> None:
+    assert duration(seconds) == formatted
+
+
+@pytest.mark.parametrize(
+    ("count", "formatted"), [(0, "0 B"), (1023, "1023 B"), (1_258_291, "1.2 MiB"), (3 * 2**30, "3.0 GiB")]
+)
+def test_sizes(count: int, formatted: str) -> None:
+    assert size(count) == formatted
+
+
+def test_a_moment_beyond_the_calendar_stays_a_number() -> None:
+    assert moment(1e300) == "1e+300"
+    assert moment(0)[:3] in ("197", "196")
+
+
+def test_policy_sentences_are_in_singular_or_plural() -> None:
+    one = {"observations": 1, "served": 1, "would_serve": 0.0, "bound": 0.002}
+    many = {"observations": 2345.0, "served": 1234.0, "would_serve": 0.5, "bound": 0.0123}
+    assert policy_sentences(one) == [
+        "1 stored response was compared with a fresh one.",
+        "The learned policy would answer 0.0% of the similar questions.",
+        "1 similar question was answered from the cache.",
+        "At most 1 of the first 500 responses will be wrong.",
+    ]
+    assert policy_sentences(many)[2:] == [
+        "1,234 similar questions were answered from the cache.",
+        "At most 1.2% of these responses are wrong.",
+    ]
+    assert BOUND_VALID_FROM == FROM
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_explain_names_the_deciding_policy_and_aligns_the_lines(serves: bool) -> None:
+    lines = learned_lines({"observations": 7, "served": 3, "would_serve": 0.1, "bound": 0.002, "serves": serves})
+    assert lines[0].startswith("learned    7 ")
+    assert ("checked decides" in lines[1]) is not serves
+    assert all(re.match(r"(learned|       )    \S", line) for line in lines)

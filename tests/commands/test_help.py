@@ -1,0 +1,57 @@
+"""The help: panels, short lines, plain sentences, and no slow imports."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from kvproxy.commands import app
+from tests.commands.run import ROOT, process
+
+ROOT_COMMAND: Any = typer.main.get_command(app)
+
+
+def commands(command: Any = ROOT_COMMAND, path: str = "kvproxy") -> Iterator[tuple[str, Any]]:
+    for name, child in getattr(command, "commands", {}).items():
+        yield f"{path} {name}", child
+        yield from commands(child, f"{path} {name}")
+
+
+def test_commands_are_grouped_into_panels() -> None:
+    panels = [command.rich_help_panel for command in ROOT_COMMAND.commands.values()]
+    assert set(panels) == {"Run", "Inspect", "Analyse", "Operate"}
+
+
+def test_each_command_has_one_short_line_an_example_and_json_output() -> None:
+    for path, command in commands():
+        summary, *_ = (command.help or "").split("\n\n")
+        assert len(summary) <= 60, path
+        assert re.fullmatch(r"[A-Z][^\n]*\.", summary), path
+        if not hasattr(command, "commands"):
+            assert "Example: kvproxy" in command.help, path
+            assert any("--json" in parameter.opts for parameter in command.params), path
+
+
+def test_the_help_of_each_option_is_one_sentence() -> None:
+    wrong = [
+        f"{path} {parameter.name}: {parameter.help}"
+        for path, command in commands()
+        for parameter in command.params
+        if parameter.name != "help" and not re.fullmatch(r"[A-Z\"](?:(?!\. ).)*\.", parameter.help or "")
+    ]
+    assert wrong == []
+
+
+def test_version_and_help_as_a_process() -> None:
+    assert process("--version").stdout.startswith("kvproxy 0.")
+    assert "serve" in process("--help").stdout
+
+
+def test_help_loads_nothing_that_is_slow() -> None:
+    heavy = "torch transformers faiss numpy pandas onnxruntime pydantic httpx starlette aiohttp orjson".split()
+    script = f"import sys, kvproxy.commands; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,189 @@
+"""After a confirmed reset the mirror is empty at once, and nothing from before the reset comes back."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.mirror.mirror import Mirror
+from kvproxy.mirror.pending_resets import MAX_BATCHES
+from tests.mirror.publisher import Model
+
+
+class Engine:
+    """An engine that publishes a reset with its next step only, as vLLM does, and a mirror of it without sockets."""
+
+    def __init__(self, replay: str | None = "tcp://127.0.0.1:2") -> None:
+        self.model = Model()
+        self.mirror = Mirror("tcp://127.0.0.1:1", replay)
+        self.sequencer = self.mirror.subscribers[0].sequencer
+        self.on_their_way: list[tuple[int, bytes]] = []
+        self._unpublished: list[Any] = []
+
+    def step(self, *events: Any) -> None:
+        self.on_their_way.append(self.model.publish(*self._unpublished, *events))
+        self._unpublished.clear()
+
+    def reset(self) -> None:
+        self._unpublished.append(self.model.clear())
+
+    def deliver(self, count: int = 1000) -> None:
+        for _ in range(min(count, len(self.on_their_way))):
+            self.sequencer.on_batch(*self.on_their_way.pop(0))
+
+    def shown(self) -> set[Any]:
+        return {name for pool in self.mirror.state().pools.values() for name in pool.blocks}
+
+    def settle(self) -> None:
+        """Answer the replay that is wanted, if one is."""
+        while self.sequencer.replay_from is not None:
+            start = self.sequencer.begin_replay()
+            for number, payload in list(self.model.buffer):
+                if number >= start:
+                    self.sequencer.on_replayed_batch(number, payload)
+            self.sequencer.end_replay()
+
+
+def test_a_confirmed_reset_empties_the_mirror_before_the_engine_publishes_it() -> None:
+    engine = Engine()
+    engine.step(engine.model.store([1, 2]))
+    engine.deliver()
+    mark = engine.mirror.mark_reset()
+    engine.reset()
+    engine.mirror.confirm_reset(mark)
+    assert engine.shown() == set()
+    assert engine.mirror.report().cached == 0
+    engine.step(engine.model.store([3]))
+    engine.deliver()
+    assert engine.shown() == {3}
+    engine.step(engine.model.store([4], parent=3))
+    engine.deliver()
+    assert engine.shown() == {3, 4}
+
+
+def test_batches_from_before_the_reset_that_come_late_show_nothing() -> None:
+    engine = Engine()
+    engine.step(engine.model.store([1]))
+    engine.step(engine.model.store([2]))
+    mark = engine.mirror.mark_reset()
+    engine.reset()
+    engine.mirror.confirm_reset(mark)
+    engine.deliver()
+    assert engine.shown() == set()
+
+
+def test_a_reset_that_was_published_before_its_answer_came_is_not_waited_for() -> None:
+    engine = Engine()
+    engine.step(engine.model.store([1]))
+    mark = engine.mirror.mark_reset()
+    engine.reset()
+    engine.step(engine.model.store([2]))
+    engine.deliver()
+    engine.mirror.confirm_reset(mark)
+    engine.step(engine.model.store([3], parent=2))
+    engine.deliver()
+    assert engine.shown() == {2, 3}
+
+
+def test_an_engine_that_never_publishes_a_reset_is_believed_again() -> None:
+    engine = Engine()
+    engine.step(engine.model.store([1]))
+    engine.deliver()
+    engine.mirror.confirm_reset(engine.mirror.mark_reset())
+    for number in range(MAX_BATCHES):
+        engine.step(engine.model.store([10 + number]))
+    engine.deliver()
+    assert engine.shown() == set()
+    engine.step(engine.model.store([2]))
+    engine.step(engine.model.store([3]))
+    engine.deliver()
+    assert engine.shown() == {2, 3}
+
+
+def test_a_restarted_engine_has_nothing_to_clear() -> None:
+    engine = Engine()
+    engine.step(engine.model.store([1]))
+    engine.deliver()
+    engine.mirror.confirm_reset(engine.mirror.mark_reset())
+    engine.model.restart()
+    engine.sequencer.on_connected()
+    engine.step(engine.model.store([2]))
+    engine.deliver()
+    engine.settle()
+    engine.step(engine.model.store([3]))
+    engine.deliver()
+    assert engine.shown() == {2, 3}
+
+
+def test_what_is_built_up_again_after_a_reset_is_void_until_the_reset_is_told() -> None:
+    engine = Engine()
+    for number in range(5):
+        engine.step(engine.model.store([number]))
+    engine.deliver()
+    engine.mirror.confirm_reset(engine.mirror.mark_reset())
+    engine.reset()
+    # The view is lost, and all of the buffer is from before the reset.
+    engine.sequencer.discard_state()
+    engine.sequencer.on_connected()
+    engine.settle()
+    assert engine.shown() == set()
+    engine.step(engine.model.store([9]))
+    engine.deliver()
+    engine.settle()
+    assert engine.shown() == {9}
+
+
+def test_a_reset_in_the_middle_of_a_replay_voids_all_that_was_known_before() -> None:
+    engine = Engine()
+    for number in range(MAX_BATCHES + 50):
+        engine.step(engine.model.store([number]))
+    engine.deliver()
+    engine.sequencer.discard_state()
+    engine.sequencer.on_connected()
+    assert engine.sequencer.begin_replay() == 0
+    for place, (number, payload) in enumerate(engine.model.buffer):
+        if place == 5:
+            engine.mirror.confirm_reset(engine.mirror.mark_reset())
+        engine.sequencer.on_replayed_batch(number, payload)
+    engine.sequencer.end_replay()
+    assert engine.shown() == set()
+
+
+actions = st.lists(
+    st.sampled_from(["store", "remove", "deliver", "deliver", "ask", "confirm", "reconnect", "lose"]),
+    min_size=5,
+    max_size=60,
+)
+
+
+@given(actions)
+@settings(deadline=None)
+def test_no_block_from_before_a_confirmed_reset_is_ever_shown(actions: list[str]) -> None:
+    engine = Engine()
+    mark: tuple[int, ...] | None = None
+    asked_at = confirmed_at = 0
+    for number, action in enumerate(actions, 1):
+        if action == "store":
+            engine.step(engine.model.store([number]))
+        elif action == "remove" and engine.model.held:
+            engine.step(engine.model.remove([min(engine.model.held)]))
+        elif action == "deliver":
+            engine.deliver(1)
+        elif action == "ask" and mark is None:
+            mark = engine.mirror.mark_reset()
+            engine.reset()
+            asked_at = number
+        elif action == "confirm" and mark is not None:
+            engine.mirror.confirm_reset(mark)
+            mark, confirmed_at = None, asked_at
+        elif action == "reconnect":
+            engine.sequencer.on_connected()
+            engine.settle()
+        elif action == "lose" and engine.on_their_way:
+            engine.on_their_way.pop(0)
+        assert all(shown > confirmed_at for shown in engine.shown())
+    engine.step(engine.model.store([999]))
+    engine.deliver()
+    engine.sequencer.on_idle()
+    engine.settle()
+    assert engine.shown() == set(engine.model.held)

@@ -197,7 +197,7 @@ def test_whoever_waits_for_a_tier_with_such_blocks_fails_too(monkeypatch: pytest
 def test_the_same_id_twice_is_refused_and_the_first_goes_on() -> None:
     desk = Desk()
     desk.submit("twice", PROMPTS["good"])
-    with pytest.raises(KvproxyError, match="under way"):
+    with pytest.raises(KvproxyError, match="in use"):
         desk.engine.add_request(GenerationRequest("twice", (1, 2), SamplingParams(max_tokens=1)), lambda delta: None)
     desk.run()
     assert desk.tokens["twice"] == expected("good")
@@ -292,7 +292,7 @@ async def test_who_cannot_even_be_queued_is_told(worker: AsyncLLM, monkeypatch: 
 
 async def test_a_refused_twin_does_not_take_the_first_with_it(worker: AsyncLLM) -> None:
     first = ask(worker, "good", "twin")
-    with pytest.raises(KvproxyError, match="under way"):
+    with pytest.raises(KvproxyError, match="in use"):
         await ask(worker, "bad", "twin")
     assert await first == expected("good")
 

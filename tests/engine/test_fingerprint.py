@@ -63,6 +63,6 @@ def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(
 
 def test_our_own_arithmetic_counts_in_strict_mode_only(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, strict = digest(loaded), digest(loaded, strict=True)
-    monkeypatch.setattr("kvproxy.engine.kv_connector.fingerprint._ARITHMETIC", 999)
+    monkeypatch.setattr("kvproxy.engine.kv_connector.fingerprint._ARITHMETIC_VERSION", 999)
     assert digest(loaded) == plain
     assert digest(loaded, strict=True) != strict

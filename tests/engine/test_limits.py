@@ -46,17 +46,17 @@ LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
         ("logprobs", 21, "0 to 20"),
         ("logprobs", -1, "0 to 20"),
         ("prompt_logprobs", 21, "0 to 20"),
-        ("max_tokens", -1, "whole number from 0"),
-        ("max_tokens", 1.0, "whole number from 0"),
-        ("stop", ("x",) * 33, "at most 32 texts"),
+        ("max_tokens", -1, "integer from 0"),
+        ("max_tokens", 1.0, "integer from 0"),
+        ("stop", ("x",) * 33, "at most 32 strings"),
         ("stop", ("x" * 1025,), "at most 1024 characters"),
-        ("stop", (5,), "texts"),
-        ("stop", "text", "texts"),
+        ("stop", (5,), "strings"),
+        ("stop", "text", "strings"),
     ],
 )
 def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> None:
     params = replace(SamplingParams(max_tokens=1), **{field: value})
-    with pytest.raises(InvalidRequest, match=f"{field} takes .*{takes}") as refused:
+    with pytest.raises(InvalidRequest, match=f"{field} must be .*{takes}") as refused:
         LIMITS.validate(GenerationRequest("r", (1,), params))
     assert refused.value.param == field
 
@@ -98,11 +98,11 @@ def _raise(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"priority": 1.5}, "priority takes"),
-        ({"queue_priority": math.nan}, "priority takes"),
-        ({"salt": "\ud800"}, "cache_salt takes"),
-        ({"tokens": (1, "2")}, "300 tokens"),
-        ({"tokens": (1, True)}, "300 tokens"),
+        ({"priority": 1.5}, "priority must be"),
+        ({"queue_priority": math.nan}, "priority must be"),
+        ({"salt": "\ud800"}, "cache_salt must be"),
+        ({"tokens": (1, "2")}, "vocabulary of 300"),
+        ({"tokens": (1, True)}, "vocabulary of 300"),
     ],
 )
 def test_what_would_break_the_order_of_all_requests_is_refused(change: dict[str, Any], complaint: str) -> None:

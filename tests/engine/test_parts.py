@@ -98,7 +98,7 @@ def test_what_can_never_fit_is_refused(prompt: int, answer: int | None, complain
 
 def test_tokens_that_the_model_does_not_know_are_refused() -> None:
     for tokens in ((1, VOCABULARY), (-1, 1)):
-        with pytest.raises(InvalidRequest, match="300 tokens"):
+        with pytest.raises(InvalidRequest, match="vocabulary of 300"):
             tiny().limits.validate(GenerationRequest("r", tokens, SamplingParams(max_tokens=1)))
 
 

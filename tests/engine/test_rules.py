@@ -278,7 +278,7 @@ def test_a_chunk_has_the_name_of_its_last_block() -> None:
 
 
 def test_in_strict_mode_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NgramProposer, "guess", lambda lookup, tokens, count: [1] * count)
+    monkeypatch.setattr(NgramProposer, "propose", lambda lookup, tokens, count: [1] * count)
     drafts: dict[bool, set[int]] = {}
     for strict in (False, True):
         driven = Driven(tiny(), {}, strict=strict, speculate=3)
@@ -307,12 +307,12 @@ def test_a_pool_beyond_all_memory_is_refused_with_its_size() -> None:
 def test_queries_that_grow_with_their_place_do_so_once_and_by_the_batchs_positions() -> None:
     model = tiny("llama4").model
     layers = [module for module in model.modules() if hasattr(module, "attn_temperature_tuning")]
-    assert [(layer.attn_temperature_tuning, hasattr(layer, "tuning")) for layer in layers if not layer.use_rope] == [
+    assert [(layer.attn_temperature_tuning, hasattr(layer, "query_temperature")) for layer in layers if not layer.use_rope] == [
         (False, True)
     ]
-    assert not any(hasattr(layer, "tuning") for layer in layers if layer.use_rope)
+    assert not any(hasattr(layer, "query_temperature") for layer in layers if layer.use_rope)
     (tuned,) = (layer for layer in layers if not layer.use_rope)
-    found = tuned.tuning(torch.tensor([0, 18, 19, 38, 39, 59]))
+    found = tuned.query_temperature(torch.tensor([0, 18, 19, 38, 39, 59]))
     assert found.tolist() == pytest.approx([1 + 0.1 * math.log1p(steps) for steps in (0, 0, 1, 1, 2, 3)])
 
 

@@ -300,16 +300,16 @@ def test_a_pool_beyond_all_memory_is_refused_with_its_size() -> None:
     shape = tiny().shape
     blocks = 2**40
     size = blocks * shape.block_bytes(16, torch.float32) / 2**30
-    with pytest.raises(SettingsError, match=rf"takes {size:.1f} GiB, which cpu does not have: lower num_blocks"):
+    with pytest.raises(SettingsError, match=rf"needs {size:.1f} GiB, more than cpu has: lower num_blocks"):
         KVPool(shape, blocks, 16, torch.float32, torch.device("cpu"))
 
 
 def test_queries_that_grow_with_their_place_do_so_once_and_by_the_batchs_positions() -> None:
     model = tiny("llama4").model
     layers = [module for module in model.modules() if hasattr(module, "attn_temperature_tuning")]
-    assert [(layer.attn_temperature_tuning, hasattr(layer, "query_temperature")) for layer in layers if not layer.use_rope] == [
-        (False, True)
-    ]
+    assert [
+        (layer.attn_temperature_tuning, hasattr(layer, "query_temperature")) for layer in layers if not layer.use_rope
+    ] == [(False, True)]
     assert not any(hasattr(layer, "query_temperature") for layer in layers if layer.use_rope)
     (tuned,) = (layer for layer in layers if not layer.use_rope)
     found = tuned.query_temperature(torch.tensor([0, 18, 19, 38, 39, 59]))

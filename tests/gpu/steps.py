@@ -29,7 +29,7 @@ def decode_steps(device: torch.device) -> Figures:
             continue
         if not runner.is_captured:
             raise Missed("the model's steps were not captured", figures)
-        replay = launched(lambda runner=runner, spans=spans: runner._graphs(spans), scale.repeat)  # type: ignore[misc]
+        replay = launched(lambda runner=runner, spans=spans: runner._captured(spans), scale.repeat)  # type: ignore[misc]
         eager = launched(
             lambda runner=runner, spans=spans: runner.compute([], spans, [1] * len(spans)),  # type: ignore[misc]
             scale.repeat // 2,

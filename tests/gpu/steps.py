@@ -31,7 +31,7 @@ def decode_steps(device: torch.device) -> Figures:
             raise Missed("the model's steps were not captured", figures)
         replay = launched(lambda runner=runner, spans=spans: runner._captured(spans), scale.repeat)  # type: ignore[misc]
         eager = launched(
-            lambda runner=runner, spans=spans: runner.compute([], spans, [1] * len(spans)),  # type: ignore[misc]
+            lambda runner=runner, spans=spans: runner.run_eager([], spans, [1] * len(spans)),  # type: ignore[misc]
             scale.repeat // 2,
         )
         floor = (weights + rows * scale.context * loaded.shape.block_bytes(1, loaded.dtype)) / copy_bandwidth(device)
@@ -72,11 +72,11 @@ def mixed_steps(device: torch.device) -> Figures:
     runner, spans = seven.runner(device, rows + 1, scale.context // 8, graphs=False)
     *decodes, last = spans
     prefill = TokenSpan(seven.random_tokens(device, min(prompt, last.end)), 0, last.tables)
-    both = launched(lambda: runner.compute([prefill], decodes, [1] * (1 + len(decodes))), scale.repeat)
-    alone = launched(lambda: runner.compute([], decodes, [1] * len(decodes)), scale.repeat)
-    first = launched(lambda: runner.compute([prefill], [], [1]), scale.repeat)
-    mixed = runner.compute([prefill], decodes, [1] * (1 + len(decodes)))[1:]
-    apart = runner.compute([], decodes, [1] * len(decodes))
+    both = launched(lambda: runner.run_eager([prefill], decodes, [1] * (1 + len(decodes))), scale.repeat)
+    alone = launched(lambda: runner.run_eager([], decodes, [1] * len(decodes)), scale.repeat)
+    first = launched(lambda: runner.run_eager([prefill], [], [1]), scale.repeat)
+    mixed = runner.run_eager([prefill], decodes, [1] * (1 + len(decodes)))[1:]
+    apart = runner.run_eager([], decodes, [1] * len(decodes))
     worst = max(
         float((one - other).float().norm() / other.float().norm()) for one, other in zip(mixed, apart, strict=True)
     )
@@ -121,8 +121,8 @@ def kernel_times(device: torch.device) -> Figures:
     prompt = TokenSpan(seven.random_tokens(device, spans[0].end), 0, spans[0].tables)
     figures: Figures = {}
     for name, work in (
-        (f"decode, {len(spans)} rows", lambda: runner.compute([], spans, [1] * len(spans))),
-        (f"prompt of {len(prompt.tokens)}", lambda: runner.compute([prompt], [], [1])),
+        (f"decode, {len(spans)} rows", lambda: runner.run_eager([], spans, [1] * len(spans))),
+        (f"prompt of {len(prompt.tokens)}", lambda: runner.run_eager([prompt], [], [1])),
     ):
         work()
         figures |= _profile(name, work, device)

@@ -1,4 +1,4 @@
-"""What a policy would have served of labelled pairs, level by level, to choose its level from."""
+"""Hit rate and wrong share of policies on labelled pairs, by level, to choose a level."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,22 +14,22 @@ from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import GUARDS, Guard
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
-# Denser towards 1, where a verifier tells the most.
+# Denser towards 1, where the levels of verifiers are.
 _SHARES = (*np.arange(0.05, 0.7, 0.01), *np.arange(0.7, 0.9995, 0.005), *(1 - np.geomspace(1e-4, 0.05, 30)))
 PROBABILITIES = tuple(sorted({round(float(level), 4) for level in _SHARES}))
 Progress = Callable[[float], None]
-T = TypeVar("T")
+Item = TypeVar("Item")
 _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is served from a level on.
+    """Results at one level.
 
     Attributes:
-        hit_rate: share of the pairs that are the same which are served.
-        wrong_share: share of the served pairs that are not the same; None where nothing is served.
-        served: pairs.
+        hit_rate: share of served pairs among the pairs that are the same.
+        wrong_share: share of pairs that are not the same among those served; None if none is served.
+        served: number of served pairs.
         hit_interval, wrong_interval: 95% Wilson intervals.
     """
 
@@ -43,12 +43,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The levels in use, to be measured too.
+    """The configured levels.
 
     Attributes:
         threshold: least cosine of the policy `threshold`.
         checked: least probability of the policy `checked`.
-        floor: least cosine of what that policy verifies.
+        floor: least cosine of pairs that the verifier reads.
     """
 
     threshold: float
@@ -58,7 +58,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Curves by policy, the level of each that is in use, and the one that keeps to the target error (None where none does)."""
+    """Curves, configured levels, and recommended levels by policy. None: no level keeps to the target error."""
 
     pairs: int
     same: int
@@ -68,7 +68,7 @@ class Calibration:
     recommended: dict[str, float | None]
 
     def document(self) -> dict[str, Any]:
-        """JSON-able: the totals, and each policy under its name."""
+        """Return the totals, and each policy under its name, for JSON."""
         return {"pairs": self.pairs, "same": self.same, "target_error": self.target_error} | {
             name: {
                 "default_level": self.default[name],
@@ -90,15 +90,15 @@ def calibrate(
     languages: Sequence[str] = (EVERY,),
     progress: Progress = lambda share: None,
 ) -> Calibration:
-    """Curves of `threshold` (cosine alone), `guards` (cosine, then the guards) and `checked` (floor, guards, verifier).
+    """Compute the curves of `threshold` (cosine), `guards` (cosine and guards), and `checked` (floor, guards, verifier).
 
     Args:
-        pairs: the first question of each is asked, the second is the cached one.
+        pairs: the second question of each is the cached one.
         verifier: None leaves `checked` out.
-        levels: those in use.
-        target_error: largest wrong share that a recommended level may have, by the upper end of its interval.
-        languages: codes of the languages in which the proxy matches questions, as in `cache.languages`.
-        progress: called with the share of the work that is done.
+        levels: the configured ones.
+        target_error: largest upper end of the interval of the wrong share at a recommended level.
+        languages: see the setting `cache.languages`.
+        progress: receives the completed share.
 
     Raises:
         ValueError: there is no pair.
@@ -108,7 +108,7 @@ def calibrate(
     same = np.array([pair.same for pair in pairs])
     cosine = _similarity(pairs, embedder, languages, lambda share: progress(share / 2))
     cosines = sorted({*LEVELS, levels.threshold})
-    # Guards and verifier are asked only about what a policy could serve.
+    # Guards and verifier run only for pairs that a policy could serve.
     asked = cosine >= min(cosines[0], levels.floor)
     passed = asked & np.array(
         [
@@ -131,8 +131,8 @@ def calibrate(
 
 
 def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
-    """Cosines; -1 if the proxy would match one of the questions exactly only."""
-    # By length, so that no batch is padded to one long text.
+    """Return cosines; -1 if one of the questions has exact hits only."""
+    # Sorted by length, to reduce padding.
     texts = sorted({text for pair in pairs for text in (pair.a, pair.b)}, key=len)
     places = {text: place for place, text in enumerate(texts)}
     vectors = np.concatenate([embedder.embed(batch) for batch in _batches(texts, progress)])
@@ -145,7 +145,7 @@ def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[s
 def _verify(
     pairs: Sequence[Pair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
 ) -> np.ndarray:
-    """The verifier's probability of each pair that is left, -1 elsewhere."""
+    """Return the verifier's probability of each pair in `left`, and -1 for other pairs."""
     found = np.full(len(pairs), -1.0)
     places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
     for batch in _batches(places, progress):
@@ -153,7 +153,7 @@ def _verify(
     return found
 
 
-def _batches(items: Sequence[T], progress: Progress) -> Iterator[list[T]]:
+def _batches(items: Sequence[Item], progress: Progress) -> Iterator[list[Item]]:
     for start in range(0, len(items), _BATCH):
         yield list(items[start : start + _BATCH])
         progress(min(1.0, (start + _BATCH) / len(items)))
@@ -179,11 +179,11 @@ def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> lis
 
 
 def _recommend(curve: Sequence[Point], target: float) -> float | None:
-    """The lowest level from which on every level that serves anything keeps to the target, as far as the data can tell."""
+    """Return the lowest level from which on every level that serves pairs keeps to the target."""
     best: float | None = None
     for point in reversed(curve):
         if point.served and point.wrong_interval[1] > target:
-            # At the strict end too little is served to tell; a level below may still be known to be good.
+            # At the highest levels, too few pairs are served for a narrow interval.
             if best is not None:
                 break
             continue

@@ -1,4 +1,4 @@
-"""Labelled pairs of questions, and the files that they are read from."""
+"""Files of labelled question pairs."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from kvproxy.index.errors import ImportFailed
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions, whether one answer serves both, and where the label comes from."""
+    """Two questions, whether one answer serves both, and the source of the label."""
 
     a: str
     b: str
@@ -21,10 +21,10 @@ class Pair:
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """The pairs of a file of JSON lines `{"a", "b", "same"}`, gzipped if its name ends in `.gz`.
+    """Read the pairs of a file of JSON lines `{"a", "b", "same"}`, gzipped if its name ends in `.gz`.
 
     Raises:
-        ImportFailed: a line is something else. The message names the file and the line.
+        ImportFailed: a line is invalid. The message names the file and the line.
     """
     number = 1
     try:

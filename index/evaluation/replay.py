@@ -1,4 +1,4 @@
-"""A stream of questions with their answers, replayed in order: what each policy would have served, and how much of it wrongly."""
+"""Replay of a stream of questions with their answers against a policy."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from kvproxy.index.policies.policy import Neighbour, Policy, Ruling
 from kvproxy.index.store.observations import Observation
 
 Same = Callable[[int, int], bool]
-"""Whether the answers of two lines of the stream are the same."""
+"""Return whether the answers of two lines of the stream are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Stream:
 
     Attributes:
         texts: `[n]`.
-        answers: `[n]`, what answers them.
+        answers: `[n]`.
         vectors: `[n, dim]` of the questions.
-        same: which answers are the same in truth.
+        same: the truth about equal answers.
     """
 
     texts: Sequence[str]
@@ -32,7 +32,7 @@ class Stream:
     same: Same
 
     def reordered(self, order: Sequence[int]) -> "Stream":
-        """The same questions in another order."""
+        """Return the questions in another order."""
         return Stream(
             [self.texts[line] for line in order],
             [self.answers[line] for line in order],
@@ -43,66 +43,66 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of each request of a stream: `[n]` served, and `[n]` wrong (served, and another answer than its own)."""
+    """Results of a replay: `[n]` served, and `[n]` served with a wrong answer."""
 
     served: np.ndarray
     wrong: np.ndarray
 
     @property
     def hit_rate(self) -> float:
-        """Share of the requests served."""
+        """Share of served requests."""
         return float(self.served.mean()) if len(self.served) else 0.0
 
     @property
     def wrong_share(self) -> float:
-        """Share of the served ones that were wrong."""
+        """Share of wrong answers among those served."""
         return float(self.wrong.sum() / max(1, self.served.sum()))
 
     @property
     def worst(self) -> float:
-        """The largest share of wrong answers among those served so far, from the 500th on; at the end where there are fewer."""
+        """Largest running share of wrong answers from the 500th served answer on, or the final share if fewer are served."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
 
 
 _FROM = 500
-_AHEAD = 128
+_BLOCK = 128
 
 
-class Shelf:
-    """The stored questions of a replay, found by their vectors, in the order of the stream."""
+class StoredQuestions:
+    """The stored questions of a replay, with vector search."""
 
     def __init__(self, stream: Stream) -> None:
         self._vectors = np.empty_like(stream.vectors)
         self.lines = np.empty(len(stream.texts), dtype=np.int64)
         self.classes: list[str] = []
         self._stream = stream
-        self._ahead = range(0)
-        self._known = np.empty((0, 0), dtype=np.float32)
+        self._block = range(0)
+        self._cosines = np.empty((0, 0), dtype=np.float32)
 
-    def near(self, line: int, limit: int) -> tuple[list[int], list[float]]:
-        """Places of the nearest stored questions, nearest first, and their cosines."""
-        if line not in self._ahead:
-            # Many questions at once take a fraction of the time; what is stored meanwhile is added below.
-            self._ahead = range(line, min(line + _AHEAD, len(self._stream.vectors)))
-            self._known = self._stream.vectors[self._ahead] @ self._vectors[: len(self.classes)].T
-        known = self._known[line - self._ahead.start]
-        fresh = self._vectors[len(known) : len(self.classes)] @ self._stream.vectors[line]
-        cosines = np.concatenate([known, fresh])
+    def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
+        """Return the places of the nearest stored questions, nearest first, and their cosines."""
+        if line not in self._block:
+            # Cosines of many questions at once are faster. Questions stored meanwhile are added below.
+            self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
+            self._cosines = self._stream.vectors[self._block] @ self._vectors[: len(self.classes)].T
+        computed = self._cosines[line - self._block.start]
+        fresh = self._vectors[len(computed) : len(self.classes)] @ self._stream.vectors[line]
+        cosines = np.concatenate([computed, fresh])
         limit = min(limit, len(cosines))
         near = np.argpartition(-cosines, limit - 1)[:limit] if limit else np.empty(0, dtype=np.int64)
         near = near[np.argsort(-cosines[near], kind="stable")]
         return near.tolist(), cosines[near].tolist()
 
     def drop(self, place: int) -> None:
-        """Have a stored question found no more."""
+        """Exclude a stored question from the search."""
         self._vectors[place] = 0.0
-        if place < self._known.shape[1]:
-            self._known[:, place] = 0.0
+        if place < self._cosines.shape[1]:
+            self._cosines[:, place] = 0.0
 
     def add(self, line: int, answer: str) -> None:
-        """Store a question whose answer is of a class."""
+        """Store a question with the class of its answer."""
         place = len(self.classes)
         self._vectors[place] = self._stream.vectors[line]
         self.lines[place] = line
@@ -117,34 +117,34 @@ def replay(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
-    """Ask every question of a stream: what is not served is answered, stored and compared.
+    """Replay a stream. Questions that are not served are stored, and their answers are compared.
 
     Args:
-        policy: decides; `learned` also learns.
-        judge: what it learns from; None for the truth, where equal answers are known by their text too.
+        policy: `learned` learns from the comparisons.
+        judge: compares answers; None for the truth.
         seed: of the policy's exploration.
-        progress: told the share of the work that is done.
+        progress: receives the completed share.
     """
     chance = random.Random(seed).random
-    shelf = Shelf(stream)
+    stored = StoredQuestions(stream)
     count = len(stream.texts)
     served, wrong = np.zeros(count, bool), np.zeros(count, bool)
     for line in range(count):
-        places, cosines = shelf.near(line, policy.reach)
-        classes = [shelf.classes[place] for place in places]
+        places, cosines = stored.search(line, policy.reach)
+        classes = [stored.classes[place] for place in places]
         neighbours = [
-            Neighbour(stream.texts[shelf.lines[place]], cosine, name)
+            Neighbour(stream.texts[stored.lines[place]], cosine, name)
             for place, cosine, name in zip(places, cosines, classes, strict=True)
         ]
         ruling = policy.decide(stream.texts[line], neighbours) if neighbours else Ruling([], None)
         if ruling.chosen is not None and chance() >= ruling.chance:
-            chosen = int(shelf.lines[places[ruling.chosen]])
+            chosen = int(stored.lines[places[ruling.chosen]])
             served[line], wrong[line] = True, not stream.same(chosen, line)
             if ruling.record is not None and isinstance(policy, LearnedPolicy):
                 policy.record_served("", ruling.record.risk)
         else:
-            joined = _learn(stream, policy, shelf, line, places, classes, ruling, judge)
-            shelf.add(line, joined)
+            joined = _learn(stream, policy, stored, line, places, classes, ruling, judge)
+            stored.add(line, joined)
         if line % 100 == 0:
             progress(line / count)
     return Outcome(served, wrong)
@@ -153,44 +153,44 @@ def replay(
 def _learn(
     stream: Stream,
     policy: Policy,
-    shelf: Shelf,
+    stored: StoredQuestions,
     line: int,
     places: Sequence[int],
     classes: Sequence[str],
     ruling: Ruling,
     judge: Same | None,
 ) -> str:
-    """Compare a fresh answer with those of its neighbours; the class that it joins."""
+    """Compare a fresh answer with those of its neighbours, and return its class."""
     own = digest(stream.answers[line]) if judge is None else f"line {line}"
-    noted = ruling.record
-    if noted is None or not isinstance(policy, LearnedPolicy):
+    record = ruling.record
+    if record is None or not isinstance(policy, LearnedPolicy):
         return own
     compare = judge or stream.same
-    order, found = comparison_order(noted.place, classes), list[bool]()
+    order, found = comparison_order(record.place, classes), list[bool]()
     for place in order:
-        found.append(compare(int(shelf.lines[places[place]]), line))
+        found.append(compare(int(stored.lines[places[place]]), line))
         if found[-1]:
             break
-    settled = assign_class(order, found, classes)
-    joined = settled.joined or own
-    if settled.odd:
-        shelf.drop(places[noted.place])
+    assignment = assign_class(order, found, classes)
+    joined = assignment.joined or own
+    if assignment.odd:
+        stored.drop(places[record.place])
     policy.learn(
         [
             Observation(
-                f"line {shelf.lines[places[noted.place]]}",
-                settled.right,
+                f"line {stored.lines[places[record.place]]}",
+                assignment.right,
                 "answer",
                 ruling.chosen is not None,
                 0.0,
-                answer=classes[noted.place],
-                features=noted.features,
-                error=noted.error,
+                answer=classes[record.place],
+                features=record.features,
+                error=record.error,
                 chance=ruling.chance if ruling.chosen is not None else 1.0,
-                vetoes=policy.vetoes(stream.texts[line], stream.texts[shelf.lines[places[noted.place]]]),
+                vetoes=policy.vetoes(stream.texts[line], stream.texts[stored.lines[places[record.place]]]),
                 joined=joined,
-                checked=noted.checked,
-                repeat=stream.texts[line] == stream.texts[shelf.lines[places[noted.place]]],
+                checked=record.checked,
+                repeat=stream.texts[line] == stream.texts[stored.lines[places[record.place]]],
             )
         ]
     )

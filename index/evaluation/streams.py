@@ -1,4 +1,4 @@
-"""A stream of questions and answers from a file, and what each policy makes of it."""
+"""Streams of questions and answers, and reports of policies on them."""
 
 import gzip
 import json
@@ -21,14 +21,16 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 
 Progress = Callable[[float], None]
 _BATCH = 256
-_POINTS = 100  # Requests between two points of a curve.
+_POINTS = 100
+"""Requests between two points of a curve."""
 _THRESHOLDS = tuple(round(float(level), 2) for level in np.arange(0.99, 0.595, -0.01))
-_HOPELESS = 4  # Wrong answers, as a multiple of what is allowed, from which on no lower threshold is tried.
+_HOPELESS = 4
+"""Multiple of the allowed wrong share at which no lower threshold is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A question, and what answers it."""
+    """A question and its answer."""
 
     text: str
     answer: str
@@ -36,13 +38,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What each policy made of a stream.
+    """Results of the policies on a stream.
 
     Attributes:
-        outcomes: by policy; `threshold` is the best of all fixed ones in hindsight.
-        level: of that threshold; None where none keeps the bound.
-        bound: the share of wrong answers that `learned` vouches for at the end.
-        orders: of `learned`, in other orders.
+        outcomes: by policy; `threshold` is the best fixed one in hindsight.
+        level: of that threshold; None if no threshold keeps to the bound.
+        bound: upper bound of the wrong share that `learned` guarantees at the end.
+        orders: outcomes of `learned` in random orders.
     """
 
     requests: int
@@ -53,20 +55,20 @@ class Report:
     orders: Sequence[Outcome] = field(default_factory=tuple)
 
     def document(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the report for JSON."""
         policies: dict[str, dict[str, Any]] = {name: _figures(found) for name, found in self.outcomes.items()}
         policies["learned"]["bound"] = self.bound
         policies["threshold"]["level"] = self.level
-        told: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
+        document: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
         if self.orders:
-            told["orders"] = {
+            document["orders"] = {
                 "count": len(self.orders),
                 "within": sum(found.worst <= self.max_error for found in self.orders),
                 "hit_rate": statistics.median(found.hit_rate for found in self.orders),
                 "wrong_share": statistics.median(found.wrong_share for found in self.orders),
                 "worst": max(found.worst for found in self.orders),
             }
-        return told
+        return document
 
 
 def _figures(found: Outcome) -> dict[str, Any]:
@@ -79,17 +81,17 @@ def _figures(found: Outcome) -> dict[str, Any]:
 
 
 def curve(found: Outcome) -> list[tuple[int, int, int]]:
-    """(requests, served, wrong) so far, every hundred requests and at the end."""
+    """Return cumulated (requests, served, wrong) for every hundred requests and the end."""
     served, wrong = np.cumsum(found.served), np.cumsum(found.wrong)
     ends = [*range(_POINTS, len(served), _POINTS), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
 
 
 def read_stream(path: Path) -> list[Line]:
-    """Lines `{"text", "answer"}` of a file, gzipped where its name ends in `.gz`.
+    """Read the lines `{"text", "answer"}` of a file, gzipped if its name ends in `.gz`.
 
     Raises:
-        ImportFailed: a line is something else, or there is none; the message names it.
+        ImportFailed: a line is invalid, or the file is empty. The message names the line.
     """
     lines: list[Line] = []
     number = 0
@@ -113,27 +115,27 @@ def read_stream(path: Path) -> list[Line]:
 
 
 def make_stream(lines: Sequence[Line], embedder: Embedder, alike: float | None, progress: Progress) -> Stream:
-    """The stream of some lines, with vectors.
+    """Embed lines.
 
     Args:
-        alike: least cosine of two answers that are the same; None where only equal words are.
+        alike: least cosine of equal answers; None compares their words.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed(texts, embedder, progress)
-    said = [digest(answer) for answer in answers]
+    digests = [digest(answer) for answer in answers]
     if alike is None:
-        return Stream(texts, answers, vectors, lambda one, other: said[one] == said[other])
+        return Stream(texts, answers, vectors, lambda one, other: digests[one] == digests[other])
     least, of_answers = alike, embed(answers, embedder, progress)
     return Stream(
         texts,
         answers,
         vectors,
-        lambda one, other: said[one] == said[other] or float(of_answers[one] @ of_answers[other]) >= least,
+        lambda one, other: digests[one] == digests[other] or float(of_answers[one] @ of_answers[other]) >= least,
     )
 
 
 def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
-    """`[n, dim]` vectors; of equal texts once."""
+    """Return vectors `[n, dim]`. Equal texts are embedded once."""
     once = sorted(set(texts), key=len)
     parts = []
     for start in range(0, len(once), _BATCH):
@@ -144,7 +146,7 @@ def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.nd
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
-    """The fixed cosine that serves the most with at most so many wrong, known only afterwards; without guards."""
+    """Return the fixed threshold with the highest hit rate within the bound, without guards, and its outcome."""
     level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _Nearest(threshold))
@@ -157,7 +159,7 @@ def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tupl
 
 
 class _Nearest(ThresholdPolicy):
-    """The cosine alone, which the nearest neighbour decides."""
+    """The cosine of the nearest neighbour, without guards."""
 
     reach = 1
 
@@ -166,7 +168,7 @@ class _Nearest(ThresholdPolicy):
 
 
 def erring(judge: Same, share: float, seed: int) -> Same:
-    """A judge that gets a share of its comparisons wrong."""
+    """Return a judge with a share of wrong comparisons."""
     chance = random.Random(seed).random
     return lambda one, other: judge(one, other) != (chance() < share)
 
@@ -181,13 +183,13 @@ def measure(
     judge_error: float = 0.0,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Report:
-    """What `learned`, `checked` and the best fixed threshold make of a stream.
+    """Replay a stream with `learned`, `checked`, and the best fixed threshold.
 
     Args:
-        learned: makes the policy, with nothing learned.
-        checked: None leaves it out.
-        orders: replay `learned` in so many random orders as well.
-        judge_error: the share of comparisons that its judge gets wrong.
+        learned: creates the policy.
+        checked: None skips it.
+        orders: number of random orders to replay with `learned`.
+        judge_error: share of wrong comparisons of the judge.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:

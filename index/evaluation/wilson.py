@@ -1,4 +1,4 @@
-"""How far a share that was counted may be from the true one."""
+"""Confidence intervals of shares."""
 
 import math
 
@@ -6,7 +6,7 @@ _Z = 1.96  # 95%
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """The 95% Wilson interval of a share, (0, 1) where there is nothing to go by."""
+    """Return the 95% Wilson interval of a share; (0, 1) without observations."""
     if not total:
         return 0.0, 1.0
     share = count / total

@@ -1,4 +1,4 @@
-"""Near questions of a namespace. Over SQLite: small namespaces are read from the store, large ones are kept in FAISS."""
+"""Vector search in a namespace. With SQLite, small namespaces are read from the store, and large ones have a FAISS index."""
 
 import logging
 import os
@@ -15,40 +15,41 @@ from kvproxy.index.search.saved_graphs import SavedGraphs
 from kvproxy.index.search.vector_index import VectorIndex
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
-# Below this, reading a namespace's vectors from the store takes less than embedding a question. Most namespaces hold a
-# few entries (earlier turns are part of their name), and so cost no memory and no time at a start.
 SMALL = 256
-_PART = 2_000  # Vectors read at a time, so that no lookup waits long for the connection.
+"""Number of vectors from which a namespace has an index. Reading fewer vectors is faster than embedding a question. Most
+namespaces are small, since earlier turns belong to their digest."""
+_BATCH = 2_000
+"""Vectors per read, so that lookups do not wait long for the connection."""
 _log = logging.getLogger("kvproxy")
 
 
 class Neighbours(Protocol):
-    """Nearest stored questions. Safe to use from several threads; methods may raise a CacheStoreError."""
+    """Vector search. Any thread may use it; methods may raise a CacheStoreError."""
 
     def load(self) -> None:
-        """Get ready, once."""
+        """Load the indexes; called once."""
 
     def holds(self, namespace: str) -> bool:
-        """Whether a namespace has any vector."""
+        """Return whether a namespace has any vector."""
 
     def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
-        """The nearest entries of a namespace and their cosines, nearest first, `limit` at most."""
+        """Return at most `limit` entries of a namespace and their cosines, nearest first."""
 
     def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
-        """Follow a write of the store. Calls come in the order of the writes."""
+        """Index the entries of a write. Calls must have the order of the writes."""
 
     def remove(self, gone: Iterable[RemovedEntry]) -> None:
-        """Forget entries that the store no longer has."""
+        """Remove entries."""
 
     def maintain(self) -> None:
-        """What is due from time to time."""
+        """Schedule due maintenance; called periodically."""
 
     def close(self) -> None:
-        """Stop what goes on in the background."""
+        """Stop background work."""
 
 
 def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighbours:
-    """What fits the store."""
+    """Return the vector search of a store."""
     if isinstance(store, SqliteStore):
         return FaissNeighbours(store, embedder, dim, kind)
     from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
@@ -59,15 +60,14 @@ def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighb
 
 
 class FaissNeighbours:
-    """An index for each large namespace, filled and rebuilt from the store.
+    """A FAISS index for each large namespace, derived from the store.
 
     Args:
-        store: the truth.
-        embedder: name of what makes the vectors.
+        embedder: name of the embedder.
         dim, kind: see `VectorIndex`.
-        small: vectors from which on a namespace is kept in memory.
+        small: number of vectors from which a namespace has an index.
         flat_limit: see `VectorIndex`.
-        threads: for the work in the background; by default half of the cores, so that requests keep the others.
+        threads: for background work; by default half of the cores.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FaissNeighbours:
         self._closing = threading.Event()
 
     def load(self) -> None:
-        """Read the persisted graphs, and what is stored beyond them; large namespaces without one are built in the background."""
+        """Load saved graphs and newer vectors. Missing graphs are built in the background."""
         for namespace in self._store.namespaces(self._embedder, self._small):
             self._open(namespace)
         self._graphs.sweep(self.indexes)
@@ -113,10 +113,10 @@ class FaissNeighbours:
             index.add(*part)
             after = int(part[0][-1])
         self.indexes[namespace] = index
-        self._look_after(namespace)
+        self._schedule(namespace)
 
     def _stored(self, namespace: str, after: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._store.vectors(namespace, self._embedder, after=after, limit=_PART)
+        return self._store.vectors(namespace, self._embedder, after=after, limit=_BATCH)
 
     def holds(self, namespace: str) -> bool:
         return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
@@ -129,7 +129,7 @@ class FaissNeighbours:
             stored, vectors = self._store.vectors(namespace, self._embedder)
             nearest = np.argsort(-(vectors @ vector))[:limit].tolist() if len(stored) else []
             exact, cosines = True, {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
-        # The store has the last word on what is there, and on cosines that a compact index rounds.
+        # The store decides which entries exist, and has exact vectors if the index rounds them.
         near = self._store.near(namespace, self._embedder, list(cosines), vectors=not exact)
         found = [
             (head, cosines[number] if kept is None else float(kept @ vector)) for number, (head, kept) in near.items()
@@ -146,7 +146,7 @@ class FaissNeighbours:
                 index = self.indexes.get(namespace)
                 if index is not None:
                     index.add(np.array([number for number, _ in members]), np.stack([vector for _, vector in members]))
-                    self._look_after(namespace)
+                    self._schedule(namespace)
                 elif self._store.vector_count(namespace, self._embedder, self._small) >= self._small:
                     self._open(namespace)
             self.remove(written.removed)
@@ -164,20 +164,20 @@ class FaissNeighbours:
                     del self.indexes[namespace]
                     self._graphs.forget(namespace)
                 else:
-                    self._look_after(namespace)
+                    self._schedule(namespace)
 
-    def _look_after(self, namespace: str) -> None:
+    def _schedule(self, namespace: str) -> None:
         index = self.indexes.get(namespace)
         if index is None or namespace in self._scheduled or self._closing.is_set() or index.due() is None:
             return
         self._scheduled.add(namespace)
-        self._background.submit(self._work, namespace)
+        self._background.submit(self._maintain_index, namespace)
 
-    def _work(self, namespace: str) -> None:
-        """Bring an index up to date. Only this thread changes graphs, so that it can also save them at leisure."""
+    def _maintain_index(self, namespace: str) -> None:
+        """Maintain an index. Only this thread changes and saves graphs."""
         import faiss
 
-        faiss.omp_set_num_threads(self._threads)  # Of this thread's work in FAISS only.
+        faiss.omp_set_num_threads(self._threads)  # Applies to this thread only.
         try:
             while (index := self.indexes.get(namespace)) is not None and (due := index.due()) is not None:
                 if due == "rebuild":
@@ -189,7 +189,7 @@ class FaissNeighbours:
                     return
                 self._save(namespace, index, slack=0.05)
         except CacheStoreError:
-            # The store has said so. What is due stays due.
+            # The store logs its failure. The work stays due.
             pass
         except Exception:
             _log.exception("the index of namespace %s was not brought up to date", namespace[:12])
@@ -203,21 +203,21 @@ class FaissNeighbours:
         try:
             self._graphs.save(namespace, graph)
         except (OSError, RuntimeError, CacheStoreError) as error:
-            # A full disk, for instance. The next start makes the graph again.
+            # The disk may be full. The next start builds the graph again.
             _log.warning("the index of namespace %s was not saved: %s", namespace[:12], error)
             return
         self._saved[namespace] = len(graph)
 
     def maintain(self) -> None:
         for namespace in list(self.indexes):
-            self._look_after(namespace)
+            self._schedule(namespace)
 
     def settle(self) -> None:
-        """Wait for what goes on in the background."""
+        """Wait for background work."""
         self._background.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Give up what is being built, and save the graphs that have grown."""
+        """Stop background work, and save the graphs that have grown."""
         self._closing.set()
         self._background.shutdown()
         for namespace, index in self.indexes.items():

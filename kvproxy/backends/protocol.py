@@ -108,7 +108,7 @@ Reply: TypeAlias = Generated | Relayed
 
 
 class Forwarder(Protocol):
-    """Forwards any request, including those of APIs that are not cached."""
+    """Forwards any request, also to APIs that are not cached."""
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
         """Forward a request unchanged. The path includes the query; names of headers are in lower case."""

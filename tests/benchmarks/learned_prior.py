@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.evaluation.replay import Shelf, Stream
+from kvproxy.index.evaluation.replay import StoredQuestions, Stream
 from kvproxy.index.evaluation.streams import make_stream, read_stream
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.learned.features import FEATURES, REACH, compute_features
@@ -24,18 +24,18 @@ def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.
     Args:
         dropped: share of the sure questions that are not stored, as if they had been served.
     """
-    chance, shelf = random.Random(seed).random, Shelf(stream)
+    chance, stored = random.Random(seed).random, StoredQuestions(stream)
     features, rights = [], []
     for line in range(len(stream.texts)):
-        places, cosines = shelf.near(line, REACH)
+        places, cosines = stored.search(line, REACH)
         sure = False
         if places:
-            found = compute_features(cosines, [shelf.classes[place] for place in places])
+            found = compute_features(cosines, [stored.classes[place] for place in places])
             features.append(found)
-            rights.append(stream.same(int(shelf.lines[places[0]]), line))
+            rights.append(stream.same(int(stored.lines[places[0]]), line))
             sure = found[FEATURES.index("rivals")] > 0 and chance() < dropped
         if not sure:
-            shelf.add(line, stream.answers[line])
+            stored.add(line, stream.answers[line])
     return np.array(features), np.array(rights, dtype=np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Both kinds of store, and one whose texts are encrypted, empty; a real PostgreSQL server with pgvector, started once."""
+"""Empty stores of all kinds, and one PostgreSQL server with pgvector for all tests."""
 
 import itertools
 import tempfile
@@ -21,7 +21,7 @@ CIPHER = Cipher([bytes(32)])
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """URL of a server."""
-    # Not pytest's folder: its path is too long for a Unix socket.
+    # The path of pytest's folder is too long for a Unix socket.
     with tempfile.TemporaryDirectory(prefix="pg") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pgserver
@@ -29,7 +29,7 @@ def postgres() -> Iterator[str]:
         server = pgserver.get_server(folder, cleanup_mode="stop")
         try:
             with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-                connection.execute("alter system set fsync = off")  # Nothing here outlives the tests.
+                connection.execute("alter system set fsync = off")
                 connection.execute("select pg_reload_conf()")
             yield server.get_uri()
         finally:
@@ -51,7 +51,7 @@ def empty(url: str) -> None:
 
 @pytest.fixture(params=["sqlite", "postgres", "encrypted"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    """Opens an empty store of either kind, or with `again=True` the one that was opened last."""
+    """Opens an empty store, or the last one with `again=True`."""
     opened: list[Store] = []
     names = itertools.count()
     last = ""

@@ -1,4 +1,4 @@
-"""What is redacted is never stored, and questions that differ in nothing else never share an answer."""
+"""Redacted texts are never stored, and questions that differ in them never match."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ JSON: Any = st.recursive(
 
 
 @given(JSON, JSON, TEXTS)
-def test_nothing_that_the_redactor_hides_is_left_in_an_entry(request: Any, response: Any, prompt: str) -> None:
+def test_a_redacted_entry_contains_nothing_to_redact(request: Any, response: Any, prompt: str) -> None:
     entry = make_entry(prompt, request=json.dumps(request).encode(), response=json.dumps(response).encode())
     kept = redact_entry(entry, redact)
     hidden = any(redact(text) != text for text in re.findall(r'"([^"]*)"', json.dumps(response)))
@@ -45,7 +45,7 @@ def test_nothing_that_the_redactor_hides_is_left_in_an_entry(request: Any, respo
         return
     stored = kept.request.decode("utf-8", "surrogatepass") + kept.prompt
     assert redact(stored) == stored
-    # What holds nothing of the kind is as it was, and only such a question is compared with others.
+    # Everything else is unchanged, and only an unchanged question has semantic hits.
     assert json.loads(kept.response) == response
     assert kept.semantic == (redact(prompt) == prompt)
     if redact(json.dumps(request)) == json.dumps(request):
@@ -53,25 +53,25 @@ def test_nothing_that_the_redactor_hides_is_left_in_an_entry(request: Any, respo
     assert (kept.key, kept.id, kept.namespace) == (entry.key, entry.id, entry.namespace)
 
 
-def test_a_name_given_twice_hides_nothing() -> None:
+def test_a_duplicate_name_cannot_hide_a_value() -> None:
     kept = redact_entry(make_entry(request=b'{"user": "a@b.c", "user": "fine"}'), redact)
     assert kept is not None
     assert kept.request == b'{"user":"fine"}'
 
 
-def test_what_cannot_be_read_is_not_stored() -> None:
+def test_invalid_json_is_not_stored() -> None:
     with pytest.raises(RedactionFailed, match="not stored") as raised:
         redact_entry(make_entry(request=b"a@b.c {"), redact)
     assert "a@b.c" not in str(raised.value)
 
 
-async def test_questions_that_differ_in_what_was_redacted_never_match(tmp_path: Path) -> None:
+async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=redact) as cache:
         assert await cache.keep("what does the customer with mail a@b.c owe us", "nothing")
         assert await cache.keep("what does the customer owe us", "it depends")
-        # Neither the redacted one with another, nor another with it; equal ones are still answered.
+        # A redacted question has exact hits only.
         assert await cache.ask("what does the customer with mail x@y.z owe us") is None
         assert await cache.ask("what does the customer with mail [mail] owe us") is not None
         equal = await cache.ask("what does the customer with mail a@b.c owe us")
@@ -85,7 +85,7 @@ async def test_questions_that_differ_in_what_was_redacted_never_match(tmp_path: 
     assert not any(b"a@b.c" in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_an_answer_that_would_have_to_be_changed_is_not_kept(tmp_path: Path) -> None:
+async def test_an_answer_with_text_to_redact_is_not_stored(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, None, redact=redact) as cache:
         assert not await cache.keep("who asked", "It was a@b.c")
@@ -94,7 +94,7 @@ async def test_an_answer_that_would_have_to_be_changed_is_not_kept(tmp_path: Pat
         assert [entry.prompt for entry in store.entries()] == ["one"]
 
 
-async def test_where_redaction_fails_nothing_is_stored_or_compared(tmp_path: Path) -> None:
+async def test_nothing_is_stored_or_compared_if_redaction_fails(tmp_path: Path) -> None:
     def broken(text: str) -> str:
         raise RedactionFailed("it failed")
 
@@ -108,7 +108,7 @@ async def test_where_redaction_fails_nothing_is_stored_or_compared(tmp_path: Pat
         assert store.count() == 0
 
 
-def test_imports_are_redact_entry(tmp_path: Path) -> None:
+def test_imports_are_redacted(tmp_path: Path) -> None:
     old, new = SqliteStore(tmp_path / "old.db"), SqliteStore(tmp_path / "new.db")
     old.put(make_entry("who is a@b.c", key="1"))
     old.put(make_entry("fine", key="2", response=b'{"x": "a@b.c"}'))
@@ -120,7 +120,7 @@ def test_imports_are_redact_entry(tmp_path: Path) -> None:
     new.close()
 
 
-async def test_a_slow_redactor_does_not_stop_the_others(tmp_path: Path) -> None:
+async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -131,7 +131,7 @@ async def test_a_slow_redactor_does_not_stop_the_others(tmp_path: Path) -> None:
 
     async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow) as cache:
         kept = asyncio.create_task(cache.keep("q", "a"))
-        # This would hang if the function ran on the loop.
+        # This would block if the redactor ran on the event loop.
         await asyncio.wait_for(began.wait(), 60)
         go_on.set()
         assert await kept

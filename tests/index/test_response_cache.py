@@ -1,4 +1,4 @@
-"""The response cache as a program uses it: questions and answers in words."""
+"""The response cache as a library."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def similar(store: SqliteStore) -> SemanticCache:
     return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
 
 
-async def test_equal_questions_are_answered_before_similar_ones(tmp_path: Path) -> None:
+async def test_an_equal_question_wins_over_a_similar_one(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, similar(store)) as cache:
         assert await cache.ask("what is a block here") is None
@@ -47,7 +47,7 @@ async def test_equal_questions_are_answered_before_similar_ones(tmp_path: Path) 
         assert await cache.ask("the weather in Lisbon") is None
 
 
-async def test_namespaces_are_kept_apart_from_each_other_and_from_the_proxys(tmp_path: Path) -> None:
+async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, similar(store)) as cache:
         await cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
@@ -55,7 +55,7 @@ async def test_namespaces_are_kept_apart_from_each_other_and_from_the_proxys(tmp
         await cache.keep("what is a block", "one", namespace="a")
         assert await cache.ask("what is a block", namespace="b") is None
         assert await cache.ask("what is a block", namespace="") is None
-        # Neither is a question with a namespace ever taken for another split of the same text.
+        # A namespace and a question are not concatenated.
         assert await cache.ask("", namespace="a") is None
         await cache.keep("what is a block", "two", namespace="b")
         assert [(await cache.ask("what is a block", namespace=name)).answer for name in "ab"] == ["one", "two"]  # type: ignore[union-attr]
@@ -68,7 +68,9 @@ async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
         await cache.keep("a", "first")
         await cache.keep("a", "second")
         await cache.keep("b", "short", ttl=5)
-        assert store.count() == 2
+        assert await cache.keep("c", "expired", ttl=0)
+        assert await cache.ask("c") is None
+        assert store.count() == 3
         assert (await cache.ask("a")).answer == "second"  # type: ignore[union-attr]
         now[0] += 10
         assert await cache.ask("b") is None
@@ -77,7 +79,7 @@ async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
         assert await cache.ask("a") is None
 
 
-async def test_what_is_kept_survives_and_can_be_exported(tmp_path: Path) -> None:
+async def test_answers_survive_a_restart_and_can_be_exported(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "r.db"
     async with open_response_cache(path, EXACT) as cache:
         await cache.keep("a \U0001f642 question", "an answer\u2028of two lines", namespace="n")
@@ -90,14 +92,14 @@ async def test_what_is_kept_survives_and_can_be_exported(tmp_path: Path) -> None
         assert cache.store.stats()["hits"] == 1
 
 
-async def test_what_is_larger_than_the_store_may_be_is_not_kept(tmp_path: Path) -> None:
+async def test_an_answer_larger_than_the_capacity_is_not_stored(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     async with ResponseCache(store, None) as cache:
         assert not await cache.keep("a", "x" * 3000)
         assert await cache.ask("a") is None
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:
     damaged = tmp_path / "r.db"
     damaged.write_bytes(b"no database" * 999)
     with pytest.raises(SettingsError, match="damaged"):
@@ -111,7 +113,7 @@ class Failing(HashEmbedder):
         raise RuntimeError("out of order")
 
 
-async def test_an_embedder_that_fails_costs_similar_questions_only(tmp_path: Path) -> None:
+async def test_exact_hits_work_without_the_embedder(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     await ResponseCache(store, similar(store)).keep("one question", "one answer")
     async with ResponseCache(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
@@ -121,23 +123,7 @@ async def test_an_embedder_that_fails_costs_similar_questions_only(tmp_path: Pat
             await cache.ask("another question")
 
 
-async def test_what_an_earlier_version_stored_is_found_under_the_same_names(tmp_path: Path) -> None:
-    async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, clock=lambda: 1000.0) as cache:
-        await cache.keep("q", "a", namespace="n")
-        (entry,) = cache.store.ls()
-        assert entry.key == "957b74ef25bc04520a591965be6df50b54b921abfb351b3a3fd0116578354f7c"
-        assert entry.namespace == "7b39bcf8676b7bbe15a2a07c47a6bf6b9cef060229835286ca48d4f930f5b78b"
-        assert (entry.created, entry.expires, entry.semantic) == (1000.0, 1000.0 + 86_400, True)
-
-
-async def test_an_answer_may_be_kept_for_no_time(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db", clock=lambda: 1000.0)
-    async with ResponseCache(store, None, clock=lambda: 1000.0) as cache:
-        assert await cache.keep("a", "x", ttl=0.0)
-        assert await cache.ask("a") is None
-
-
-async def test_what_is_being_stored_is_found_already_and_while_it_lasts(tmp_path: Path) -> None:
+async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None:
     now = [1000.0]
     store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
     cache = ResponseCache(store, None, clock=lambda: now[0])
@@ -155,7 +141,7 @@ async def test_what_is_being_stored_is_found_already_and_while_it_lasts(tmp_path
     now[0] = 1010.0
     assert await cache.find(entry.key) is None
     now[0] = 1000.0
-    # A newer one takes its place; the end of the first leaves it there.
+    # A newer entry replaces it, and stays pending after the first is stored.
     newer = replace(entry, id="f" * 32)
     second = asyncio.create_task(cache.insert(newer))
     await asyncio.sleep(0)
@@ -166,7 +152,7 @@ async def test_what_is_being_stored_is_found_already_and_while_it_lasts(tmp_path
     store.close()
 
 
-async def test_time_takes_what_is_over_and_writes_counted_hits(tmp_path: Path) -> None:
+async def test_maintenance_removes_expired_entries(tmp_path: Path) -> None:
     now = [1000.0]
     store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
     async with ResponseCache(store, None, clock=lambda: now[0]) as cache:

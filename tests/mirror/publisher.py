@@ -1,4 +1,4 @@
-"""Publishers of KV events written from vLLM's description of the wire, independently of our own."""
+"""A publisher of KV events, written from vLLM's format independently of the product."""
 
 import threading
 from collections import Counter, deque
@@ -11,7 +11,7 @@ END = b"\xff" * 8
 
 
 class Model:
-    """An engine that caches blocks: what it publishes, and what it truly holds.
+    """An engine: its events, and its cached blocks.
 
     Payloads come in vLLM's two encodings: maps with a type, or positional arrays.
     """
@@ -24,7 +24,7 @@ class Model:
         self._clock = 0.0
 
     def restart(self) -> None:
-        """A new process: numbers begin at 0, nothing is cached, the buffer is empty."""
+        """Start a new process: numbers from 0, an empty cache and buffer."""
         self.held.clear()
         self.sequence = 0
         self.buffer.clear()
@@ -44,7 +44,7 @@ class Model:
         return ["BlockStored", *fields.values()] if self.positional else {"type": "BlockStored"} | fields
 
     def report(self, hashes: list[int]) -> Any:
-        """What vLLM publishes of blocks that a request only reused, when it asks for that: nothing new is held."""
+        """Publish reused blocks as stored, as vLLM does with `kv_cache_report_mode: full`."""
         held = self.held.copy()
         event = self.store(hashes, parent=None)
         self.held = held
@@ -62,7 +62,7 @@ class Model:
         return ["AllBlocksCleared"] if self.positional else {"type": "AllBlocksCleared"}
 
     def publish(self, *events: Any, rank: int | None = 0) -> tuple[int, bytes]:
-        """The next batch with its number."""
+        """Return the next batch with its number."""
         self._clock += 1.0
         batch = msgpack.packb([self._clock, list(events), rank])
         numbered = (self.sequence, batch)
@@ -93,7 +93,7 @@ class Sockets:
         self._thread.start()
 
     def send(self, *events: Any, rank: int | None = 0, lost: bool = False) -> None:
-        """Publish a batch, or only pretend to."""
+        """Publish a batch, or only number it if it is lost."""
         with self._lock:
             number, payload = self.model.publish(*events, rank=rank)
             if not lost:

@@ -18,7 +18,7 @@ SYSTEM = "You answer questions about a caching proxy in one short sentence, and 
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """URLs of a proxy with an engine, and of one in front of it that mirrors its blocks."""
     folder: Path = tmp_path_factory.mktemp("pair")
-    # A short buffer, so that what the mirror missed must come as a whole.
+    # A short buffer, so that a late mirror needs a snapshot.
     events = {"kv_events": "tcp://127.0.0.1:*", "kv_replay": "tcp://127.0.0.1:*", "kv_buffer": 3}
     engine = {"num_blocks": 64} | events
     behind = load_settings(data=folder / "behind", engine=engine, cache={"enabled": False})
@@ -48,7 +48,7 @@ def get(url: str, path: str) -> Any:
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.05)
 
 
@@ -60,7 +60,7 @@ def engine_chains(url: str) -> list[tuple[Any, ...]]:
 
 def test_the_mirrors_chains_equal_the_engines(pair: tuple[str, str]) -> None:
     engine, mirror = pair
-    # What was cached before the mirror was there, then what comes through it, with evictions: the pool is small.
+    # Blocks cached before the mirror started, then requests through it, with evictions.
     until(lambda: engine_chains(mirror) == engine_chains(engine) != [])
     for number in range(12):
         ask(mirror, f"Question {number}: what is a free queue, and what is it {'good ' * (number * 9)}for?")
@@ -78,7 +78,7 @@ def test_the_mirrors_chains_equal_the_engines(pair: tuple[str, str]) -> None:
     assert shown["text"]
 
 
-def test_explain_tells_what_the_engine_will_reuse(pair: tuple[str, str]) -> None:
+def test_explain_predicts_the_reused_tokens(pair: tuple[str, str]) -> None:
     engine, mirror = pair
     ask(mirror, "What is eviction?")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "What is evidence?"}]

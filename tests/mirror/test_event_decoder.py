@@ -1,4 +1,4 @@
-"""Whatever bytes come, a batch is read with the types that it says, or refused with one error."""
+"""Any bytes are decoded to the declared types, or refused with EventDecodeError."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ REMOVED = ("block_hashes", "medium", "group_idx")
 
 @st.composite
 def events(draw: st.DrawFn, wild: bool) -> Any:
-    """An event, in which up to three fields are anything at all where `wild`."""
+    """An event; up to three fields have any value if `wild`."""
     tag = draw(st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "Unheard"]))
     content = {name: draw(strategy) for name, strategy in fields.items()}
     if wild:
@@ -67,8 +67,8 @@ def events(draw: st.DrawFn, wild: bool) -> Any:
     return [content.get("type", tag), *(content[name] for name in ordered)]
 
 
-def take_over(payload: bytes) -> EventBatch:
-    """Read a batch and do with it whatever is done with batches."""
+def decode_and_apply(payload: bytes) -> EventBatch:
+    """Decode a batch, apply it, and use every view."""
     batch = decode_batch(payload)
     state = MirrorState()
     for _ in range(2):
@@ -83,14 +83,14 @@ def take_over(payload: bytes) -> EventBatch:
 @settings(max_examples=200)
 def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
     try:
-        take_over(payload)
+        decode_and_apply(payload)
     except EventDecodeError:
         return
 
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_any_value_in_any_field_is_read_or_refused(data: st.DataObject) -> None:
+def test_any_value_in_any_field_is_decoded_or_refused(data: st.DataObject) -> None:
     raw: Any = [data.draw(st.just(1.5) | values), data.draw(st.lists(events(wild=True), max_size=3) | values), None]
     raw[2] = data.draw(st.none() | st.integers(0, 3) | values)
     if data.draw(st.booleans()):
@@ -98,7 +98,7 @@ def test_any_value_in_any_field_is_read_or_refused(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         raw = data.draw(values)
     try:
-        batch = take_over(msgpack.packb(raw))
+        batch = decode_and_apply(msgpack.packb(raw))
     except EventDecodeError:
         return
     assert type(batch.timestamp) is float
@@ -115,13 +115,13 @@ def test_any_value_in_any_field_is_read_or_refused(data: st.DataObject) -> None:
 
 
 @given(st.lists(events(wild=False), max_size=4))
-def test_what_is_well_formed_is_never_refused(raw: list[Any]) -> None:
-    batch = take_over(msgpack.packb([1.5, raw, 0]))
+def test_well_formed_events_are_decoded(raw: list[Any]) -> None:
+    batch = decode_and_apply(msgpack.packb([1.5, raw, 0]))
     assert batch.rank == 0
     assert len(batch.events) == sum((one[0] if isinstance(one, list) else one["type"]) != "Unheard" for one in raw)
 
 
-def test_both_encodings_say_the_same() -> None:
+def test_both_encodings_are_equal() -> None:
     content = {
         "block_hashes": [7, b"n"],
         "parent_block_hash": 3,
@@ -152,14 +152,14 @@ def test_both_encodings_say_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["block_hashes", "block_size", "group_idx", "medium", "extra_keys", "token_ids"])
-def test_a_field_of_another_type_is_named(name: str) -> None:
+def test_the_error_names_a_field_of_the_wrong_type(name: str) -> None:
     event = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
     event[name] = {"another": 7}
     with pytest.raises(EventDecodeError, match=name):
         decode_batch(msgpack.packb([1.0, [event], 0]))
 
 
-def test_names_that_form_a_circle_end() -> None:
+def test_hashes_may_form_a_cycle() -> None:
     state = MirrorState()
     circle = [StoredEvent([1], 2, (), 4), StoredEvent([2], 1, (), 4), StoredEvent([3], 2, (), 4)]
     state.apply(EventBatch(1.0, list(circle), None))
@@ -167,7 +167,7 @@ def test_names_that_form_a_circle_end() -> None:
     assert not chain.complete
 
 
-def test_lists_nested_without_end_are_refused() -> None:
+def test_deeply_nested_lists_are_refused() -> None:
     deep: Any = []
     for _ in range(400):
         deep = [deep]
@@ -176,7 +176,7 @@ def test_lists_nested_without_end_are_refused() -> None:
         decode_batch(msgpack.packb([1.0, [event | {"extra_keys": [deep]}], 0]))
 
 
-def test_hashes_of_lookahead_tokens_are_never_taken_for_plain_ones() -> None:
+def test_hashes_of_lookahead_tokens_differ_from_plain_ones() -> None:
     event = {
         "type": "BlockStored",
         "block_hashes": [1],

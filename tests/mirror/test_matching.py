@@ -1,4 +1,4 @@
-"""A mirror predicts what the block cache reuses: random traffic, its events over the wire, and every prompt asked of both."""
+"""A mirror predicts the hits of the block cache: random traffic, encoded events, and lookups in both."""
 
 import random
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ SHAPES = [
 
 
 class Engine:
-    """A block cache whose events reach a mirror as bytes."""
+    """A block cache whose encoded events reach a mirror."""
 
     def __init__(self, specs: Sequence[GroupSpec], num_blocks: int, hasher: BlockHasher = SEED) -> None:
         self.manager = KVCacheManager(num_blocks, groups=specs, record_events=True, hasher=hasher)
@@ -70,7 +70,7 @@ class Engine:
         return self.manager.get_computed_blocks(CacheRequest("", tokens, salt=salt)).num_tokens
 
     def predicted(self, tokens: list[int], salt: str | None = None, hasher: BlockHasher = SEED) -> int:
-        """What the mirror says, in both of its ways."""
+        """Look a prompt up with both functions."""
         prompt = HashedPrompt(tokens, salt=salt)
         pools = self.state.ranks().get(0, [])
         found = match_prefix(pools, prompt, hasher)
@@ -80,7 +80,7 @@ class Engine:
 
 
 def traffic(engine: Engine, chance: random.Random, steps: int) -> list[list[int]]:
-    """Random requests with shared beginnings under eviction; the prompts that were sent."""
+    """Run random requests with common prefixes under eviction; return their prompts."""
     prompts: list[list[int]] = []
     for _ in range(steps):
         action = chance.random()
@@ -103,7 +103,7 @@ def traffic(engine: Engine, chance: random.Random, steps: int) -> list[list[int]
 
 @pytest.mark.parametrize("specs", SHAPES, ids=lambda specs: "+".join(f"{s.kind}{s.block_size}" for s in specs))
 @pytest.mark.parametrize("seed", range(6))
-def test_the_prediction_is_what_the_block_cache_reuses(specs: list[GroupSpec], seed: int) -> None:
+def test_the_prediction_equals_the_hits_of_the_block_cache(specs: list[GroupSpec], seed: int) -> None:
     chance = random.Random(seed)
     engine = Engine(specs, num_blocks=chance.choice([30, 60, 120]))
     most = 0
@@ -117,7 +117,7 @@ def test_the_prediction_is_what_the_block_cache_reuses(specs: list[GroupSpec], s
     assert most > 0
 
 
-def test_the_last_token_is_computed_also_where_blocks_hold_one() -> None:
+def test_the_last_token_is_computed_in_blocks_of_one_token() -> None:
     engine = Engine([GroupSpec("full", 1)], 30)
     engine.start([7, 8])
     engine.publish()
@@ -127,7 +127,7 @@ def test_the_last_token_is_computed_also_where_blocks_hold_one() -> None:
 
 
 @pytest.mark.parametrize("specs", [SHAPES[0], SHAPES[2], SHAPES[3]], ids=["full", "hybrid", "three"])
-def test_an_engine_that_names_blocks_otherwise_is_followed_by_tokens(specs: list[GroupSpec]) -> None:
+def test_an_engine_with_other_hashes_is_matched_by_tokens(specs: list[GroupSpec]) -> None:
     chance = random.Random(3)
     engine = Engine(specs, 60, BlockHasher(seed="another"))
     prompts = traffic(engine, chance, 60)
@@ -139,7 +139,7 @@ def test_an_engine_that_names_blocks_otherwise_is_followed_by_tokens(specs: list
     assert found.named_alike is False
 
 
-def test_chunked_local_attention_is_never_promised_more_than_there_is() -> None:
+def test_chunked_local_attention_is_never_overestimated() -> None:
     chance = random.Random(5)
     engine = Engine([GroupSpec("full", 2), GroupSpec("chunked_local", 2, 8)], 60)
     for tokens in traffic(engine, chance, 200):
@@ -182,7 +182,7 @@ def test_an_empty_mirror_holds_nothing() -> None:
         mirror.match_prefix(HashedPrompt(tokens)),
         mirror.hash_schemes(),
     ) == (0, None, [])
-    # A run without blocks tells the size of blocks and nothing else; so does a pool that was cleared.
+    # An event without blocks, and a cleared pool, provide the block size only.
     state = MirrorState()
     state.apply(EventBatch(1.0, [StoredEvent([], None, (), 4)], None))
     assert matched_tokens(state.ranks()[None], HashedPrompt(tokens), SEED) == 0
@@ -192,7 +192,7 @@ def test_an_empty_mirror_holds_nothing() -> None:
     assert match_prefix(state.ranks()[None], HashedPrompt([]), SEED).matched_tokens == 0
 
 
-def test_the_best_rank_counts_and_other_media_do_not() -> None:
+def test_the_best_rank_counts_without_other_media() -> None:
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
     tokens = list(range(17))
     digests = CacheRequest("", tokens).update_hashes(SEED, 4)
@@ -207,7 +207,7 @@ def test_the_best_rank_counts_and_other_media_do_not() -> None:
     assert (best[0], best[1].matched_tokens, best[1].named_alike) == (1, 12, True)
 
 
-def test_a_prepared_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine([GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)], 60)
     tokens = list(range(30))
     engine.start(tokens)
@@ -222,8 +222,8 @@ def test_a_prepared_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert mirror.matched_tokens(prompt) == 28
 
 
-def test_vllm_leaves_out_blocks_of_a_window_and_publishes_all_tokens() -> None:
-    """As vLLM does it for a window of two blocks: five blocks were computed, the last two are kept."""
+def test_a_window_event_omits_hashes_and_has_all_tokens() -> None:
+    """vLLM computed five blocks and keeps the last two for a window of two blocks."""
     tokens = list(range(21))
     names = [event_hash(digest) for digest in CacheRequest("", tokens).update_hashes(SEED, 4)]
     full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
@@ -241,7 +241,7 @@ def test_vllm_leaves_out_blocks_of_a_window_and_publishes_all_tokens() -> None:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_state_group_needs_the_last_block_alone(data: st.DataObject) -> None:
+def test_a_state_group_needs_only_the_last_block(data: st.DataObject) -> None:
     tokens = list(range(25))
     names = [event_hash(digest) for digest in CacheRequest("", tokens).update_hashes(SEED, 4)]
     full = data.draw(st.integers(0, 6))

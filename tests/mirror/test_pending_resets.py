@@ -1,4 +1,4 @@
-"""After a confirmed reset the mirror is empty at once, and nothing from before the reset comes back."""
+"""A confirmed reset clears the mirror at once, and earlier events stay ignored."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.mirror.publisher import Model
 
 
 class Engine:
-    """An engine that publishes a reset with its next step only, as vLLM does, and a mirror of it without sockets."""
+    """An engine that publishes a reset with its next step, as vLLM does, and its mirror without sockets."""
 
     def __init__(self, replay: str | None = "tcp://127.0.0.1:2") -> None:
         self.model = Model()
@@ -35,7 +35,7 @@ class Engine:
         return {name for pool in self.mirror.state().pools.values() for name in pool.blocks}
 
     def settle(self) -> None:
-        """Answer the replay that is wanted, if one is."""
+        """Answer the requested replay."""
         while self.sequencer.replay_from is not None:
             start = self.sequencer.begin_replay()
             for number, payload in list(self.model.buffer):
@@ -44,7 +44,7 @@ class Engine:
             self.sequencer.end_replay()
 
 
-def test_a_confirmed_reset_empties_the_mirror_before_the_engine_publishes_it() -> None:
+def test_a_confirmed_reset_clears_the_mirror_before_it_is_published() -> None:
     engine = Engine()
     engine.step(engine.model.store([1, 2]))
     engine.deliver()
@@ -61,7 +61,7 @@ def test_a_confirmed_reset_empties_the_mirror_before_the_engine_publishes_it() -
     assert engine.shown() == {3, 4}
 
 
-def test_batches_from_before_the_reset_that_come_late_show_nothing() -> None:
+def test_late_batches_from_before_the_reset_are_ignored() -> None:
     engine = Engine()
     engine.step(engine.model.store([1]))
     engine.step(engine.model.store([2]))
@@ -72,7 +72,7 @@ def test_batches_from_before_the_reset_that_come_late_show_nothing() -> None:
     assert engine.shown() == set()
 
 
-def test_a_reset_that_was_published_before_its_answer_came_is_not_waited_for() -> None:
+def test_a_reset_that_was_published_before_its_confirmation_is_complete() -> None:
     engine = Engine()
     engine.step(engine.model.store([1]))
     mark = engine.mirror.mark_reset()
@@ -85,7 +85,7 @@ def test_a_reset_that_was_published_before_its_answer_came_is_not_waited_for() -
     assert engine.shown() == {2, 3}
 
 
-def test_an_engine_that_never_publishes_a_reset_is_believed_again() -> None:
+def test_events_of_an_engine_that_never_publishes_a_reset_count_again() -> None:
     engine = Engine()
     engine.step(engine.model.store([1]))
     engine.deliver()
@@ -115,14 +115,14 @@ def test_a_restarted_engine_has_nothing_to_clear() -> None:
     assert engine.shown() == {2, 3}
 
 
-def test_what_is_built_up_again_after_a_reset_is_void_until_the_reset_is_told() -> None:
+def test_a_replay_after_a_reset_is_ignored_until_the_reset_is_published() -> None:
     engine = Engine()
     for number in range(5):
         engine.step(engine.model.store([number]))
     engine.deliver()
     engine.mirror.confirm_reset(engine.mirror.mark_reset())
     engine.reset()
-    # The view is lost, and all of the buffer is from before the reset.
+    # The state is lost, and the whole buffer is from before the reset.
     engine.sequencer.discard_state()
     engine.sequencer.on_connected()
     engine.settle()
@@ -133,7 +133,7 @@ def test_what_is_built_up_again_after_a_reset_is_void_until_the_reset_is_told() 
     assert engine.shown() == {9}
 
 
-def test_a_reset_in_the_middle_of_a_replay_voids_all_that_was_known_before() -> None:
+def test_a_reset_during_a_replay_clears_the_mirror() -> None:
     engine = Engine()
     for number in range(MAX_BATCHES + 50):
         engine.step(engine.model.store([number]))

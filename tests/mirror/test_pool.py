@@ -1,4 +1,4 @@
-"""Copies are counted as the engine makes them, whether it reports reuse or not."""
+"""A mirrored pool counts copies as the engine does, whether or not it reports reuse."""
 
 from collections import Counter, OrderedDict
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvproxy.mirror.event_decoder import Hash, StoredEvent
 from kvproxy.mirror.pool import MirroredPool
-from kvproxy.mirror.uncertain_blocks import MAX_TURNOVERS, UncertainBlocks
+from kvproxy.mirror.uncertain_blocks import MAX_TURNOVERS
 
 SIZE = 2
 
@@ -58,7 +58,7 @@ class Engine:
             self._next += 1
         if hit < length:
             self.pool.store(stored(list(names[hit:]), names[hit - 1] if hit else None))
-        # The last of a chain is given up first.
+        # The last block of a chain is evicted first.
         for block in reversed(blocks):
             self.held.move_to_end(block)
 
@@ -77,14 +77,14 @@ def test_without_reports_every_copy_counts(requests: list[tuple[int, int, bool]]
 
 @given(requests)
 @settings(max_examples=50)
-def test_a_report_is_no_copy_for_ever(requests: list[tuple[int, int, bool]]) -> None:
+def test_reports_stop_counting_as_copies(requests: list[tuple[int, int, bool]]) -> None:
     engine = Engine(12, reports=True)
     engine.ask(0, 3)
     engine.ask(0, 3)
-    assert copies(engine.pool) == Counter({0: 2, 1: 2, 2: 2}), "counted as long as it may be a copy"
+    assert copies(engine.pool) == Counter({0: 2, 1: 2, 2: 2}), "a report counts while it may be a copy"
     for chain, length, _ in requests:
         engine.ask(chain, length)
-    # The pool's content is given up some times over.
+    # Evict the content of the pool several times.
     for number in range(12 * (MAX_TURNOVERS + 2)):
         engine.ask(10 + number, 2)
     assert copies(engine.pool) == engine.names()
@@ -93,11 +93,11 @@ def test_a_report_is_no_copy_for_ever(requests: list[tuple[int, int, bool]]) -> 
         assert copies(engine.pool) <= engine.names()
 
 
-def test_what_a_window_never_held_is_not_shown_for_ever() -> None:
+def test_reported_blocks_outside_a_window_disappear() -> None:
     pool = MirroredPool()
     pool.store(stored([3, 4], parent=2))
     for number in range(100, 140):
-        # vLLM reports the places before a window too, which hold nothing.
+        # vLLM also reports positions before a window, which have no blocks.
         pool.store(stored([1, 2, 3, 4]))
         pool.store(stored([number], parent=99))
         pool.remove(number)
@@ -105,7 +105,7 @@ def test_what_a_window_never_held_is_not_shown_for_ever() -> None:
     assert pool.num_copies == 2
 
 
-def test_a_copy_that_shows_life_is_kept() -> None:
+def test_a_used_uncertain_copy_is_kept() -> None:
     pool = MirroredPool()
     pool.store(stored([1, 2]))
     pool.store(stored([1, 2]))
@@ -119,7 +119,7 @@ def test_a_copy_that_shows_life_is_kept() -> None:
     assert copies(pool) == Counter([2])
 
 
-def test_copies_that_are_certain_go_first() -> None:
+def test_certain_copies_are_removed_first() -> None:
     pool = MirroredPool()
     pool.store(stored([1, 2], parent=9))
     pool.store(stored([1, 2], parent=9))
@@ -128,11 +128,11 @@ def test_copies_that_are_certain_go_first() -> None:
     for number in range(100, 150):
         pool.store(stored([number], parent=99))
         pool.remove(number)
-    # One of the two that are left is certain, so nothing is decided of the other one.
+    # One of the two remaining copies is certain, so the other one stays uncertain.
     assert copies(pool) == Counter([1, 1, 1, 2, 2])
 
 
-def test_a_removed_block_is_followed_no_more() -> None:
+def test_a_removed_block_is_not_found_by_content() -> None:
     pool = MirroredPool()
     pool.store(stored([1, 2]))
     assert pool.find_child(1, (2, 0), None) is pool.blocks[2]
@@ -142,7 +142,7 @@ def test_a_removed_block_is_followed_no_more() -> None:
 
 
 @pytest.mark.parametrize("first", [2, 9])
-def test_of_two_names_of_equal_content_the_last_is_followed_until_it_goes(first: int) -> None:
+def test_the_newest_block_of_equal_content_is_found(first: int) -> None:
     pool = MirroredPool()
     for name in (2, 9):
         pool.store(StoredEvent([name], 1, [5, 6], SIZE))
@@ -152,16 +152,15 @@ def test_of_two_names_of_equal_content_the_last_is_followed_until_it_goes(first:
     assert found is (pool.blocks[9] if first == 2 else None)
 
 
-def test_tokens_that_do_not_fit_the_names_are_not_believed() -> None:
+def test_tokens_that_do_not_fit_the_hashes_are_ignored() -> None:
     pool = MirroredPool()
-    # Of three blocks the first fell out of the window.
+    # The first of three blocks is outside of the window.
     pool.store(StoredEvent([8, 9], 7, [1, 2, 3, 4, 5, 6], SIZE))
     assert [block.tokens for block in pool.blocks.values()] == [(), ()]
     assert pool.find_child(7, (1, 2), None) is None
 
 
-def test_what_the_pool_held_before_a_removal_counts_too() -> None:
-    """A pool that holds little gives up what it holds at once: that is no sign that the other copies were reports."""
+def test_one_removal_in_a_small_pool_does_not_prove_reports() -> None:
     pool = MirroredPool()
     pool.store(StoredEvent([2], None, [2], 1))
     pool.store(StoredEvent([1, 2], None, [1, 2], 1))
@@ -169,57 +168,13 @@ def test_what_the_pool_held_before_a_removal_counts_too() -> None:
     assert {digest: block.copies for digest, block in pool.blocks.items()} == {1: 1, 2: 1}
 
 
-def removals_until_reports(uncertain: UncertainBlocks, num_copies: int) -> int:
-    """How many removals of other blocks it takes until the doubtful copies are reports."""
-    for number in range(1, 200):
-        uncertain.remove(99, 0)
-        if uncertain.take_reports(num_copies):
-            return number
-    raise AssertionError("it is never told")
-
-
-def test_reports_are_told_once_the_pools_content_was_given_up_four_times() -> None:
-    uncertain = UncertainBlocks()
-    uncertain.update_pool_size(5)
-    uncertain.add_uncertain(1, 2)
-    uncertain.add_uncertain(1, 3)
-    uncertain.update_pool_size(7)
-    assert not uncertain
-    # The certain one goes first: from now on nothing but doubtful copies is left.
-    uncertain.remove(1, 2)
-    assert uncertain
-    assert (uncertain.take_reports(7), uncertain.are_reports) == ([], False)
-    assert removals_until_reports(uncertain, 7) == MAX_TURNOVERS * 5 + 1
-    assert uncertain.are_reports
-    assert not uncertain
-
-
-def test_a_reset_leaves_nothing_in_doubt() -> None:
-    uncertain = UncertainBlocks()
-    uncertain.add_uncertain(1, 1)
-    uncertain.clear()
-    assert not uncertain
-    assert uncertain.take_reports(4) == []
-    uncertain.add_uncertain(2, 1)
-    uncertain.remove(3, 0)
-    uncertain.mark_used(2)
-    assert removals_until_reports(uncertain, 11) == MAX_TURNOVERS * 10 + 1
-
-
-def test_what_is_left_of_doubtful_copies_is_told() -> None:
-    uncertain = UncertainBlocks()
-    uncertain.update_pool_size(1)
-    for copies in (1, 2, 3):
-        uncertain.add_uncertain(1, copies)
-    uncertain.add_uncertain(2, 1)
-    uncertain.remove(2, 0)
-    uncertain.remove(1, 2)
-    reports: list[tuple[Hash, int]] = []
-    while not reports:
-        uncertain.remove(99, 0)
-        reports = uncertain.take_reports(3)
-    assert reports == [(1, 2)]
-    certain = UncertainBlocks()
-    certain.add_uncertain(1, 1)
-    certain.add_certain(1)
-    assert not certain
+def test_a_reset_forgets_uncertain_copies() -> None:
+    pool = MirroredPool()
+    pool.store(stored([1, 2]))
+    pool.store(stored([1, 2]))
+    pool.clear()
+    pool.store(stored([1, 2]))
+    for number in range(100, 150):
+        pool.store(stored([number], parent=99))
+        pool.remove(number)
+    assert copies(pool) == Counter([1, 2])

@@ -18,11 +18,11 @@ from tests.tiers.test_serve import SYSTEM, ask, cached, fill_the_disk, find_it_a
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.1)
 
 
-def test_a_restarted_engine_finds_its_prefixes_and_the_mirror_finds_it(
+def test_a_restarted_engine_reloads_its_prefixes_and_is_mirrored_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))

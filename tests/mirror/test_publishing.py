@@ -82,11 +82,11 @@ def test_frames_numbers_and_replay(context: "zmq.Context[Any]") -> None:
 async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, "the condition was not met in time"
         await asyncio.sleep(0.01)
 
 
-async def test_who_comes_too_late_for_the_buffer_is_told_everything_once() -> None:
+async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot() -> None:
     asked = 0
 
     def on_short() -> None:
@@ -116,7 +116,7 @@ async def test_who_comes_too_late_for_the_buffer_is_told_everything_once() -> No
         publisher.close()
 
 
-def test_an_address_that_is_taken_is_told() -> None:
+def test_an_address_in_use_is_refused() -> None:
     first = KVEventPublisher(LOCAL)
     try:
         with pytest.raises(SettingsError, match="cannot publish KV events"):
@@ -125,7 +125,7 @@ def test_an_address_that_is_taken_is_told() -> None:
         first.close()
 
 
-def test_many_who_come_too_late_at_once_make_the_engine_tell_everything_once(context: "zmq.Context[Any]") -> None:
+def test_several_late_subscribers_cause_one_snapshot(context: "zmq.Context[Any]") -> None:
     asked = threading.Semaphore(0)
     publisher = KVEventPublisher(LOCAL, LOCAL, buffer=2, request_snapshot=asked.release)
     try:
@@ -148,6 +148,6 @@ def test_many_who_come_too_late_at_once_make_the_engine_tell_everything_once(con
             replay(context, publisher.replay, 0)
             if asked.acquire(timeout=0.1):
                 return
-        pytest.fail("nobody was asked for the content again")
+        pytest.fail("no further snapshot was requested")
     finally:
         publisher.close()

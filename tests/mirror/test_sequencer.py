@@ -1,4 +1,4 @@
-"""Whatever happens to the batches on their way, the mirror ends in exactly the publisher's state."""
+"""Lost, late, and repeated batches: the mirror reaches the publisher's state."""
 
 from collections import Counter
 from typing import Any
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror import sequencer
-from kvproxy.mirror.sequencer import AppliedBatches, Sequencer
+from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import StreamCounts
 from tests.mirror.publisher import Model
 
 
 class Follower:
-    """A sequencer over a state, whose replays are answered at once from a model's buffer."""
+    """A sequencer whose replays are answered from a model's buffer."""
 
     def __init__(self, model: Model, replayable: bool = True) -> None:
         self.model = model
@@ -23,7 +23,7 @@ class Follower:
         self.sequencer = Sequencer(self.state, has_replay=replayable)
 
     def replay(self, fail_after: int | None = None, between: Any = lambda: None) -> None:
-        """Answer the replay that is wanted; `between` happens while it runs."""
+        """Answer the requested replay; `between` runs during the replay."""
         start = self.sequencer.begin_replay()
         answer = [(number, payload) for number, payload in self.model.buffer if number >= start]
         between()
@@ -39,7 +39,7 @@ class Follower:
             if self.sequencer.replay_from is None:
                 return
             self.replay()
-        raise AssertionError("it asks for ever")
+        raise AssertionError("replay requests do not end")
 
     def held(self) -> Counter[Any]:
         return Counter(
@@ -65,7 +65,7 @@ steps = st.lists(
 
 
 def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None:
-    """Batches come late, twice, or never; those of a new run not before its connection is noticed (see `EventSubscriber`)."""
+    """Deliver batches late, twice, or never; a new run connects before its first batch, as in `EventSubscriber`."""
     on_their_way: list[tuple[int, int, bytes]] = []
     sent: list[tuple[int, int, bytes]] = []
     run = noticed = 0
@@ -131,7 +131,7 @@ def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]],
 
 @given(steps=steps, buffer=st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
-def test_a_short_replay_buffer_never_makes_it_claim_a_block_that_is_gone(
+def test_a_short_replay_buffer_never_leads_to_blocks_that_do_not_exist(
     steps: list[tuple[str, Any]], buffer: int
 ) -> None:
     model = Model(buffer=buffer)
@@ -144,12 +144,12 @@ def test_a_short_replay_buffer_never_makes_it_claim_a_block_that_is_gone(
 
 
 @pytest.mark.parametrize("batches", [3, 5, 9])
-def test_another_run_that_a_replay_meets_half_way_is_asked_for_from_its_start(batches: int) -> None:
+def test_a_new_run_in_the_middle_of_a_replay_is_replayed_from_its_start(batches: int) -> None:
     model = Model()
     follower = Follower(model)
     for number in range(5):
         follower.sequencer.on_batch(*model.publish(model.store([number])))
-    # It restarted, and nobody noticed.
+    # It restarts without a new connection.
     model.restart()
     for number in range(batches):
         model.publish(model.store([10 + number]))
@@ -162,7 +162,7 @@ def test_another_run_that_a_replay_meets_half_way_is_asked_for_from_its_start(ba
     assert (counts.restarts, counts.replays, counts.losses) == (1, 2, 0)
 
 
-def test_another_run_that_is_met_at_its_start_is_asked_for_once() -> None:
+def test_a_new_run_at_the_start_of_a_replay_needs_one_replay() -> None:
     model = Model()
     follower = Follower(model)
     for number in range(5):
@@ -177,7 +177,7 @@ def test_another_run_that_is_met_at_its_start_is_asked_for_once() -> None:
     assert (counts.restarts, counts.replays, counts.losses) == (1, 1, 0)
 
 
-def test_what_came_in_is_counted() -> None:
+def test_batches_and_gaps_are_counted() -> None:
     model = Model()
     follower = Follower(model, replayable=False)
     counts = follower.sequencer.counts
@@ -190,7 +190,7 @@ def test_what_came_in_is_counted() -> None:
     assert (counts.batches, counts.gaps, counts.restarts, counts.replays) == (6, 2, 0, 0)
 
 
-def test_without_replay_so_many_batches_are_held_back_for_a_late_one() -> None:
+def test_without_replay_a_limited_number_of_batches_waits_for_a_late_one() -> None:
     model = Model()
     follower = Follower(model, replayable=False)
     batches = [model.publish(model.store([number])) for number in range(sequencer.MAX_HELD_BATCHES + 3)]
@@ -210,7 +210,7 @@ def test_without_replay_late_and_repeated_batches_are_put_in_order(order: list[i
     batches = [model.publish(model.store([number % 7])) for number in range(15)]
     batches += [model.publish(model.remove([number % 7])) for number in range(5)]
     follower = Follower(model, replayable=False)
-    # The first is taken for the beginning, so it is not delayed here.
+    # The first delivered batch defines the start, so it is not late.
     follower.sequencer.on_batch(*batches[0])
     for number in [*order, *repeated]:
         follower.sequencer.on_batch(*batches[number])
@@ -218,7 +218,7 @@ def test_without_replay_late_and_repeated_batches_are_put_in_order(order: list[i
     assert follower.sequencer.complete
 
 
-def test_without_replay_a_lost_batch_empties_the_view_and_says_so() -> None:
+def test_without_replay_a_lost_batch_clears_the_mirror() -> None:
     model = Model()
     follower = Follower(model, replayable=False)
     for number in range(200):
@@ -232,7 +232,7 @@ def test_without_replay_a_lost_batch_empties_the_view_and_says_so() -> None:
     assert follower.sequencer.complete
 
 
-def test_a_replay_that_fails_again_and_again_is_given_up() -> None:
+def test_repeated_replay_failures_count_as_a_loss() -> None:
     model = Model()
     follower = Follower(model)
     follower.sequencer.on_batch(*model.publish(model.store([1])))
@@ -253,7 +253,7 @@ def test_a_replay_that_fails_again_and_again_is_given_up() -> None:
     assert follower.sequencer.complete
 
 
-def test_a_clock_set_back_loses_nothing() -> None:
+def test_a_clock_that_is_set_back_loses_nothing() -> None:
     model = Model()
     follower = Follower(model)
     follower.sequencer.on_batch(*model.publish(model.store([1])))
@@ -269,7 +269,7 @@ GARBAGE = [b"", b"\xc1", b"\x93\x01", b"\x91\x01", b"\x93\x01\x91\xa1x\x00", b"\
 
 
 @pytest.mark.parametrize("payload", GARBAGE)
-def test_garbage_empties_the_view_and_says_so(payload: bytes) -> None:
+def test_a_malformed_batch_clears_the_mirror(payload: bytes) -> None:
     model = Model()
     follower = Follower(model, replayable=False)
     follower.sequencer.on_batch(*model.publish(model.store([1])))
@@ -282,7 +282,7 @@ def test_garbage_empties_the_view_and_says_so(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("payload", GARBAGE)
-def test_garbage_is_asked_for_again_and_then_passed_over(payload: bytes) -> None:
+def test_a_malformed_batch_is_replayed_once_and_then_skipped(payload: bytes) -> None:
     model = Model()
     follower = Follower(model)
     follower.sequencer.on_batch(*model.publish(model.store([1])))
@@ -292,16 +292,16 @@ def test_garbage_is_asked_for_again_and_then_passed_over(payload: bytes) -> None
     follower.sequencer.on_batch(*model.publish(model.store([5])))
     asked = 0
     while follower.sequencer.replay_from is not None:
-        assert (asked := asked + 1) < 5, "it asks for ever"
+        assert (asked := asked + 1) < 5, "replay requests do not end"
         follower.replay()
-    # What came before it cannot be told from what it took away.
+    # The malformed batch may have removed earlier blocks.
     assert follower.held() == Counter([5])
     assert not follower.sequencer.complete
     follower.sequencer.on_idle()
-    assert follower.sequencer.replay_from == 2, "all of it was asked for already"
+    assert follower.sequencer.replay_from == 2, "the whole buffer was replayed already"
     follower.settle()
     assert follower.held() == Counter([5])
-    # The next one is not worth another replay: the first would come again.
+    # A second malformed batch causes no replay, which would repeat the first one.
     model.buffer.append((3, payload))
     model.sequence = 4
     follower.sequencer.on_batch(3, payload)
@@ -312,7 +312,7 @@ def test_garbage_is_asked_for_again_and_then_passed_over(payload: bytes) -> None
     assert follower.sequencer.complete
 
 
-def test_garbage_that_only_the_wire_made_is_had_again() -> None:
+def test_a_batch_that_was_damaged_in_transit_is_replayed() -> None:
     model = Model()
     follower = Follower(model)
     follower.sequencer.on_batch(*model.publish(model.store([1])))
@@ -323,7 +323,7 @@ def test_garbage_that_only_the_wire_made_is_had_again() -> None:
 
 
 @pytest.mark.parametrize("replayable", [True, False])
-def test_an_idle_stream_asks_from_a_number_that_can_be_sent(replayable: bool) -> None:
+def test_an_idle_stream_requests_a_valid_number(replayable: bool) -> None:
     follower = Follower(Model(), replayable)
     for complete in (True, False):
         follower.sequencer.complete = complete
@@ -335,7 +335,7 @@ def test_an_idle_stream_asks_from_a_number_that_can_be_sent(replayable: bool) ->
     assert follower.sequencer.replay_from in (0, None)
 
 
-def test_what_breaks_while_a_batch_is_taken_over_costs_what_was_known_and_no_more() -> None:
+def test_discarded_state_is_replayed() -> None:
     model = Model()
     follower = Follower(model)
     follower.sequencer.on_batch(*model.publish(model.store([1])))
@@ -351,7 +351,7 @@ def test_what_breaks_while_a_batch_is_taken_over_costs_what_was_known_and_no_mor
     assert follower.sequencer.complete
 
 
-def test_without_replay_a_new_connection_begins_anew() -> None:
+def test_without_replay_a_new_connection_clears_the_mirror() -> None:
     model = Model()
     follower = Follower(model, replayable=False)
     follower.sequencer.on_connected()
@@ -360,21 +360,10 @@ def test_without_replay_a_new_connection_begins_anew() -> None:
     assert follower.sequencer.complete
     follower.sequencer.on_connected()
     assert (follower.held(), follower.sequencer.complete) == (Counter(), False)
-    # The same process goes on, or another one begins; a joiner takes either.
+    # Either the same process continues, or another one starts.
     follower.sequencer.on_batch(*model.publish(model.store([7])))
     assert (follower.held(), follower.sequencer.complete) == (Counter([7]), False)
     follower.sequencer.on_connected()
     model.restart()
     follower.sequencer.on_batch(*model.publish(model.store([9])))
     assert (follower.held(), follower.sequencer.complete) == (Counter([9]), True)
-
-
-def test_so_many_batches_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.mirror.sequencer.MAX_FINGERPRINTS", 3)
-    seen = AppliedBatches()
-    for number in range(10):
-        seen.add(number, bytes([number]))
-    assert [seen.has_same(number, bytes([number])) for number in range(5, 11)] == [None, None, True, True, True, None]
-    assert seen.has_same(9, b"another") is False
-    seen.clear()
-    assert seen.has_same(9, bytes([9])) is None

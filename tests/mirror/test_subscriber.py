@@ -1,4 +1,4 @@
-"""Over real sockets: what was missed is asked for, and restarts are noticed."""
+"""Event streams over real sockets: replays, restarts, and errors."""
 
 import asyncio
 import time
@@ -29,11 +29,11 @@ def held(subscriber: EventSubscriber) -> Counter[Any]:
 async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, "the condition was not met in time"
         await asyncio.sleep(0.01)
 
 
-async def test_a_late_joiner_gets_what_came_before(publisher: Sockets) -> None:
+async def test_a_late_subscriber_receives_earlier_events(publisher: Sockets) -> None:
     for number in range(50):
         publisher.send(publisher.model.store([number]))
     publisher.send(publisher.model.store([7]), publisher.model.remove([3]))
@@ -48,7 +48,7 @@ async def test_a_late_joiner_gets_what_came_before(publisher: Sockets) -> None:
         await subscriber.close()
 
 
-async def test_lost_and_repeated_batches_over_the_wire(publisher: Sockets) -> None:
+async def test_lost_and_repeated_batches(publisher: Sockets) -> None:
     subscriber = EventSubscriber(publisher.events, publisher.replay, idle=0.2)
     await subscriber.start()
     try:
@@ -66,7 +66,7 @@ async def test_lost_and_repeated_batches_over_the_wire(publisher: Sockets) -> No
         await subscriber.close()
 
 
-async def test_a_restarted_engine_is_followed_anew() -> None:
+async def test_a_restarted_engine_is_followed() -> None:
     first = Sockets(Model())
     ports = tuple(int(address.rsplit(":", 1)[1]) for address in (first.events, first.replay))
     subscriber = EventSubscriber(first.events, first.replay)
@@ -77,7 +77,7 @@ async def test_a_restarted_engine_is_followed_anew() -> None:
         await until(lambda: held(subscriber) == first.model.held)
         first.close()
         await until(lambda: not subscriber.is_connected)
-        # As many batches as before, so that only their content tells the runs apart.
+        # The same number of batches as before: only their content differs.
         second = Sockets(Model(), ports=(ports[0], ports[1]))
         try:
             for number in range(5):
@@ -90,7 +90,7 @@ async def test_a_restarted_engine_is_followed_anew() -> None:
         await subscriber.close()
 
 
-async def test_ranks_have_pools_of_their_own() -> None:
+async def test_ranks_have_separate_pools() -> None:
     ranks = [Sockets(Model()) for _ in range(2)]
     subscribers = []
     try:
@@ -115,7 +115,7 @@ async def test_ranks_have_pools_of_their_own() -> None:
 BAD = {"type": "BlockStored", "block_hashes": 7, "parent_block_hash": None, "token_ids": [1], "block_size": 1}
 
 
-async def test_a_malformed_batch_is_logged_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_malformed_batch_is_logged_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
     sockets = Sockets(Model())
     subscriber = EventSubscriber(sockets.events, sockets.replay)
     await subscriber.start()
@@ -124,7 +124,7 @@ async def test_a_malformed_batch_is_logged_and_passed_over(caplog: pytest.LogCap
         await until(lambda: held(subscriber) == sockets.model.held)
         sockets.send(BAD)
         await until(lambda: subscriber.sequencer.counts.malformed > 0)
-        # It is asked for again, comes again, and what follows it is taken over.
+        # It is replayed once, and later batches are applied.
         sockets.send(sockets.model.store([2]))
         await until(lambda: held(subscriber) == Counter([2]) and subscriber.sequencer.replay_from is None)
         status = subscriber.status()
@@ -142,7 +142,7 @@ async def test_a_malformed_batch_is_logged_and_passed_over(caplog: pytest.LogCap
         sockets.close()
 
 
-async def test_a_malformed_batch_in_a_replay_is_passed_over() -> None:
+async def test_a_malformed_batch_in_a_replay_is_skipped() -> None:
     sockets = Sockets(Model())
     for event in (sockets.model.store([1]), BAD, sockets.model.store([2])):
         sockets.send(event)
@@ -160,7 +160,7 @@ async def test_a_malformed_batch_in_a_replay_is_passed_over() -> None:
         sockets.close()
 
 
-async def test_no_task_ends_when_something_unforeseen_breaks(
+async def test_tasks_survive_unexpected_errors(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvproxy.mirror.subscriber.RESTART_DELAY", 0.01)
@@ -185,7 +185,7 @@ async def test_no_task_ends_when_something_unforeseen_breaks(
         await until(lambda: not broken)
         sockets.send(sockets.model.store([2]))
         await until(lambda: held(subscriber) == sockets.model.held and subscriber.status().complete)
-        # The first is logged with its traceback, the second is only counted: one line a minute is enough.
+        # The first error is logged with its traceback, the second is counted.
         (record,) = [record for record in caplog.records if "broke" in record.getMessage()]
         assert record.exc_info is not None
         assert "broke" in (subscriber.status().error or "")
@@ -194,7 +194,7 @@ async def test_no_task_ends_when_something_unforeseen_breaks(
         sockets.close()
 
 
-async def test_messages_of_another_shape_are_counted() -> None:
+async def test_malformed_messages_are_counted() -> None:
     sockets = Sockets(Model())
     subscriber = EventSubscriber(sockets.events, sockets.replay)
     await subscriber.start()
@@ -215,7 +215,7 @@ async def test_messages_of_another_shape_are_counted() -> None:
         sockets.close()
 
 
-async def test_when_one_endpoint_cannot_be_had_none_is_followed() -> None:
+async def test_if_one_endpoint_is_in_use_no_subscriber_starts() -> None:
     taken = Sockets(Model())
     port = int(taken.events.rsplit(":", 1)[1])
     mirror = Mirror(f"tcp://127.0.0.1:{port}")
@@ -233,7 +233,7 @@ def shown(mirror: Mirror) -> set[Any]:
 
 
 @pytest.mark.parametrize("replays", [True, False], ids=["replay", "no replay"])
-async def test_blocks_of_an_engine_that_is_gone_are_not_shown(replays: bool) -> None:
+async def test_blocks_of_a_disconnected_engine_are_not_shown(replays: bool) -> None:
     first = Sockets(Model())
     ports = tuple(int(address.rsplit(":", 1)[1]) for address in (first.events, first.replay))
     mirror = Mirror(first.events, first.replay if replays else None)
@@ -261,7 +261,7 @@ async def test_blocks_of_an_engine_that_is_gone_are_not_shown(replays: bool) -> 
 
         try:
             await until(follows)
-            # At no moment was anything of the first one shown.
+            # Blocks of the first engine were never shown.
             assert all(name >= 1000 for name in seen | shown(mirror))
         finally:
             second.close()
@@ -269,8 +269,7 @@ async def test_blocks_of_an_engine_that_is_gone_are_not_shown(replays: bool) -> 
         await mirror.close()
 
 
-async def test_a_connection_that_broke_costs_a_replay_and_nothing_else() -> None:
-    """The same process: a new connection shows what it showed before, once the replay has told that it is the same."""
+async def test_a_new_connection_to_the_same_process_needs_one_replay() -> None:
     sockets = Sockets(Model())
     mirror = Mirror(sockets.events, sockets.replay)
     (subscriber,) = mirror.subscribers

@@ -1,4 +1,4 @@
-"""The rows that show a mirrored engine."""
+"""Views of a mirrored engine."""
 
 from kvproxy.blocks.rows import BlockLocation
 from kvproxy.mirror.event_decoder import ClearedEvent, Event, EventBatch, RemovedEvent, StoredEvent
@@ -50,7 +50,7 @@ def test_the_tokens_up_to_a_block() -> None:
     )
     held = snapshot_pools(state, URL)
     assert [chain_to(held, hash_hex(name)) for name in (1, 2, 3)] == [[1, 2], [1, 2, 3, 4], [1, 2, 5, 6]]
-    # Its beginning is not there, or there is no such block.
+    # The start of the chain is unknown, or there is no such block.
     assert (chain_to(held, hash_hex(4)), chain_to(held, "f")) == (None, None)
     salted = of(
         StoredEvent([1], None, (1, 2), 2, [("salt",)]), StoredEvent([2], 1, (3, 4), 2), StoredEvent([5], None, (), 2)
@@ -63,7 +63,7 @@ def test_the_tokens_up_to_a_block() -> None:
     assert chain_to([*held, *snapshot_pools(other, URL)], hash_hex(6)) == [7, 8]
 
 
-def test_a_chain_that_lost_its_beginning_says_so() -> None:
+def test_a_chain_without_its_first_block_is_incomplete() -> None:
     state = of(StoredEvent([1, 2], None, (1, 2, 3, 4), 2), RemovedEvent([1]))
     (chain,) = list_chains(snapshot_pools(state, URL))
     assert (chain.complete, chain.num_blocks, chain.first_tokens) == (False, 1, (3, 4))
@@ -75,7 +75,7 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
     state = of(
         StoredEvent([2, 3], 1, (), 2, group=0, **window),
         StoredEvent([1, 2, 3], None, (1, 2, 3, 4, 5, 6), 2, group=1, kind="full_attention"),
-        # Of three blocks the last is kept.
+        # The last of three blocks is cached.
         StoredEvent([3], None, (1, 2, 3, 4, 5, 6), 2, group=2, **window),
     )
     rows = list_blocks(snapshot_pools(state, URL))
@@ -88,7 +88,7 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
     assert (figures.cached, figures.distinct) == (6, 3)
 
 
-def test_ranks_and_media_lie_apart() -> None:
+def test_ranks_and_media_are_separate() -> None:
     state = of(StoredEvent([1], None, (1, 2), 2), StoredEvent([1], None, (1, 2), 2, medium="CPU"), rank=0)
     state.apply(EventBatch(2.0, [StoredEvent([1], None, (1, 2), 2)], 1))
     assert [row.place for row in list_blocks(snapshot_pools(state, URL))] == [
@@ -101,12 +101,12 @@ def test_ranks_and_media_lie_apart() -> None:
     assert [row.place for row in list_blocks(snapshot_pools(state, URL))] == [BlockLocation(URL, 1, "GPU")]
 
 
-def test_a_removal_is_of_its_own_group() -> None:
+def test_a_removal_applies_to_its_own_group() -> None:
     stored = [StoredEvent([1], None, (1, 2), 2, group=group) for group in (0, 1)]
     state = of(*stored, RemovedEvent([1], group=2))
     assert (report_pools(state).cached, state.unknown) == (2, 1)
     state.apply(EventBatch(2.0, [RemovedEvent([1], group=1)], None))
     assert [row.place and row.place.groups for row in list_blocks(snapshot_pools(state, URL))] == [(0,)]
-    # Older publishers do not name it.
+    # Older publishers omit the group.
     state.apply(EventBatch(3.0, [RemovedEvent([1])], None))
     assert (report_pools(state).cached, state.unknown) == (0, 1)

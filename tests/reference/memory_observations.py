@@ -1,4 +1,4 @@
-"""Observations in a list: the double that tests and simulations use, and the model that the durable ones are compared with."""
+"""A reference model of observations: a list."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The lifecycle of entries in a dictionary, written for reading: what every store should do."""
+"""A reference model of a store: a dictionary with the rules of expiry and eviction."""
 
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,7 @@ class NaiveStore:
     max_entries: int | None
     max_bytes: int | None
     shares: dict[str, int] = field(default_factory=dict)
-    """Most bytes of a tenant's entries."""
+    """Limits in bytes by tenant."""
     now: float = 1000.0
     age: float = 0.0
     kept: dict[str, Kept] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class NaiveStore:
         return self.age + (hits + 1) * max(1, entry.prompt_tokens + entry.completion_tokens) / size
 
     def put(self, entry: Entry, size: int) -> set[str]:
-        """Ids of what went."""
+        """Returns the ids of removed entries."""
         before = {kept.entry.id for kept in self.kept.values()} | {entry.id}
         self.kept.pop(entry.key, None)
         share = self.shares.get(entry.tenant)

@@ -1,4 +1,4 @@
-"""What is imported is declared, and what is declared is needed."""
+"""Declared dependencies equal imported ones."""
 
 import re
 import sys
@@ -12,8 +12,8 @@ from tests.structure.test_imports import ROOT, imported, sources
 # Not imported by kvproxy: uvicorn uses uvloop.
 INDIRECT = {"uvloop"}
 # Installed by torch (for a GPU), by the extra `pool` of psycopg, and in the namespace of protobuf.
-BROUGHT = {"triton": "torch", "psycopg-pool": "psycopg", "googleapis-common-protos": "protobuf"}
-# They share one module.
+TRANSITIVE = {"triton": "torch", "psycopg-pool": "psycopg", "googleapis-common-protos": "protobuf"}
+# Distributions that share one module.
 TELEMETRY = "opentelemetry-"
 
 
@@ -33,28 +33,28 @@ EXTRAS = {
 
 
 @cache
-def needed() -> frozenset[str]:
-    """Distributions that the package imports anywhere, in a function too."""
+def imported_distributions() -> frozenset[str]:
+    """Return the distributions that the package imports, also within functions."""
     by_module = packages_distributions()
     modules = {name.split(".")[0] for path in sources() for name in imported(path)}
-    # Type checkers have `_typeshed`, and nobody else.
+    # Only type checkers have `_typeshed`.
     foreign = modules - set(sys.stdlib_module_names) - {"kvproxy", "_typeshed", ""}
     unknown = foreign - by_module.keys()
     assert unknown <= {"triton"}, f"not installed here: {unknown}"
     found = {plain(name) for module in foreign for name in by_module.get(module, [module])}
     found -= {name for name in found if name.startswith(TELEMETRY)} - EXTRAS["telemetry"]
-    return frozenset(BROUGHT.get(name, name) for name in found)
+    return frozenset(TRANSITIVE.get(name, name) for name in found)
 
 
-def test_what_is_imported_is_declared() -> None:
-    assert needed() - ALWAYS - set().union(*EXTRAS.values()) == set()
+def test_imported_distributions_are_declared() -> None:
+    assert imported_distributions() - ALWAYS - set().union(*EXTRAS.values()) == set()
 
 
-def test_what_everybody_installs_is_imported() -> None:
-    assert ALWAYS - needed() == INDIRECT
+def test_required_dependencies_are_imported() -> None:
+    assert ALWAYS - imported_distributions() == INDIRECT
 
 
-def test_each_extra_brings_what_is_named_for_it() -> None:
+def test_each_extra_installs_its_distributions() -> None:
     assert {
         "engine": {"jinja2", "llguidance", "torch", "transformers"},
         "embedders": {"sentence-transformers", "torch"},

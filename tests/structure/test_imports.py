@@ -12,20 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Room -> the rooms of ours that it may import, itself aside. A dotted room wins over its parent.
+# Package -> the packages of ours that it may import, itself aside. A dotted package wins over its parent.
 ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
     # The face of the library: what it names is imported when it is used.
-    "kvproxy": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("blocks", "responses", "settings", "offline.simulate"))},
+    "kvproxy": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("blocks", "responses", "settings", "offline.simulate"))},
     "kvproxy.responses": {"kvproxy.index", *(
-        f"kvproxy.{room}" for room in ("errors", "settings", "encryption", "redaction")
+        f"kvproxy.{package}" for package in ("errors", "settings", "encryption", "redaction")
     )},
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
     "kvproxy.token_bucket": set(),
     "kvproxy.extras": {"kvproxy.errors"},
-    "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("apis", "settings", "trace"))},
+    "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("apis", "settings", "trace"))},
     "kvproxy.trace": set(),
     "kvproxy.request_rule": {"kvproxy.index"},
     "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.request_rule", "kvproxy.settings"},
@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.settings": {"kvproxy.errors"},
     "kvproxy.checks": {
         "kvproxy.index",
-        *(f"kvproxy.{room}" for room in (
+        *(f"kvproxy.{package}" for package in (
             "errors", "settings", "blocks", "demo", "engine", "tiers", "reachable", "stored", "encryption",
         )),
     },
@@ -42,57 +42,57 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.stored": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.blocks": {"kvproxy.errors"},
     "kvproxy.demo": {"kvproxy.errors"},
-    "kvproxy.engine": {f"kvproxy.{room}" for room in (
+    "kvproxy.engine": {f"kvproxy.{package}" for package in (
         "errors", "generation", "settings", "encryption", "blocks", "demo", "tiers",
     )},
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
-    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "generation", "request_rule"))},
+    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("errors", "generation", "request_rule"))},
     # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
-    "kvproxy.backends.protocol": {f"kvproxy.{room}" for room in ("errors", "generation", "apis")},
-    "kvproxy.backends.prefix_cache": {f"kvproxy.{room}" for room in ("errors", "apis", "blocks", "mirror", "tiers")},
-    "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange"))},
+    "kvproxy.backends.protocol": {f"kvproxy.{package}" for package in ("errors", "generation", "apis")},
+    "kvproxy.backends.prefix_cache": {f"kvproxy.{package}" for package in ("errors", "apis", "blocks", "mirror", "tiers")},
+    "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("errors", "settings", "apis", "exchange"))},
     "kvproxy.telemetry": {"kvproxy.index", *(
-        f"kvproxy.{room}" for room in ("errors", "settings", "apis", "exchange", "journal", "trace")
+        f"kvproxy.{package}" for package in ("errors", "settings", "apis", "exchange", "journal", "trace")
     )},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix_cache", *(
-        f"kvproxy.{room}" for room in (
+        f"kvproxy.{package}" for package in (
             "errors", "generation", "settings", "apis", "exchange", "responses", "journal", "request_rule",
         )
     )},
     "kvproxy.backends.admission": {"kvproxy.errors"},
     "kvproxy.upstreams.routing": set(),
-    "kvproxy.upstreams": {"kvproxy.upstreams.routing", *(f"kvproxy.{room}" for room in (
+    "kvproxy.upstreams": {"kvproxy.upstreams.routing", *(f"kvproxy.{package}" for package in (
         "backends.protocol", "backends.prefix_cache", "backends.admission", "token_bucket",
         "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "apis", "tiers",
     ))},
-    "kvproxy.backends": {f"kvproxy.{room}" for room in (
+    "kvproxy.backends": {f"kvproxy.{package}" for package in (
         "backends.protocol", "backends.prefix_cache", "backends.admission",
         "errors", "generation", "settings", "encryption", "blocks", "engine", "apis", "tiers", "upstreams",
     )},
     "kvproxy.offline.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.upstreams.routing"},
     # Request logs through the proxy's own flow, with the tokenizer of mirrored upstreams.
     "kvproxy.offline": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.offline.simulate", *(
-        f"kvproxy.{room}" for room in (
+        f"kvproxy.{package}" for package in (
             "upstreams", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
     ))},
-    "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{room}" for room in (
+    "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
         "backends.protocol", "backends.prefix_cache", "backends", "upstreams",
         "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "tiers", "responses", "clients", "journal",
         "redaction", "rules", "telemetry", "token_bucket", "trace",
     ))},
     # Access to a proxy for its operator: over HTTP, or through its files.
-    "kvproxy.proxy_client": {"kvproxy.index", *(f"kvproxy.{room}" for room in (
+    "kvproxy.proxy_client": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
         "errors", "settings", "checks", "apis", "flow", "journal", "offline", "redaction",
     ))},
-    "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{room}" for room in (
+    "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{package}" for package in (
         "errors", "extras", "settings", "checks", "apis", "upstreams", "http", "clients", "journal", "offline",
         "offline.simulate", "proxy_client",
     ))},
 }  # fmt: skip
 NO_TORCH = tuple(
-    f"kvproxy.{room}."
-    for room in (
+    f"kvproxy.{package}."
+    for package in (
         "blocks",
         "tiers",
         "mirror",
@@ -113,7 +113,7 @@ HTTP_SIDE = ("apis", "flow", "backends", "upstreams", "http")
 MOST_ANY = 40
 
 
-def room_of(module: str) -> str | None:
+def package_of(module: str) -> str | None:
     parts = module.split(".")
     for length in (3, 2, 1):
         if ".".join(parts[:length]) in ALLOWED:
@@ -156,11 +156,11 @@ def _imports(path: Path) -> Iterator[str]:
 def test_imports_follow_the_design() -> None:
     wrong = {}
     for path in sources():
-        own = room_of(module_name(path))
-        assert own is not None, f"{path} is in no room: add the room to ALLOWED on purpose"
-        rooms = {room for name in imported(path) if (room := room_of(name)) is not None}
+        own = package_of(module_name(path))
+        assert own is not None, f"{path} is in no package of ALLOWED: add it"
+        packages = {package for name in imported(path) if (package := package_of(name)) is not None}
         # `from kvproxy import errors` names the parent too; the parent package holds nothing to depend on.
-        if strange := rooms - ALLOWED[own] - {own, "kvproxy"}:
+        if strange := packages - ALLOWED[own] - {own, "kvproxy"}:
             wrong[str(path.relative_to(ROOT))] = sorted(strange)
     assert wrong == {}
 
@@ -168,10 +168,10 @@ def test_imports_follow_the_design() -> None:
 def test_no_arrow_leads_back() -> None:
     arrows: dict[str, set[str]] = {}
     for path in sources():
-        own = room_of(module_name(path))
+        own = package_of(module_name(path))
         assert own is not None
-        rooms = {room for name in imported(path) if (room := room_of(name)) is not None}
-        arrows.setdefault(own, set()).update(rooms - {own, "kvproxy"})
+        packages = {package for name in imported(path) if (package := package_of(name)) is not None}
+        arrows.setdefault(own, set()).update(packages - {own, "kvproxy"})
     # What it names is imported when it is used; everything else may import the package that it is in.
     del arrows["kvproxy"]
     assert list(TopologicalSorter(arrows).static_order())
@@ -210,7 +210,7 @@ def test_folders_are_seen_at_a_glance() -> None:
 
 def test_the_http_side_is_typed() -> None:
     """`Any` is for JSON from outside that has no common type."""
-    texts = [path.read_text() for room in HTTP_SIDE for path in (ROOT / "kvproxy" / room).rglob("*.py")]
+    texts = [path.read_text() for package in HTTP_SIDE for path in (ROOT / "kvproxy" / package).rglob("*.py")]
     assert sum(len(re.findall(r"\bAny\b", text)) for text in texts) <= MOST_ANY
 
 

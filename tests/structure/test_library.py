@@ -1,4 +1,4 @@
-"""The library face: light to import, typed as it is loaded, and documented by a page that runs."""
+"""The library API: lazy imports, types, and a documentation page that runs."""
 
 import ast
 import contextlib
@@ -18,7 +18,7 @@ PAGE = ROOT / "docs/library.md"
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.M | re.S)
 
 
-def test_the_page_runs_and_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {"__name__": "page"}
     printed = ""
@@ -34,19 +34,19 @@ def test_the_page_runs_and_prints_what_it_says(tmp_path: Path, monkeypatch: pyte
         printed = output.getvalue()
 
 
-def test_every_name_leads_somewhere_and_is_on_the_page() -> None:
+def test_every_name_exists_and_is_documented() -> None:
     page = PAGE.read_text()
     for name in kvproxy.__all__:
         assert inspect.getdoc(getattr(kvproxy, name)), name
         assert name in dir(kvproxy)
     unnamed = {name for name in kvproxy.__all__ if not re.search(rf"\b{name}\b", page)}
-    # What others give back needs no introduction.
+    # Result types need no description.
     assert unnamed == {"ComputedBlocks", "PoolSimulation", "PoolStats", "ResponseCache", "Sweep"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(kvproxy, "nothing")  # noqa: B009
 
 
-def test_types_are_those_of_what_is_loaded() -> None:
+def test_types_equal_the_loaded_names() -> None:
     """mypy reads the imports under TYPE_CHECKING, Python the table below them."""
     tree = ast.parse(Path(kvproxy.__file__).read_text())
     (checked,) = (node for node in tree.body if isinstance(node, ast.If))
@@ -74,7 +74,7 @@ def test_types_are_those_of_what_is_loaded() -> None:
         ),
     ],
 )
-def test_a_use_loads_no_more_than_it_needs(use: str, heavy: set[str], tmp_path: Path) -> None:
+def test_an_import_loads_only_what_it_needs(use: str, heavy: set[str], tmp_path: Path) -> None:
     code = f"import sys; {use}; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.strip() == ""

@@ -1,4 +1,4 @@
-"""A proxy in front of an upstream loads no model library: not at its start, and not for a similar question."""
+"""A proxy in front of an upstream loads no model library, even for a semantic hit."""
 
 import os
 import signal

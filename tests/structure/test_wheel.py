@@ -1,4 +1,4 @@
-"""The wheel: it holds the package and nothing else, and what is installed from it serves."""
+"""The wheel contains only the package, and an installed wheel serves requests."""
 
 import os
 import re
@@ -33,7 +33,7 @@ NEEDED = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an sdist and the wheel that was built from it."""
+    """Return a folder with an sdist and the wheel built from it."""
     folder = tmp_path_factory.mktemp("built")
     tree = folder / "tree"
     tree.mkdir()
@@ -55,7 +55,7 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of a venv with the wheel; its dependencies are those of the tests' own environment."""
+    """Return the bin folder of a venv with the wheel and the dependencies of the test environment."""
     venv = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     python = venv / "bin" / "python"
@@ -79,14 +79,14 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> dict[str, str]:
-    """The environment of a user whose own modules have the names that our source tree has at its top."""
+    """Return the environment of a user with modules named like our top-level folders."""
     for name in ("index", "commands", "tests"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('the module of a user')")
     kept = ("PATH", "HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONPATH": str(tmp_path)}
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"kvproxy"}
@@ -95,7 +95,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if "training" in name or "/test" in name or name.endswith(".pyc")} == set()
 
 
-def test_every_module_that_serves_is_in_the_wheel(wheel: Path) -> None:
+def test_every_module_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {
         f"{prefix}{path.relative_to(ROOT)}"
@@ -105,14 +105,14 @@ def test_every_module_that_serves_is_in_the_wheel(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".py")} == modules
 
 
-def test_the_source_archive_has_what_the_wheel_is_built_from(built: Path) -> None:
+def test_the_sdist_contains_the_sources_of_the_wheel(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.split("/", 1)[-1] for name in opened.getnames()}
     assert names >= NEEDED | {"LICENSE", "README.md", "pyproject.toml"}
 
 
-def test_the_wheel_asks_for_what_the_project_does(wheel: Path) -> None:
+def test_the_wheel_requires_the_dependencies_of_the_project(wheel: Path) -> None:
     (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
     asked = set(re.findall(r"^Requires-Dist: ([\w.-]+)", zipfile.ZipFile(wheel).read(metadata).decode(), re.M))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -26,27 +26,24 @@ from kvproxy.index.models.minilm.weights import (
 
 FLOATS = "all-MiniLM-L6-v2"
 INTEGERS = "all-MiniLM-L6-v2-int8.2"
-"""Names 8-bit vectors. The number counts the ways of rounding: vectors of another one are near, and not comparable."""
+"""Name of 8-bit vectors. The number is the version of the rounding: vectors of two versions are not comparable."""
 MAX_TOKENS = 256
-# The verifier reads as many of two questions together.
 _MAX_READ = MAX_TOKENS // 2
-# Texts whose tokens are kept: first it is asked whether a text is read, and then for its vector.
-_READ_LATELY = 64
+_CACHED_TEXTS = 64
 
 
 class MiniLMEmbedder:
-    """Turns texts into unit vectors. One text is computed on the calling thread, several on as many threads as there are cores.
+    """Embeds texts. One text is computed on the calling thread, several on a thread pool.
 
-    Its 8-bit vectors differ a little from the model's own (docs/verifier.md gives the measured difference), so they are
-    stored under another name.
+    The 8-bit vectors differ slightly from the float vectors (see docs/verifier.md), so they have another name.
 
     Args:
-        integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
-        files: where the finished graph is kept; by default in the user's cache folder.
+        integers: compute in 8 bits; by default if the processor does so exactly, else in float32.
+        files: cache of built graphs; by default in the user's cache folder.
         threads: number of threads for several texts; by default one for each core.
 
     Raises:
-        EmbedderError: the package is missing, or holds other weights.
+        EmbedderError: the package of the weights is missing or modified.
     """
 
     dim = WIDTH
@@ -66,11 +63,11 @@ class MiniLMEmbedder:
         self._threads = threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
-        self._ids = lru_cache(maxsize=_READ_LATELY)(self._ids_of)
+        self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._ids_of)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """`[len(texts), 384]` float32 of unit length; a text's vector does not depend on the others'."""
+        """Return `[len(texts), 384]` float32 of length 1. A vector does not depend on other texts."""
         if len(texts) < 2 or self._threads == 1:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
         return np.stack(list(self._pool.map(self._one, texts)))

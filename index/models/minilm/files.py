@@ -1,9 +1,8 @@
-"""Finished graphs kept in files, so that a start reads them in milliseconds and need not build them.
+"""Cache of built graphs in files, which load in milliseconds.
 
-A file's name holds two digests, `KIND-MADE_FROM-CONTENT.onnx`: what the graph was made from (weights and the code that
-builds), and its bytes. So a file of other weights is never taken, and a damaged one is noticed and made again.
-Files are derived: whoever deletes them costs the next start some time, and nothing else. Any number of processes may
-share a folder, and a folder that cannot be written to only costs time.
+A file name `KIND-SOURCE-CONTENT.onnx` has two digests: of the graph's source (weights and the code that builds it), and of its
+bytes. A file of other weights is ignored, and a damaged file is built again. Several processes may share a folder. Deleted files
+and read-only folders only cost time.
 """
 
 import contextlib
@@ -22,28 +21,29 @@ from kvproxy.index.models.minilm.session import open_session
 from kvproxy.index.models.minilm.weights import file_digest
 
 KEPT = 4
-"""Files of one kind that stay in a folder, so that two versions of kvproxy do not delete each other's."""
-_ABANDONED = 3600.0  # Seconds after which nobody is still writing a temporary file.
+"""Files of one kind in a folder, so that two versions of kvproxy do not delete each other's files."""
+_ABANDONED = 3600.0
+"""Seconds after which a temporary file is deleted."""
 _log = logging.getLogger("kvproxy")
 
 
 class GraphFiles:
-    """Opens graphs from files, and writes those that are missing.
+    """Opens graphs from files, and writes missing ones.
 
     Args:
-        folders: where to look, in this order. The first that can be written to gets new files. None are needed.
+        folders: searched in this order. New files go to the first writable one. May be empty.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
     def open(self, kind: str, made_from: str, build: Callable[[], bytes]) -> Any:
-        """An ONNX Runtime session of a graph.
+        """Return an ONNX Runtime session of a graph.
 
         Args:
-            kind: starts the file's name.
-            made_from: digest of everything that `build` depends on.
-            build: makes the graph if no file holds it.
+            kind: prefix of the file name.
+            made_from: digest of the input of `build`.
+            build: builds the graph if no file has it.
         """
         name = f"{kind}-{made_from}"
         for folder in self._folders:
@@ -57,12 +57,12 @@ class GraphFiles:
                 _tidy(folder, kind)
                 return open_session(str(file))
             except Exception as error:
-                _log.debug("cannot keep a graph in %s: %s", folder, error)
+                _log.debug("cannot store a graph in %s: %s", folder, error)
         return open_session(graph)
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
-    """The graphs in the user's cache folder and, where that cannot be used, in the folder of all state, if one is given."""
+    """Return the cache in the user's cache folder, or in the data folder if that is not writable."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
@@ -70,7 +70,7 @@ def graph_files(data: Path | None = None) -> GraphFiles:
 
 
 def digest_of(parts: Mapping[str, np.ndarray], *texts: str) -> str:
-    """16 hex digits of tensors under their names, and of texts."""
+    """Return 16 hex digits of the digest of named tensors and texts."""
     digest = hashlib.sha256(repr(texts).encode())
     for name in sorted(parts):
         array = np.ascontiguousarray(parts[name])
@@ -79,21 +79,21 @@ def digest_of(parts: Mapping[str, np.ndarray], *texts: str) -> str:
 
 
 def _from_file(folder: Path, name: str) -> Any:
-    """A session from a sound file; None if there is none. A damaged file is removed."""
+    """Return a session from an intact file, if any. A damaged file is removed."""
     for file in folder.glob(f"{name}-*.onnx"):
         try:
             if file_digest(file) == file.stem.rsplit("-", 1)[-1]:
                 return open_session(str(file))
-            _log.warning("%s is damaged and is made again", file)
+            _log.warning("%s is damaged and is built again", file)
             file.unlink()
         except Exception as error:
-            # Another process may have removed the file meanwhile; the graph can be built whatever it was.
+            # Another process may have removed the file. The graph can be built again.
             _log.debug("cannot open %s: %s", file, error)
     return None
 
 
 def _write(folder: Path, name: str, graph: bytes) -> Path:
-    """Write a file; it gets its final name once it is complete."""
+    """Write a file under a temporary name, and rename it."""
     folder.mkdir(parents=True, exist_ok=True)
     number, part = tempfile.mkstemp(prefix=f"{name}-", suffix=".part", dir=folder)
     try:
@@ -108,7 +108,7 @@ def _write(folder: Path, name: str, graph: bytes) -> Path:
 
 
 def _tidy(folder: Path, kind: str) -> None:
-    """Remove the oldest files of a kind, and temporary files whose writers died."""
+    """Remove the oldest files of a kind, and abandoned temporary files."""
     files: list[tuple[float, Path]] = []
     for file in folder.glob(f"{kind}-*"):
         with contextlib.suppress(OSError):

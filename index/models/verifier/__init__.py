@@ -1,4 +1,4 @@
-"""Verifiers: models that read two questions together and tell whether one answer serves both. Read `built_in.py` first."""
+"""Verifiers: models that read two questions and estimate whether one answer serves both; start with built_in.py."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,33 +11,30 @@ BUILT_IN = "built-in"
 
 
 class Verifier(Protocol):
-    """What the policies need of a pairwise model."""
+    """A model of question pairs."""
 
     name: str
 
     def reads(self, text: str) -> bool:
-        """Whether it knows the language of a text; of others it can tell nothing."""
+        """Return whether the model knows the language of a text."""
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
-        """The probability that one answer serves both questions of a pair, for each pair: float32 `[len(pairs)]`.
+        """Return the probability that one answer serves both questions, for each pair: float32 `[len(pairs)]`.
 
         Any thread may call it.
 
         Args:
-            pairs: two questions each.
-            cosines: of the embeddings of each pair, `[len(pairs)]`. A verifier may use them or not.
+            cosines: of the embeddings of each pair, `[len(pairs)]`; optional input of the verifier.
         """
 
 
 def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path | None = None) -> Verifier:
-    """A verifier by name.
+    """Load a verifier by name.
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: the name of the embedder that the cosines come from. The built-in verifier uses the packaged embedder's
-            cosines and no others.
-        data: the folder of all state. The built-in verifier's finished graph is kept there if the user's cache folder
-            cannot be written to.
+        embedder: name of the embedder of the cosines. The built-in verifier only uses those of the packaged embedder.
+        data: the data folder. It stores the graph of the built-in verifier if the user's cache folder is not writable.
 
     Raises:
         VerifierError: it cannot be loaded; the message names the fix.

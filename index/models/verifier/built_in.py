@@ -1,4 +1,4 @@
-"""The verifier in the box: the packaged MiniLM with a trained adapter, in ONNX Runtime."""
+"""The built-in verifier: the packaged MiniLM with a trained adapter, in ONNX Runtime."""
 
 import hashlib
 import json
@@ -34,16 +34,16 @@ MAX_TOKENS = 256
 
 
 class BuiltInVerifier:
-    """Scores a pair by the cross-encoder's logit, which the scaling noted in the adapter turns into a probability.
+    """Scores a pair by the logit of a cross-encoder, which Platt scaling turns into a probability.
 
-    The two questions are put in alphabetical order before they are read, so the score does not depend on their order.
+    It reads the two questions in alphabetical order, so the score does not depend on their order.
 
     Args:
-        adapter: what was trained, and under `ranges.` the ranges for 8 bits.
-        scaling: from logits, and cosines if it weighs them, to probabilities.
-        cores: that one call may use, a pair on each; by default all there are.
-        integers: compute in 8 bits; by default wherever the processor does so exactly, else in float32.
-        files: where the finished graph is kept; by default in the user's cache folder.
+        adapter: trained weights, and under `ranges.` the ranges for 8 bits.
+        scaling: from logits and cosines to probabilities.
+        cores: threads of a call with several pairs; by default one for each core.
+        integers: compute in 8 bits; by default if the processor does so exactly, else in float32.
+        files: cache of built graphs; by default in the user's cache folder.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class BuiltInVerifier:
     def load(
         cls, embedder: str | None = None, cores: int | None = None, files: GraphFiles | None = None
     ) -> "BuiltInVerifier":
-        """The packaged weights with the shipped adapter.
+        """Load the packaged weights with the packaged adapter.
 
         Args:
-            embedder: whose cosines are given to `score`; they count if the scaling was fitted to them.
+            embedder: name of the embedder of the cosines. They are used if the scaling was fitted to them.
             cores, files: as above.
 
         Raises:
-            VerifierError: either is missing, or is not the one that was released.
+            VerifierError: a file is missing or modified.
         """
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
@@ -100,14 +100,14 @@ class BuiltInVerifier:
             raise VerifierError(str(error)) from None
 
     def reads(self, text: str) -> bool:
-        """Whether a text is English, which it was trained on."""
+        """Return whether a text is English, the language of the training."""
         return is_english(text, self._vocabulary)
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Before calibration: float32 `[len(pairs)]`."""
+        """Return scores before scaling, float32 `[len(pairs)]`."""
         if self._cores == 1 or len(pairs) < 2:
             return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
         return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
@@ -119,15 +119,15 @@ class BuiltInVerifier:
 
 
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """The calibration noted for an embedder's cosines, in whatever precision it computes, else the one without any."""
+    """Return the scaling for an embedder's cosines in any precision, else the one without cosines."""
     noted = json.loads(notes["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**noted.get(family, noted[ALONE]))
 
 
 def _digest(adapter: Weights, scaling: PlattScaling) -> str:
-    """Names what gives the scores, so that what was learned from one adapter's scores is never used with another's."""
-    # This text must stay as it is: observations in users' stores are kept under the name that comes out of it.
+    """Return a digest of everything that determines the scores."""
+    # This format must not change: stored observations refer to the digest.
     fitted = f"Calibration(slope={scaling.slope!r}, offset={scaling.offset!r}, cosine={scaling.cosine!r})"
     digest = hashlib.sha256(fitted.encode())
     for name in sorted(adapter):

@@ -1,4 +1,4 @@
-"""A user's own pairwise model."""
+"""A user's cross-encoder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +19,10 @@ class CrossEncoderVerifier:
 
     @classmethod
     def load(cls, name: str) -> "CrossEncoderVerifier":
-        """Load a model by its folder or by its cached id.
+        """Load a model from a folder or by a cached id.
 
         Raises:
-            VerifierError: there is no such model, or it has more than one output.
+            VerifierError: the model is missing, or has several outputs.
         """
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
@@ -42,7 +42,7 @@ class CrossEncoderVerifier:
         return cls(name, model)
 
     def reads(self, text: str) -> bool:
-        """A user's model is taken to know the languages of its user."""
+        """Return true: the user selects the languages."""
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:

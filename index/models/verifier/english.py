@@ -1,4 +1,4 @@
-"""Whether a text is English, by the words that it is made of."""
+"""Detection of English by known words."""
 
 from collections.abc import Container
 
@@ -9,14 +9,14 @@ _LEAST = 0.8
 
 
 def is_english(text: str, vocabulary: Container[str]) -> bool:
-    """Whether enough of the words are known whole, or are such as hold English sentences together.
+    """Return whether enough words are in the vocabulary or are function words.
 
     Args:
-        vocabulary: of a tokenizer that was made from English text: it cuts up most words of other languages.
+        vocabulary: of a tokenizer trained on English. It splits most words of other languages.
     """
-    said = words(text)
-    if not said:
+    tokens = words(text)
+    if not tokens:
         return True
-    known = sum(all(part in vocabulary for part in word.split("'") if part) for word in said)
-    holding = sum(word in FUNCTION_WORDS for word in said)
-    return (known + holding) / len(said) >= _LEAST
+    known = sum(all(part in vocabulary for part in word.split("'") if part) for word in tokens)
+    function_words = sum(word in FUNCTION_WORDS for word in tokens)
+    return (known + function_words) / len(tokens) >= _LEAST

@@ -1,4 +1,4 @@
-"""Turns the verifier's logits into probabilities."""
+"""Platt scaling of the verifier's logits."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class PlattScaling:
     cosine: float = 0.0
 
     def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
-        """float32 `[n]` from logits and cosines, both `[n]`. The cosines may be None if their weight is 0."""
-        told = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
-        exponent = np.clip(self.slope * logits.astype(np.float64) + told + self.offset, -30, 30)
+        """Return float32 `[n]` from logits and cosines `[n]`. The cosines may be None if their weight is 0."""
+        weighted = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
+        exponent = np.clip(self.slope * logits.astype(np.float64) + weighted + self.offset, -30, 30)
         return (1 / (1 + np.exp(-exponent))).astype(np.float32)

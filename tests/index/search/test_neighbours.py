@@ -17,7 +17,7 @@ from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_ne
 from kvproxy.index.store import ClassifiedAnswer, NewEntry, RemovedEntry, SqliteStore, Store
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
-from tests.index.test_vectors import DIM, unit
+from tests.index.search.test_vector_index import DIM, unit
 
 
 def neighbours_of(store: Store) -> Neighbours:

@@ -1,4 +1,4 @@
-"""A store that fails says so once, and once when it works again."""
+"""The health of a store and its log."""
 
 import pytest
 
@@ -20,7 +20,7 @@ class Store:
             pass
 
 
-def test_one_line_when_it_fails_and_one_when_it_works_again(
+def test_a_failure_and_its_end_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [5000.0]
@@ -38,7 +38,7 @@ def test_one_line_when_it_fails_and_one_when_it_works_again(
     store.fail("write", "another")
     assert told() == ["the disk is full; until it works again, no response is stored"]
     assert store.health.failure == "another"
-    # Reads are told of by themselves.
+    # Reads and writes are logged separately.
     store.fail("read", "a page is damaged")
     assert told() == ["a page is damaged; until it works again, no stored response is found"]
     store.work("read")
@@ -48,7 +48,7 @@ def test_one_line_when_it_fails_and_one_when_it_works_again(
     assert told() == ["the store r.db can be written again"]
     assert store.health.failure is None
     store.work("write")
-    # Failures and successes that take turns are told of once a minute.
+    # Alternating failures and successes are logged once a minute.
     for _ in range(3):
         now[0] += 19.9
         store.fail("write")

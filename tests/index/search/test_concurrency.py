@@ -1,4 +1,4 @@
-"""Lookups while entries come, go, expire, are evicted, and indexes are made anew: no wrong answer, and nobody is stalled."""
+"""Lookups during writes, expiry, eviction, and rebuilds return correct results without waiting."""
 
 import asyncio
 import random
@@ -18,11 +18,11 @@ from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
-from tests.index.test_vectors import unit
+from tests.index.search.test_vector_index import unit
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_hits_are_right_and_the_index_agrees_in_the_end(
+async def test_concurrent_lookups_and_writes_return_correct_hits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("kvproxy.index.search.vector_index.TAIL_LIMIT", 40)
@@ -52,7 +52,7 @@ async def test_hits_are_right_and_the_index_agrees_in_the_end(
             space, text = f"n{chance.randrange(2)}", f"{chance.randrange(6)} asks {chance.randrange(150)}"
             gone = set(removed) - set(store.ids())
             found = await semantic.lookup(space, text)
-            await asyncio.sleep(0)  # A namespace that holds nothing is told of at once.
+            await asyncio.sleep(0)  # A lookup in an empty namespace does not yield.
             if found.entry is not None:
                 served += 1
                 assert (found.entry.namespace, sorted(found.entry.prompt.split())) == (space, sorted(text.split()))
@@ -72,11 +72,11 @@ async def test_hits_are_right_and_the_index_agrees_in_the_end(
     store.close()
 
 
-def test_a_lookup_waits_for_no_other_read(tmp_path: Path) -> None:
+def test_a_read_waits_for_no_other_read(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     entry = make_entry()
     store.put(entry)
-    with store.database.reading(), store.database.reading():  # A long listing, and the ids of a million vectors.
+    with store.database.reading(), store.database.reading():  # Two long reads.
         found: list[Entry | None] = []
         reader = threading.Thread(target=lambda: found.append(store.find(entry.key)), daemon=True)
         reader.start()
@@ -85,7 +85,7 @@ def test_a_lookup_waits_for_no_other_read(tmp_path: Path) -> None:
     store.close()
 
 
-def test_lookups_are_let_in_during_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_does_not_block_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     index = VectorIndex(16, flat_limit=100)
     vectors = unit(6000)
     index.add(np.arange(1, 201), vectors[:200])
@@ -112,12 +112,12 @@ def test_lookups_are_let_in_during_a_merge(monkeypatch: pytest.MonkeyPatch) -> N
         waits.append(added - before)
     stop.set()
     work.join()
-    # Half of the time the graph is free; a thread that asks for the lock again at once would have it nearly always.
+    # The merge leaves the lock free half of the time.
     assert sum(waits) < len(waits)
     assert max(waits) < 20
 
 
-def test_a_cloud_of_deleted_neighbours_costs_no_search_of_everything() -> None:
+def test_many_deleted_neighbours_do_not_cause_a_full_search() -> None:
     generator = np.random.default_rng(0)
     centre = np.eye(32, dtype=np.float32)[0]
     cloud = centre + 0.01 * generator.standard_normal((3000, 32)).astype(np.float32)
@@ -145,12 +145,12 @@ def test_a_cloud_of_deleted_neighbours_costs_no_search_of_everything() -> None:
     index.graph.index = graph
     assert max(wanted) <= 1000
     assert all(number > 2500 for number, _ in found)
-    # What is stored again there is found: it lies nearer than the cloud.
+    # A new vector at the same place is found.
     index.add(np.array([len(vectors) + 1]), vectors[9:10])
     assert index.search(vectors[9], 1)[0][0] == len(vectors) + 1
 
 
-async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: MakeStore) -> None:
+async def test_an_entry_of_another_namespace_is_never_a_candidate(make_store: MakeStore) -> None:
     store = make_store()
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()))
     await semantic.insert(make_entry("the same words", namespace="mine"))
@@ -158,7 +158,7 @@ async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: Ma
     await semantic.insert(other)
 
     class Confused:
-        """An index that mixes namespaces up."""
+        """An index that confuses namespaces."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(inner, name)
@@ -175,7 +175,7 @@ async def test_what_is_of_another_namespace_is_not_even_looked_at(make_store: Ma
 
 
 @pytest.mark.parametrize("seconds", [-3600.0, -1e8])
-def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, seconds: float) -> None:
+def test_a_clock_that_is_set_back_does_not_extend_a_lifetime(make_store: MakeStore, seconds: float) -> None:
     now = 2e9
     store = make_store(clock=lambda: now)
     entry = make_entry(created=now, expires=now + 600)
@@ -184,7 +184,7 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
     now += seconds
     assert store.find(entry.key) is None
     assert store.questions([entry.id])[entry.id].freshness == "over"
-    # The fresh answer takes its place, and lives as long as it should.
+    # A fresh response replaces it for its full lifetime.
     fresh = make_entry(created=now, expires=now + 600)
     store.put(fresh)
     assert store.find(entry.key) == fresh
@@ -193,14 +193,14 @@ def test_a_clock_that_is_set_back_lengthens_no_life(make_store: MakeStore, secon
     assert [gone.id for gone in store.expire()] == [fresh.id]
 
 
-def test_very_many_expire_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_entries_are_removed_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.index.store.eviction._MAX_EXPIRED", 40)
     now = 1000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=100))
     for number in range(100):
         store.put(make_entry(f"q {number}", created=now, expires=now + (1 if number < 90 else 1e9)))
     now += 10
-    # A put makes room by what has expired, before anything that lives.
+    # A put removes expired entries before all others.
     written = store.put(make_entry("new", created=now))
     assert len(written.removed) == 40
     parts = []

@@ -1,4 +1,4 @@
-"""Export lines: each entry is one, whatever it holds, and the import reads it back."""
+"""Export lines contain one entry each and can be imported."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.entries import make_entry
 
-# Ends of lines for one or another reader of text.
+# Line separators of various text readers.
 ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 TEXTS = st.text(st.sampled_from(f'ab"\\é漢{ENDS}'), max_size=8)
 VALUES = st.recursive(
@@ -31,7 +31,7 @@ BODIES = st.dictionaries(TEXTS, VALUES, max_size=4)
         max_size=4,
     )
 )
-def test_every_entry_is_one_line_and_is_read_back(
+def test_an_entry_is_one_line_and_can_be_imported(
     drawn: list[tuple[dict[str, Any], dict[str, Any], str, list[str], int | None, bool]],
 ) -> None:
     entries = [
@@ -51,7 +51,7 @@ def test_every_entry_is_one_line_and_is_read_back(
     assert read_lines(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n")) == read_lines(lines)
 
 
-def test_a_store_exports_what_json_libraries_stumble_over(tmp_path: Path) -> None:
+def test_an_export_preserves_large_numbers_and_deep_nesting(tmp_path: Path) -> None:
     store, other = SqliteStore(tmp_path / "a.db"), SqliteStore(tmp_path / "b.db")
     deep = b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}"
     odd = [b'{"metadata": {"id": 123456789012345678901234567890}}', b'{"a": 0.10, "b": 1e400}', deep]
@@ -83,17 +83,17 @@ def test_a_store_exports_what_json_libraries_stumble_over(tmp_path: Path) -> Non
         {"key": None},
     ],
 )
-def test_what_no_store_could_keep_is_refused_with_its_line(changed: dict[str, Any]) -> None:
+def test_an_invalid_entry_is_refused_with_its_line(changed: dict[str, Any]) -> None:
     lines = make_entry().line() + json.dumps(make_entry("other").document() | changed).encode()
     with pytest.raises(ImportFailed, match="line 2"):
         read_lines(lines)
 
 
-def test_a_line_that_is_nested_too_deeply_is_refused_with_its_number() -> None:
+def test_a_deeply_nested_line_is_refused_with_its_number() -> None:
     with pytest.raises(ImportFailed, match="line 1"):
         read_lines(b"[" * 100_000 + b"]" * 100_000)
 
 
-def test_a_line_holds_all_fields() -> None:
-    entry = make_entry(tags=("a",), hits=3, last_hit=2.5, backend="b", request_id="r")
+def test_a_line_contains_all_fields() -> None:
+    entry = make_entry(tags=("a",), hits=3, last_hit=2.5, backend="b", request_id="r", stale_if_error=7.0)
     assert Entry.from_document(json.loads(entry.line())) == entry

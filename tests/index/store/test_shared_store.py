@@ -1,4 +1,4 @@
-"""Two proxies, each a process of its own, on one store in PostgreSQL: what one does, the other honours with its next request."""
+"""Two proxy processes on one PostgreSQL store: a change by one applies to the next request of the other."""
 
 import contextlib
 import signal
@@ -68,7 +68,7 @@ def two(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
 
 
 def ask(url: str, question: str, system: str, **headers: str) -> str:
-    """Ask, and have the answer held back until it is stored, so that the other proxy finds it."""
+    """Ask with `Cache-Control: confirm`, so that the other proxy finds the response."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     named = {"cache-control": "confirm"} | {name.replace("_", "-"): value for name, value in headers.items()}
     answer = httpx.post(
@@ -78,14 +78,14 @@ def ask(url: str, question: str, system: str, **headers: str) -> str:
     return answer.headers["cache-status"]
 
 
-def test_what_one_stores_the_other_finds_for_a_similar_question_at_once(two: list[Proxy]) -> None:
+def test_a_stored_response_is_at_once_a_semantic_hit_of_another_proxy(two: list[Proxy]) -> None:
     (one, _), (other, _) = two
     assert "stored" in ask(one, QUESTION, "stores")
     assert "semantic similarity=" in ask(other, REWORDED, "stores")
     assert "semantic" not in ask(other, REWORDED, "stores elsewhere", cache_control="no-store")
 
 
-def test_what_one_rejects_the_other_serves_no_more_until_it_is_approved(two: list[Proxy]) -> None:
+def test_feedback_applies_to_all_proxies(two: list[Proxy]) -> None:
     (one, _), (other, _) = two
     ask(one, QUESTION, "rejects", x_kvproxy_tags="rejects")
     (entry,) = httpx.get(f"{other}/admin/cache", params={"tag": "rejects"}).json()
@@ -97,7 +97,7 @@ def test_what_one_rejects_the_other_serves_no_more_until_it_is_approved(two: lis
             assert 'detail="exact"' in ask(url, QUESTION, "rejects")
 
 
-def test_lifetime_removal_and_import_hold_for_both(two: list[Proxy]) -> None:
+def test_expiry_removal_and_import_apply_to_all_proxies(two: list[Proxy]) -> None:
     (one, _), (other, _) = two
     ask(one, QUESTION, "lifetime", x_kvproxy_ttl="5")
     assert "semantic" in ask(other, REWORDED, "lifetime")
@@ -112,7 +112,7 @@ def test_lifetime_removal_and_import_hold_for_both(two: list[Proxy]) -> None:
     assert "fwd=" in ask(other, REWORDED, "lifetime", cache_control="no-store")
 
 
-def test_what_a_killed_proxy_acknowledged_the_other_serves(two: list[Proxy]) -> None:
+def test_another_proxy_serves_what_a_killed_one_acknowledged(two: list[Proxy]) -> None:
     (one, process), (other, _) = two
     for number in range(5):
         assert "stored" in ask(one, QUESTION, f"killed {number}")

@@ -1,4 +1,4 @@
-"""What is special about a server: it may be away, now or later, and it belongs to several proxies."""
+"""PostgreSQL: failures of the server, and several proxies on one database."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ from tests.servers import run_proxy
 BODY = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "What is a block?"}]}
 
 
-def test_a_server_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_start_without_the_server_fails_with_the_fix(tmp_path: Path) -> None:
     url = "postgresql://me:secret@127.0.0.1:1/responses"
     with pytest.raises(CacheStoreError, match=r"cannot reach .*127\.0\.0\.1:1/responses.*start PostgreSQL") as caught:
         open_store(url)
@@ -34,7 +34,7 @@ def test_a_server_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
         build(load_settings(data=tmp_path, store=url))
 
 
-def test_a_url_that_is_none_is_told() -> None:
+def test_an_invalid_url_is_an_error() -> None:
     with pytest.raises(CacheStoreError, match="no URL"):
         open_store("postgresql://[")
     with pytest.raises(CacheStoreError, match=r"no URL of PostgreSQL \(\w.*\): see docs"):
@@ -58,14 +58,13 @@ def test_a_database_of_another_schema_is_refused(empty_postgres: str, change: st
 
 @pytest.fixture
 def two(empty_postgres: str, tmp_path: Path) -> Iterator[list[tuple[str, Services]]]:
-    """Two proxies on one store."""
     engine = {"num_blocks": 128}
     settings = [load_settings(data=tmp_path / name, store=empty_postgres, engine=engine) for name in "ab"]
     with run_proxy(settings[0]) as one, run_proxy(settings[1]) as other:
         yield [one, other]
 
 
-def test_proxies_answer_from_each_others_responses_and_live_without_them(
+def test_proxies_share_responses_and_survive_the_loss_of_the_store(
     two: list[tuple[str, Services]], empty_postgres: str
 ) -> None:
     (one, _), (other, _) = two
@@ -82,7 +81,7 @@ def test_proxies_answer_from_each_others_responses_and_live_without_them(
     assert (entry["tags"], entry["tenant"], entry["hits"]) == (["t"], "public", 2)
     assert httpx.delete(f"{other}/admin/cache", params={"tag": "t"}).json() == {"removed": 1}
     assert "stored" in ask(one).headers["cache-status"]
-    # The tables go away under the running proxies: requests are answered all the same.
+    # Requests are answered without the tables.
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
         connection.execute("alter schema kvproxy rename to elsewhere")
     try:
@@ -98,9 +97,7 @@ def test_proxies_answer_from_each_others_responses_and_live_without_them(
     assert 'detail="exact"' in ask(one).headers["cache-status"]
 
 
-def test_a_server_that_broke_the_connections_is_used_again(
-    empty_postgres: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 60.0)
     store = PostgresStore(empty_postgres)
     store.put(make_entry())
@@ -109,8 +106,8 @@ def test_a_server_that_broke_the_connections_is_used_again(
     with pytest.raises(CacheStoreError, match="failed"):
         store.count()
     with pytest.raises(CacheStoreError, match="failed"):
-        store.count()  # Told without another try, which would have found the server well.
-    # The time is over.
+        store.count()  # No second attempt during the retry delay.
+    # End the retry delay.
     store.database._failed = None
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.2)
     end = time.monotonic() + 60
@@ -125,7 +122,7 @@ def test_a_server_that_broke_the_connections_is_used_again(
     store.close()
 
 
-def test_proxies_that_start_and_write_together_keep_the_limit(empty_postgres: str) -> None:
+def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
     errors: list[Exception] = []
 
     def work(name: int) -> None:
@@ -149,7 +146,7 @@ def test_proxies_that_start_and_write_together_keep_the_limit(empty_postgres: st
     store.close()
 
 
-def test_the_command_line_works_on_a_server(empty_postgres: str) -> None:
+def test_the_command_line_works_with_postgres(empty_postgres: str) -> None:
     store = PostgresStore(empty_postgres)
     for number in range(4):
         store.put(make_entry(f"question {number}", tags=("even",) if number % 2 == 0 else ()))

@@ -1,4 +1,4 @@
-"""Durable observations agree with a list of them, wherever they are kept."""
+"""Observations in SQLite and PostgreSQL agree with a list."""
 
 import itertools
 from collections.abc import Callable
@@ -33,7 +33,7 @@ OBSERVATION = st.builds(
     st.integers(0, 5),
     st.floats(0, 1),
 )
-# Some observations come; a snapshot of a namespace is saved; the log is pruned.
+# Add observations, save a snapshot of a namespace, or prune.
 SAVES = st.tuples(st.sampled_from(["n", "m"]), st.integers(0, 30))
 STEPS = st.lists(st.one_of(st.lists(OBSERVATION, max_size=8), SAVES, st.integers(0, 12)), max_size=10)
 Steps = list[list[Observation] | tuple[str, int] | int]
@@ -44,7 +44,7 @@ Open = Callable[..., Observations]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens observations of either kind: none at first, or with `again=True` those that were opened last."""
+    """Opens empty observations, or the last ones with `again=True`."""
     names = itertools.count()
     last = ""
 
@@ -63,7 +63,7 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-def test_agrees_with_a_list(open_: Open, steps: Steps) -> None:
+def test_observations_agree_with_a_list(open_: Open, steps: Steps) -> None:
     model, durable = MemoryObservations(), open_()
     for step in steps:
         if isinstance(step, int):
@@ -85,11 +85,11 @@ def test_agrees_with_a_list(open_: Open, steps: Steps) -> None:
     again.close()
 
 
-def test_old_comparisons_are_pruned_and_verdicts_stay(open_: Open) -> None:
+def test_prune_deletes_comparisons_and_keeps_verdicts(open_: Open) -> None:
     observations = open_()
     observations.add([Observation.verdict("a", right=False)])
     observations.add([Observation("b", True, "answer", False, 1.0, "n")] * 150)
-    assert observations.prune(30) == 120  # Nothing learns there.
+    assert observations.prune(30) == 120  # The namespace has no snapshot.
     assert len(observations.since("n", 0, 1000)) == 30
     assert observations.rejected(["a", "b"]) == {"a"}
     observations.add([Observation.verdict("a", right=True)])
@@ -97,7 +97,7 @@ def test_old_comparisons_are_pruned_and_verdicts_stay(open_: Open) -> None:
     observations.close()
 
 
-def test_what_a_snapshot_has_taken_in_is_pruned_and_goes_on_being_counted(open_: Open) -> None:
+def test_prune_keeps_the_totals_of_what_snapshots_include(open_: Open) -> None:
     observations = open_()
     observations.add([Observation("b", False, "answer", True, 1.0, name) for name in "nmnm" * 50])
     observations.save("n", 150, "state")
@@ -110,7 +110,7 @@ def test_what_a_snapshot_has_taken_in_is_pruned_and_goes_on_being_counted(open_:
     assert len(observations.since("m", 0, 1000)) == 100
     assert observations.summary() == before
     assert before["accepted_wrong"] == 200
-    # A number is never given twice, also where all that came before is gone.
+    # Numbers are never reused.
     observations.save("m", 200, "state")
     observations.prune(0)
     observations.add([Observation("b", True, "answer", True, 1.0, "m")])
@@ -118,7 +118,7 @@ def test_what_a_snapshot_has_taken_in_is_pruned_and_goes_on_being_counted(open_:
     observations.close()
 
 
-def test_a_later_snapshot_is_never_overwritten_by_an_earlier_one(open_: Open) -> None:
+def test_an_earlier_snapshot_never_replaces_a_later_one(open_: Open) -> None:
     observations = open_()
     assert observations.snapshot("n") is None
     observations.save("n", 7, "seven")
@@ -129,7 +129,7 @@ def test_a_later_snapshot_is_never_overwritten_by_an_earlier_one(open_: Open) ->
     observations.close()
 
 
-def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "r.db").write_bytes(b"nonsense " * 500)
     with pytest.raises(CacheStoreError, match="damaged"):
         open_observations(tmp_path / "r.db")

@@ -1,4 +1,4 @@
-"""What every store does: what is put is found, by key, id, listing and after opening it again."""
+"""Behaviour of all stores: SQLite, encrypted SQLite, and PostgreSQL."""
 
 import threading
 
@@ -25,7 +25,7 @@ def test_reopening_finds_everything(make_store: MakeStore) -> None:
     assert again.check() == 1
 
 
-def test_an_entry_comes_back_as_it_was_put(make_store: MakeStore) -> None:
+def test_an_entry_is_stored_unchanged(make_store: MakeStore) -> None:
     store = make_store()
     entry = make_entry("Ünïcode 🚀", request=bytes(range(256)), semantic=False, tags=("a, b", "é"), last_hit=None)
     store.put(entry)
@@ -33,7 +33,7 @@ def test_an_entry_comes_back_as_it_was_put(make_store: MakeStore) -> None:
     assert isinstance(store.get(entry.id).semantic, bool)
 
 
-def test_a_put_replaces_its_key_and_says_so(make_store: MakeStore) -> None:
+def test_a_put_replaces_the_entry_with_its_key(make_store: MakeStore) -> None:
     store = make_store()
     one, other = make_entry(key="k"), make_entry(key="k")
     first = store.put(one, np.ones(3, np.float32), "e")
@@ -54,7 +54,7 @@ def test_many_are_put_in_one_transaction_or_not_at_all(make_store: MakeStore) ->
     assert store.find(make_entry("fine").key) is None
 
 
-def test_ids_are_resolved_by_their_beginnings(make_store: MakeStore) -> None:
+def test_ids_are_resolved_by_prefix(make_store: MakeStore) -> None:
     store = make_store()
     for id in ("ab1", "ab2", "b"):
         store.put(make_entry(id, id=id))
@@ -74,7 +74,7 @@ def test_listing_filters(make_store: MakeStore) -> None:
     assert len(store.ls(EntryFilter(older_than=998.0))) == 2
 
 
-def test_missing_vectors_are_told_until_they_are_added(make_store: MakeStore) -> None:
+def test_missing_vectors_are_listed_until_they_are_added(make_store: MakeStore) -> None:
     store = make_store()
     entries = [make_entry(f"q {number}", semantic=number != 3) for number in range(5)]
     for entry in entries:
@@ -86,20 +86,20 @@ def test_missing_vectors_are_told_until_they_are_added(make_store: MakeStore) ->
         store.add_vectors([(entry, np.ones(3, np.float32)) for entry in missing], "e")
         missing = store.missing_vectors("e", 3)
     assert store.missing_vectors("another", 10) != []
-    # Nothing is added for an entry that went meanwhile.
+    # An entry removed meanwhile gets no vector.
     store.delete([entries[0].id])
     store.add_vectors([(entries[0], np.ones(3, np.float32))], "e")
     assert store.missing_vectors("e", 10) == []
 
 
-def test_an_export_pages_through_everything(make_store: MakeStore) -> None:
+def test_entries_returns_everything_in_pages(make_store: MakeStore) -> None:
     store = make_store()
     store.put_many([NewEntry(make_entry(f"q {number}", created=float(number // 300))) for number in range(1100)])
     prompts = [Entry.from_document(entry.document()).prompt for entry in store.entries()]
     assert len(prompts) == len(set(prompts)) == 1100
 
 
-def test_writers_and_readers_on_threads_do_not_disturb_each_other(make_store: MakeStore) -> None:
+def test_threads_can_read_and_write_concurrently(make_store: MakeStore) -> None:
     store = make_store()
     errors: list[Exception] = []
 
@@ -126,7 +126,7 @@ def test_writers_and_readers_on_threads_do_not_disturb_each_other(make_store: Ma
 
 
 @pytest.mark.parametrize("where", [EntryFilter(), EntryFilter(search="QUESTION")])
-def test_pages_together_are_the_whole_listing(make_store: MakeStore, where: EntryFilter) -> None:
+def test_pages_of_a_listing_are_complete(make_store: MakeStore, where: EntryFilter) -> None:
     store = make_store(clock=lambda: 2000.0)
     for number in range(11):
         store.put(make_entry(f"question {number}", created=1000.0 + number % 4))
@@ -137,7 +137,7 @@ def test_pages_together_are_the_whole_listing(make_store: MakeStore, where: Entr
     assert [entry for start in range(0, 11, 4) for entry in store.eviction_order(4, offset=start)] == going
 
 
-def test_an_answer_that_takes_the_place_of_a_pinned_one_is_pinned_too(make_store: MakeStore) -> None:
+def test_the_replacement_of_a_pinned_entry_is_pinned(make_store: MakeStore) -> None:
     store = make_store()
     old, new = make_entry("asked"), make_entry("asked")
     store.put_many([NewEntry(old), NewEntry(make_entry("another"))])
@@ -146,7 +146,7 @@ def test_an_answer_that_takes_the_place_of_a_pinned_one_is_pinned_too(make_store
     assert store.pinned() == [new.id]
 
 
-def test_a_pinned_entry_goes_after_all_others(make_store: MakeStore) -> None:
+def test_a_pinned_entry_is_evicted_last(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=3))
     first = make_entry("first")
     store.put(first)
@@ -163,7 +163,7 @@ def test_a_pinned_entry_goes_after_all_others(make_store: MakeStore) -> None:
 
 
 def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
-    """What is new must not be worth less than nothing once a pinned entry had to go."""
+    """The eviction of a pinned entry must not raise the age."""
     store = make_store(capacity=Capacity(entries=2))
     for number in range(2):
         entry = make_entry(f"pinned {number}", id=f"{number:032x}")
@@ -175,7 +175,7 @@ def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
     assert "new 2" in {entry.prompt for entry in store.ls()}
 
 
-def test_clocks_of_proxies_may_differ_by_a_minute(make_store: MakeStore) -> None:
+def test_clocks_may_differ_by_a_minute(make_store: MakeStore) -> None:
     store = make_store(clock=lambda: 1000.0)
     for name, created in (("now", 1000.0), ("soon", 1060.0), ("later", 1060.5)):
         store.put(make_entry(name, key=name, created=created, expires=2000.0))
@@ -185,7 +185,7 @@ def test_clocks_of_proxies_may_differ_by_a_minute(make_store: MakeStore) -> None
     assert [store.find(name) is not None for name in ("over", "over and later")] == [True, False]
 
 
-def test_what_was_worth_more_once_goes_some_time(make_store: MakeStore) -> None:
+def test_a_valuable_entry_without_hits_is_evicted_in_the_end(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=2))
     once = make_entry("worth more", completion_tokens=20)
     store.put(once)
@@ -198,7 +198,7 @@ def test_what_was_worth_more_once_goes_some_time(make_store: MakeStore) -> None:
     assert gone.index(once.id) > 5
 
 
-def test_a_new_entry_is_worth_what_the_last_ones_were_also_where_none_must_go_for_it(make_store: MakeStore) -> None:
+def test_the_age_applies_to_new_entries_without_an_eviction(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=1))
     for number in range(10):
         last = make_entry(f"cheap {number}", completion_tokens=1)
@@ -210,7 +210,7 @@ def test_a_new_entry_is_worth_what_the_last_ones_were_also_where_none_must_go_fo
     assert after.priority == pytest.approx(before.priority, rel=0.2)
 
 
-def test_hits_that_could_not_be_written_are_written_with_the_next_ones(
+def test_hits_of_a_failed_flush_are_written_by_the_next_one(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store(clock=lambda: 2000.0)
@@ -230,7 +230,7 @@ def test_hits_that_could_not_be_written_are_written_with_the_next_ones(
     assert store.get(entry.id).hits == 2
 
 
-def test_vectors_of_two_embedders_come_in_one_batch(make_store: MakeStore) -> None:
+def test_one_write_can_contain_vectors_of_two_embedders(make_store: MakeStore) -> None:
     store = make_store()
     entries = [make_entry(str(number)) for number in range(3)]
     written = store.put_many(

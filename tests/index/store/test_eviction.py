@@ -1,6 +1,5 @@
-"""Put, find, serve, expire, evict, remove: every store does what a dictionary with the same rules does."""
+"""Storage, expiry, and eviction agree with a dictionary that follows the same rules."""
 
-import itertools
 import json
 import random
 from typing import Any
@@ -44,7 +43,7 @@ LIMITS = st.tuples(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, LIMITS)
-def test_lifecycle_is_that_of_a_dictionary(
+def test_a_store_agrees_with_a_dictionary(
     make_store: MakeStore, steps: list[Any], limits: tuple[Any, Any, Any]
 ) -> None:
     model = NaiveStore(*limits)
@@ -100,7 +99,7 @@ def test_lifecycle_is_that_of_a_dictionary(
     store.close()
 
 
-def test_the_least_useful_goes_first(make_store: MakeStore) -> None:
+def test_the_entry_with_the_lowest_priority_is_evicted_first(make_store: MakeStore) -> None:
     store = make_store(clock=lambda: 2000.0, capacity=Capacity(entries=3))
     dear = make_entry("dear", completion_tokens=900)
     cheap = make_entry("cheap", completion_tokens=1)
@@ -112,14 +111,14 @@ def test_the_least_useful_goes_first(make_store: MakeStore) -> None:
     store.flush()
     written = store.put(make_entry("new", completion_tokens=50))
     assert [gone.id for gone in written.removed] == [cheap.id]
-    # What was never served ages: later entries of the same worth outlive it.
+    # An entry without further hits ages: newer entries outlive it.
     for number in range(8):
         store.put(make_entry(f"later {number}", completion_tokens=60))
     assert dear.id in store.ids()
     assert served.id not in store.ids()
 
 
-def test_an_entry_larger_than_the_store_is_refused_and_costs_no_other(make_store: MakeStore) -> None:
+def test_an_entry_larger_than_the_capacity_is_refused_and_evicts_nothing(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(bytes=500))
     small, large = make_entry("small"), make_entry("large", response=b'"' + b"x" * 1000 + b'"')
     store.put(small)
@@ -127,7 +126,7 @@ def test_an_entry_larger_than_the_store_is_refused_and_costs_no_other(make_store
     assert store.ids() == [small.id]
 
 
-def test_limits_hold_when_they_are_lowered(make_store: MakeStore) -> None:
+def test_a_lower_limit_applies_to_existing_entries(make_store: MakeStore) -> None:
     store = make_store()
     for number in range(20):
         store.put(make_entry(f"question {number}"))
@@ -138,7 +137,7 @@ def test_limits_hold_when_they_are_lowered(make_store: MakeStore) -> None:
     assert again.find(make_entry("one more").key) is not None
 
 
-def test_a_tenant_has_its_share_among_many_that_are_put_at_once(make_store: MakeStore) -> None:
+def test_a_tenants_limit_holds_within_one_write(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(of_tenant={"t": 500}.get))
     entries = [make_entry(f"question {number}", tenant="tu"[number % 2]) for number in range(40)]
     store.put_many([NewEntry(entry) for entry in entries])
@@ -166,7 +165,9 @@ def test_a_tenant_has_its_share_among_many_that_are_put_at_once(make_store: Make
         (EntryFilter(), {"a", "b", "c"}),
     ],
 )
-def test_invalidation_by_what_entries_are(make_store: MakeStore, where: EntryFilter, expected: set[str]) -> None:
+def test_entries_are_listed_and_deleted_by_a_filter(
+    make_store: MakeStore, where: EntryFilter, expected: set[str]
+) -> None:
     store = make_store(clock=lambda: 2000.0)
     for name, fields in {
         "a": {
@@ -214,73 +215,7 @@ def test_export_and_import_keep_everything(make_store: MakeStore) -> None:
     assert other.stats()["tags"] == {"a": 7, "b": 7}
 
 
-def test_exports_of_before_there_were_tags_are_read() -> None:
-    document = make_entry().document()
-    for name in ("tags", "backend", "request_id"):
-        del document[name]
-    (entry,) = read_lines(json.dumps(document).encode())
-    assert (entry.tags, entry.backend) == ((), "")
-
-
-# No hypothesis here: threads of the server's connection pool draw from the same source of chance.
-@pytest.mark.parametrize("seed", range(24))
-def test_a_batch_is_the_same_as_one_after_the_other(make_store: MakeStore, seed: int) -> None:
-    chance = random.Random(seed)
-    limits = chance.choice([None, 3, 6, 12]), chance.choice([None, None, 900, 2500])
-    shares = chance.choice([{}, {}, {"t": chance.randrange(2000)}, {"t": 900, "u": 1500}])
-    # Keys that return are put one by one; others push each other out of a batch.
-    keys = chance.choice(["abcdefgh", "abcdefghijklmnopqrstuvwxyz"])
-    batches = [
-        [
-            (key, chance.randrange(300), chance.randrange(1, 400), chance.random() < 0.5)
-            for key in (chance.sample if seed % 2 else chance.choices)(keys, k=chance.randrange(1, 9))
-        ]
-        for _ in range(chance.randrange(1, 6))
-    ]
-    clock = itertools.repeat(2000.0).__next__
-    made = [
-        [
-            NewEntry(
-                make_entry(
-                    key,
-                    id=f"{number:08x}{place:024x}",
-                    key=key,
-                    tenant="tuv"[ord(key) % 3],
-                    response=b"x" * length,
-                    completion_tokens=tokens,
-                    tags=(key,),
-                ),
-                np.full(3, place, np.float32) if has_vector else None,
-                "e",
-            )
-            for place, (key, length, tokens, has_vector) in enumerate(batch)
-        ]
-        for number, batch in enumerate(batches)
-    ]
-    kept = []
-    for together in (True, False):
-        store = make_store(clock=clock, capacity=Capacity(*limits, shares.get))
-        gone: set[str] = set()
-        numbers: list[int] = []
-        for batch in made:
-            for puts in [batch] if together else [[put] for put in batch]:
-                written = store.put_many(puts)
-                assert [number is None for number in written.numbers] >= [put.vector is None for put in puts]
-                gone |= {each.id for each in written.removed}
-                numbers += [number for number in written.numbers if number is not None]
-            if queued := store.eviction_order(1):
-                store.pin(queued[0].entry.id, pinned=seed % 3 == 0)
-        assert numbers == sorted(set(numbers))
-        assert store.check() == store.count()
-        vectors = {entry.id for entry in store.missing_vectors("e", 99)}
-        kept.append(
-            (store.ls(), store.eviction_order(99), gone, vectors, store.stats()["tags"], store.stats()["entry_bytes"])
-        )
-        store.close()
-    assert kept[0] == kept[1]
-
-
-def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> None:
+def test_the_totals_of_tenants_match_their_entries(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=30))
     chance = random.Random(7)
     for number in range(40):
@@ -298,7 +233,7 @@ def test_what_tenants_hold_is_what_their_entries_are(make_store: MakeStore) -> N
     assert set(held) == {"t", "v"}
 
 
-def test_sums_that_tell_of_more_than_there_is_keep_nothing_out(make_store: MakeStore) -> None:
+def test_wrong_totals_of_a_damaged_file_block_no_write(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=3))
     store.put(make_entry("one"))
     with store.database.transaction() as run:
@@ -307,7 +242,7 @@ def test_sums_that_tell_of_more_than_there_is_keep_nothing_out(make_store: MakeS
     assert "three" in {entry.prompt for entry in store.ls()}
 
 
-def test_what_is_past_its_time_makes_room_for_a_batch_first(make_store: MakeStore) -> None:
+def test_expired_entries_are_evicted_first(make_store: MakeStore) -> None:
     now = 2000.0
     store = make_store(clock=lambda: now, capacity=Capacity(entries=6))
     store.put_many(
@@ -322,7 +257,7 @@ def test_what_is_past_its_time_makes_room_for_a_batch_first(make_store: MakeStor
     assert {entry.id for entry in store.ls()} == {entry.id for entry in lasting + new}
 
 
-def test_what_a_later_entry_of_a_batch_pushes_out_is_told_as_evicted(make_store: MakeStore) -> None:
+def test_an_entry_evicted_by_a_later_one_of_its_write_is_reported(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=4))
     store.put_many(
         [NewEntry(make_entry(f"stored {tokens}", completion_tokens=tokens)) for tokens in (100, 900, 901, 902)]
@@ -331,7 +266,6 @@ def test_what_a_later_entry_of_a_batch_pushes_out_is_told_as_evicted(make_store:
     store.removal_listeners.append(lambda gone: told.extend(each.id for each in gone))
     cheap = [make_entry(f"cheap {number}", completion_tokens=1) for number in range(5)]
     gone = store.put_many([NewEntry(entry) for entry in cheap]).removed
-    # Only the last of them stands, in the place of the one that was worth least.
     assert {entry.prompt for entry in store.ls()} == {"stored 900", "stored 901", "stored 902", "cheap 4"}
     assert {entry.id for entry in cheap[:4]} <= {each.id for each in gone if each.why == "evicted"}
     assert len(gone) == 5

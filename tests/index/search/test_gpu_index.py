@@ -1,4 +1,4 @@
-"""Vectors on a GPU, with a stand-in for FAISS's GPU index: who calls it when, how often, and what is kept of it."""
+"""Calls of FAISS's GPU index, with a double for it."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ DIM = 8
 
 
 class Resources:
-    """Notes what is asked of it; its temporary memory is 1.5 GiB until somebody says otherwise."""
+    """FAISS's resources with their default of 1.5 GiB."""
 
     temporary = 1536 << 20
 
@@ -31,7 +31,7 @@ class Resources:
 
 
 class FlatOnGpu:
-    """A flat index that counts its calls, and notes whether two came at once."""
+    """A flat index that counts its calls and records overlaps."""
 
     calls: Counter[str]
     overlaps: list[str]
@@ -87,8 +87,8 @@ def index_of(count: int, flat_limit: int = 50) -> VectorIndex:
     return index
 
 
-def test_a_tail_joins_the_gpu_in_one_call(on_gpu: type[FlatOnGpu]) -> None:
-    """Each call copies all that lies there: four at a time, 1,000 new vectors copied a million 250 times."""
+def test_a_merge_adds_the_tail_in_one_call(on_gpu: type[FlatOnGpu]) -> None:
+    """Each call copies the whole index."""
     index = index_of(100)
     assert index.graph is not None
     assert index.graph.on_gpu
@@ -100,7 +100,7 @@ def test_a_tail_joins_the_gpu_in_one_call(on_gpu: type[FlatOnGpu]) -> None:
     assert index.search(unit(200, seed=1)[7], 1)[0][0] == 108
 
 
-def test_calls_from_several_threads_take_turns(on_gpu: type[FlatOnGpu]) -> None:
+def test_calls_of_a_gpu_index_never_overlap(on_gpu: type[FlatOnGpu]) -> None:
     indexes = [index_of(100) for _ in range(3)]
     queries = unit(60, seed=2)
 
@@ -113,13 +113,13 @@ def test_calls_from_several_threads_take_turns(on_gpu: type[FlatOnGpu]) -> None:
     assert found == [int((unit(100) @ query).argmax()) + 1 for query in queries]
 
 
-def test_most_of_the_gpus_memory_is_left_to_the_engine(on_gpu: type[FlatOnGpu]) -> None:
+def test_faiss_reserves_little_gpu_memory(on_gpu: type[FlatOnGpu]) -> None:
     found = segments.gpu()
     assert found is not None
     assert found.resources.temporary == 256 << 20
 
 
-def test_a_graph_from_a_file_stays_on_the_cpu_and_is_saved_again(
+def test_a_loaded_graph_stays_on_the_cpu_and_can_be_saved(
     on_gpu: type[FlatOnGpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -138,8 +138,7 @@ def test_a_graph_from_a_file_stays_on_the_cpu_and_is_saved_again(
     store.close()
 
 
-def test_a_rebuild_that_gives_up_lets_go_of_deletions_in_its_turn() -> None:
-    """Whoever removes vectors looks twice at the list of deletions, and must not find it gone in between."""
+def test_a_stopped_rebuild_loses_no_concurrent_deletion() -> None:
     index, vectors = VectorIndex(DIM, flat_limit=1), unit(4)
     index.add(np.arange(1, 5), vectors)
     reading, removing, given_up = threading.Event(), threading.Event(), threading.Event()
@@ -156,11 +155,11 @@ def test_a_rebuild_that_gives_up_lets_go_of_deletions_in_its_turn() -> None:
     thread = threading.Thread(target=lambda: index.rebuild(source, stop))
 
     def numbers() -> Iterator[int]:
-        # The index removes these one by one, in its turn.
+        # The index consumes this iterator while it holds its lock.
         removing.set()
         assert given_up.wait(10)
         thread.join(0.1)
-        assert thread.is_alive(), "it did not wait for its turn"
+        assert thread.is_alive(), "it did not wait for the lock"
         yield 1
 
     thread.start()

@@ -1,4 +1,4 @@
-"""An embedder may fail, or give vectors that cannot be compared: answers are kept for equal requests, none is served wrongly."""
+"""Embedders that fail or return invalid vectors: entries have exact hits only."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tests.index.entries import make_entry
 
 
 class Odd(HashEmbedder):
-    """Fails as the first word of a text says."""
+    """Fails in the way that the first word of a text names."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         if any(text.startswith("raises") for text in texts):
@@ -39,7 +39,7 @@ def cache(store: Store, embedder: HashEmbedder | None = None) -> SemanticCache:
 
 
 @pytest.mark.parametrize("odd", ["nan", "inf", "zero", "raises"])
-async def test_what_has_no_vector_is_kept_for_equal_requests(make_store: MakeStore, odd: str) -> None:
+async def test_an_entry_without_a_vector_has_exact_hits_only(make_store: MakeStore, odd: str) -> None:
     store = make_store()
     semantic = cache(store)
     bad, good = make_entry(f"{odd} words of a question"), make_entry("fine words of a question")
@@ -51,12 +51,12 @@ async def test_what_has_no_vector_is_kept_for_equal_requests(make_store: MakeSto
         await semantic.lookup("n", bad.prompt)
     found = await semantic.lookup("n", good.prompt)
     assert [candidate.id for candidate in found.candidates] == [good.id]
-    # Nothing is embedded again and again at every start.
+    # A restart embeds nothing again.
     assert cache(store).rebuild() == 0
 
 
 @pytest.mark.parametrize("odd", ["nan", "inf", "zero", "raises"])
-async def test_a_start_passes_over_texts_that_have_no_vector(make_store: MakeStore, odd: str) -> None:
+async def test_a_start_skips_texts_that_cannot_be_embedded(make_store: MakeStore, odd: str) -> None:
     store = make_store()
     for number in range(5):
         store.put(make_entry(f"question {number}"))
@@ -67,7 +67,7 @@ async def test_a_start_passes_over_texts_that_have_no_vector(make_store: MakeSto
     assert store.count() == 6
 
 
-def test_a_broken_embedder_stops_a_start_and_spoils_nothing(tmp_path: Path) -> None:
+def test_a_broken_embedder_stops_a_start_and_changes_no_entry(tmp_path: Path) -> None:
     class Broken(HashEmbedder):
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             raise RuntimeError("out of memory")
@@ -80,7 +80,7 @@ def test_a_broken_embedder_stops_a_start_and_spoils_nothing(tmp_path: Path) -> N
     store.close()
 
 
-async def test_vectors_of_any_length_are_compared_by_their_angle(tmp_path: Path) -> None:
+async def test_vectors_are_normalised(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     semantic = cache(store)
     await semantic.insert(make_entry("long words of a question"))
@@ -89,7 +89,7 @@ async def test_vectors_of_any_length_are_compared_by_their_angle(tmp_path: Path)
     store.close()
 
 
-async def test_a_text_that_fails_does_not_fail_other_lookups(tmp_path: Path) -> None:
+async def test_a_text_that_cannot_be_embedded_fails_no_other_lookup(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, Odd(), ThresholdPolicy(0.9, guards=()))
     await semantic.insert(make_entry("text"))
@@ -100,7 +100,7 @@ async def test_a_text_that_fails_does_not_fail_other_lookups(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shape", [(1, 63), (2, 64), (64,)])
-def test_an_error_names_another_shape(shape: tuple[int, ...]) -> None:
+def test_vectors_of_a_wrong_shape_are_an_error(shape: tuple[int, ...]) -> None:
     class Wrong(HashEmbedder):
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             return np.ones(shape, np.float32)
@@ -109,13 +109,13 @@ def test_an_error_names_another_shape(shape: tuple[int, ...]) -> None:
         EmbeddingCache(Wrong()).vector("text")
 
 
-def test_what_is_no_number_is_not_close() -> None:
+def test_a_similarity_of_nan_is_not_a_hit() -> None:
     (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))]).decisions
     assert served.verdict == "below threshold"
 
 
 @pytest.mark.parametrize("text", ["What does 👍 mean?", "Translate 貓 to English", "สวัสดี แปลว่าอะไร", "so on, " * 60])
-async def test_what_the_embedder_does_not_read_is_answered_from_equal_requests_only(tmp_path: Path, text: str) -> None:
+async def test_a_text_that_the_embedder_cannot_read_has_exact_hits_only(tmp_path: Path, text: str) -> None:
     store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, load_embedder(), ThresholdPolicy(0.8, guards=()))
     assert not semantic.reads(text)
@@ -128,22 +128,22 @@ async def test_what_the_embedder_does_not_read_is_answered_from_equal_requests_o
     assert found is not None
     assert not found.semantic
     assert (await semantic.lookup("n", text)).candidates == ()
-    # What was stored before it was known.
+    # An entry from before the check existed.
     store.put(make_entry(text + " "))
     assert semantic.rebuild() == 0
     assert store.missing_vectors(semantic._embedder.name, 9) == []
     store.close()
 
 
-def test_as_much_is_read_as_the_verifier_reads_of_one_of_two_questions() -> None:
+def test_the_embedder_reads_126_tokens() -> None:
     embedder = load_embedder()
-    # With a token at either end.
+    # Two special tokens are added.
     assert embedder.reads("word " * 126)
     assert not embedder.reads("word " * 127)
 
 
 @pytest.mark.parametrize(("said", "reason"), [("first\nsecond", "first"), ("", "OSError")])
-def test_why_a_model_cannot_be_loaded_is_told_in_a_line(
+def test_an_error_of_a_model_is_one_line(
     said: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
@@ -174,14 +174,14 @@ def model_in(folder: Path, width: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("width", [32, 48])
-async def test_another_model_in_the_same_folder_starts_with_its_own_vectors(tmp_path: Path, width: int) -> None:
+async def test_another_model_in_the_same_folder_embeds_everything_again(tmp_path: Path, width: int) -> None:
     folder = tmp_path / "model"
     model_in(folder, 32, seed=0)
     store = SqliteStore(tmp_path / "r.db")
     first = cache(store, load_embedder(str(folder)))
     await first.insert(make_entry("What is a block?"))
     again = load_embedder(str(folder))
-    # Also where the model itself has no such step.
+    # Vectors are normalised even if the model does not do so.
     assert np.linalg.norm(again.embed(["one question", "another"]), axis=1) == pytest.approx(1.0, abs=1e-5)
     assert isinstance(again, SentenceEmbedder)
     assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]

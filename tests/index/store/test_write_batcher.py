@@ -1,4 +1,4 @@
-"""Work done together: writes share a transaction, each caller is told its own result, and nobody waits for ever."""
+"""Concurrent writes share transactions, and each caller receives its own result."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from kvproxy.index.store.write_batcher import WriteBatcher
 from tests.index.entries import make_entry
 
 
-async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
+async def test_concurrent_writers_share_transactions(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     sizes = []
 
@@ -27,7 +27,6 @@ async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
     async def insert(number: int) -> None:
         entry = make_entry(f"question {number}")
         assert await batcher.put(NewEntry(entry))
-        # Another connection sees it: it is committed.
         other = SqliteStore(tmp_path / "r.db")
         assert other.find(entry.key) is not None
         other.close()
@@ -38,7 +37,7 @@ async def test_many_writers_need_few_transactions(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_what_fails_fails_alone(tmp_path: Path) -> None:
+async def test_an_invalid_entry_fails_alone(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     batcher = WriteBatcher(store.put_many)
     puts = [NewEntry(make_entry(f"question {number}")) for number in range(5)]
@@ -52,7 +51,7 @@ async def test_what_fails_fails_alone(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_a_caller_that_leaves_takes_nobody_along() -> None:
+async def test_a_cancelled_caller_cancels_no_write() -> None:
     written: list[str] = []
 
     def write(puts: Sequence[NewEntry]) -> WriteResult:
@@ -71,8 +70,8 @@ async def test_a_caller_that_leaves_takes_nobody_along() -> None:
         await tasks[1]
 
 
-async def test_a_cancelled_batch_leaves_nobody_waiting() -> None:
-    """As at a shutdown, when the loop's tasks are cancelled."""
+async def test_cancelling_the_batch_resolves_all_callers() -> None:
+    """A shutdown cancels the tasks of the event loop."""
     began, end = threading.Event(), threading.Event()
 
     def write(entries: Sequence[NewEntry]) -> WriteResult:
@@ -89,5 +88,4 @@ async def test_a_cancelled_batch_leaves_nobody_waiting() -> None:
     end.set()
     assert not waiting
     assert all(isinstance(put.exception(), RuntimeError) for put in done)
-    # Later writes work as usual.
     assert await asyncio.wait_for(batcher.put(NewEntry(make_entry())), 60)

@@ -1,4 +1,4 @@
-"""Answers on their way to the store, as those see them who wait."""
+"""Pending writes."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def _known(entry: Entry | None) -> "asyncio.Future[Entry | None]":
 
 
 @pytest.mark.parametrize("kept", [True, False, CacheStoreError("the disk is full")])
-async def test_an_entry_has_an_id_until_it_is_known_not_to_be_kept(kept: bool | Exception) -> None:
+async def test_a_pending_write_has_an_id_unless_it_fails(kept: bool | Exception) -> None:
     entry = make_entry()
     coming = PendingWrite("key", "n", _known(entry), asyncio.create_task(_ended(kept)))
     assert coming.id == entry.id
@@ -31,7 +31,7 @@ async def test_an_entry_has_an_id_until_it_is_known_not_to_be_kept(kept: bool | 
     assert coming.id == (entry.id if kept is True else None)
 
 
-async def test_what_must_not_be_stored_has_no_id() -> None:
+async def test_an_entry_refused_by_redaction_has_no_id() -> None:
     coming = PendingWrite("key", "n", _known(None), asyncio.create_task(_ended(True)))
     assert coming.id is None
     await coming.stored()

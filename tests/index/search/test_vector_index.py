@@ -1,4 +1,4 @@
-"""Nearest vectors: exact while few, nearly so when many, and the same before, during and after work in the background."""
+"""Vector search is exact in flat indexes and nearly so in graphs, also during background work."""
 
 import threading
 from typing import Any
@@ -20,7 +20,7 @@ def unit(count: int, seed: int = 0) -> np.ndarray:
 
 
 class Rows:
-    """Stands for the store: vectors by number, read some at a time."""
+    """Vectors by number, read in parts like those of a store."""
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.kept = dict(enumerate(vectors, 1))
@@ -42,7 +42,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "work"]), st.intege
 
 @settings(deadline=None, max_examples=60)
 @given(STEPS, st.sampled_from([10, 1000]))
-def test_search_is_that_of_a_sorted_list(steps: list[tuple[str, int]], flat_limit: int) -> None:
+def test_a_search_agrees_with_a_sorted_list(steps: list[tuple[str, int]], flat_limit: int) -> None:
     rows, index, last = Rows(np.empty((0, DIM))), VectorIndex(DIM, flat_limit=flat_limit), 0
     for step, count in steps:
         if step == "add":
@@ -62,13 +62,13 @@ def test_search_is_that_of_a_sorted_list(steps: list[tuple[str, int]], flat_limi
         assert index.numbers() == set(rows.kept)
         assert len(index) == len(rows.kept)
     query = unit(1, 12345)[0]
-    # A graph of so few is exact too.
+    # A small graph is exact too.
     assert [number for number, _ in index.search(query, 5)] == rows.nearest(query, 5)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("float32", 1e-5), ("fp16", 2e-3), ("int8", 3e-2)])
 @pytest.mark.parametrize("flat_limit", [300, 5000])
-def test_compact_vectors_find_the_same(kind: Kind, error: float, flat_limit: int) -> None:
+def test_compact_vectors_find_the_same_neighbours(kind: Kind, error: float, flat_limit: int) -> None:
     vectors = unit(3000)
     rows = Rows(vectors)
     index = VectorIndex(DIM, kind, flat_limit)
@@ -83,7 +83,7 @@ def test_compact_vectors_find_the_same(kind: Kind, error: float, flat_limit: int
     assert right >= (90 if kind == "int8" else 97)
 
 
-def test_lookups_and_changes_go_on_during_a_rebuild() -> None:
+def test_lookups_and_changes_continue_during_a_rebuild() -> None:
     vectors = unit(2000)
     rows, index = Rows(vectors[:1000]), VectorIndex(DIM, flat_limit=500)
     index.add(numbers(1000), vectors[:1000])
@@ -99,7 +99,7 @@ def test_lookups_and_changes_go_on_during_a_rebuild() -> None:
     work.start()
     assert reached.wait(20)
     assert index.search(vectors[7], 1)[0][0] == 8
-    for number in (3, 700):  # One that the new graph has already, one that it has not read yet.
+    for number in (3, 700):  # The new graph has read the first, but not the second.
         del rows.kept[number]
     index.remove([3, 700])
     rows.kept |= dict(zip(range(1001, 2001), vectors[1000:], strict=True))
@@ -108,7 +108,7 @@ def test_lookups_and_changes_go_on_during_a_rebuild() -> None:
     assert 700 not in [number for number, _ in index.search(vectors[699], 5)]
     go_on.set()
     work.join()
-    # Those that the rebuild read before they were added are known, and are not there twice.
+    # Vectors that the rebuild read before they were added are not duplicated.
     index.add(numbers(500, 1501), vectors[1500:])
     assert index.graph is not None
     assert index.numbers() == set(rows.kept)
@@ -117,7 +117,7 @@ def test_lookups_and_changes_go_on_during_a_rebuild() -> None:
     assert np.mean([one == number + 1 for one, number in zip(found, range(0, 2000, 9), strict=True)]) > 0.97
 
 
-def test_the_tail_is_merged_while_it_is_searched() -> None:
+def test_the_tail_can_be_searched_during_a_merge() -> None:
     vectors = unit(3000)
     rows, index = Rows(vectors), VectorIndex(DIM, flat_limit=500)
     index.add(numbers(1000), vectors[:1000])
@@ -139,7 +139,7 @@ def test_the_tail_is_merged_while_it_is_searched() -> None:
     assert len(index) == 1000 + more
 
 
-def test_search_looks_past_deleted_neighbours() -> None:
+def test_a_search_skips_deleted_neighbours() -> None:
     generator = np.random.default_rng(2)
     query = np.eye(8, dtype=np.float32)[0]
     near = query + 0.01 * generator.standard_normal((99, 8)).astype(np.float32)
@@ -152,7 +152,7 @@ def test_search_looks_past_deleted_neighbours() -> None:
     assert [number for number, _ in index.search(query, 5)] == expected.tolist()
 
 
-def test_nothing_is_found_in_nothing() -> None:
+def test_an_empty_index_finds_nothing() -> None:
     index = VectorIndex(DIM)
     assert index.search(unit(1)[0], 5) == []
     index.add(numbers(3), unit(3))

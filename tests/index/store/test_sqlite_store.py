@@ -5,23 +5,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
-from kvproxy.index.store import ClassifiedAnswer, NewEntry, SqliteStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.opening import open_observations
-from tests.index.conftest import CIPHER
 from tests.index.entries import make_entry
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all, but long enough to be read as one" * 99, None])
-def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes | None) -> None:
+def test_a_damaged_file_is_reported_and_not_changed(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "responses.db"
     if content is None:
         store = SqliteStore(path)
@@ -32,13 +27,12 @@ def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes | 
         data[4096 : len(data)] = os.urandom(len(data) - 4096)
         content = bytes(data)
     path.write_bytes(content)
-    # When it is opened, not when somebody first asks for what is damaged.
     with pytest.raises(StoreDamaged, match="move it away"):
         SqliteStore(path)
     assert path.read_bytes() == content
 
 
-def test_damaged_totals_are_told_when_the_file_is_opened(tmp_path: Path) -> None:
+def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     SqliteStore(path).close()
     with sqlite3.connect(path) as connection:
@@ -52,7 +46,7 @@ def test_damaged_totals_are_told_when_the_file_is_opened(tmp_path: Path) -> None
         SqliteStore(path)
 
 
-def test_a_folder_is_no_store(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
     with pytest.raises(CacheStoreError, match="cannot open"):
         SqliteStore(tmp_path)
 
@@ -72,7 +66,7 @@ for number in range(100_000):
 
 
 @pytest.mark.parametrize("acknowledged", [1, 7, 40])
-def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, acknowledged: int) -> None:
+def test_a_kill_loses_no_acknowledged_entry(tmp_path: Path, acknowledged: int) -> None:
     path = tmp_path / "responses.db"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
@@ -109,8 +103,8 @@ def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> Non
     connection.close()
 
 
-def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> None:
-    """SQLite deletes the log with the last connection, which it tells by locks; a process that closes the file loses these."""
+def test_a_process_that_closes_the_file_keeps_the_log_of_others(tmp_path: Path) -> None:
+    """Closing a file descriptor releases SQLite's locks, and another process could then delete the log."""
     path = tmp_path / "r.db"
     store, observations = SqliteStore(path), open_observations(path)
     store.put(make_entry("one"))
@@ -122,22 +116,3 @@ def test_another_process_that_closes_the_file_leaves_its_log(tmp_path: Path) -> 
     assert store.count() == 2
     observations.close()
     store.close()
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=30), st.booleans())
-def test_what_is_near_is_read_alike_with_its_vectors_and_without(prompts: list[str], sealed: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "responses.db", cipher=CIPHER if sealed else None)
-        vector = np.array([0.6, 0.8], np.float32)
-        entries = [make_entry(prompt, key=str(place)) for place, prompt in enumerate(prompts)]
-        written = store.put_many([NewEntry(entry, vector, "e") for entry in entries])
-        store.classify(ClassifiedAnswer(entries[0].id, "n", "a class", "a text", None, "e"))
-        numbers = [number for number in written.numbers if number is not None][::-1]
-        without = store.near("n", "e", numbers, vectors=False)
-        assert {number: head for number, (head, _) in store.near("n", "e", numbers, vectors=True).items()} == {
-            number: head for number, (head, _) in without.items()
-        }
-        assert [head.prompt for head, _ in without.values()] == prompts
-        assert list(without) == sorted(numbers)
-        assert without[numbers[-1]][0].answer == "a class"
-        store.close()

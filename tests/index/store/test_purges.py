@@ -1,4 +1,4 @@
-"""What is past its time in a store: it is kept, hides nothing, goes in order, and what was removed by hand is listed."""
+"""Removals by operators, stale entries, and the eviction order."""
 
 import sqlite3
 from dataclasses import replace
@@ -12,7 +12,6 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, EntryFilter, PurgeRequest, SqliteStore
-from kvproxy.index.store.export import read_lines
 from kvproxy.index.store.sql_writer import MAX_PURGES
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
@@ -21,7 +20,7 @@ from tests.index.entries import make_entry
 ME = PurgeRequest("me", "tag=old")
 
 
-def test_removals_by_hand_are_listed_the_last_first_and_not_for_ever(make_store: MakeStore) -> None:
+def test_purges_are_listed_newest_first(make_store: MakeStore) -> None:
     store = make_store(clock=lambda: 2000.0)
     one, other = make_entry("one", stale_if_error=10), make_entry("other")
     store.put(one)
@@ -39,7 +38,7 @@ def test_removals_by_hand_are_listed_the_last_first_and_not_for_ever(make_store:
     assert len(store.purges(1)) == 1
 
 
-def test_the_list_of_removals_is_bounded(tmp_path: Path) -> None:
+def test_the_list_of_purges_is_bounded(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     with sqlite3.connect(tmp_path / "r.db") as connection:
         sql = "insert into purges (time, who, what, soft, entries) values (?, 'w', 'x', 0, 0)"
@@ -51,7 +50,7 @@ def test_the_list_of_removals_is_bounded(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_damaged_entry_is_none_the_better_for_being_marked(tmp_path: Path) -> None:
+def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
     whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
     store.put(whole)
@@ -66,7 +65,7 @@ def test_a_damaged_entry_is_none_the_better_for_being_marked(tmp_path: Path) -> 
     store.close()
 
 
-def test_what_goes_next_and_why(make_store: MakeStore) -> None:
+def test_the_eviction_order_is_listed_with_reasons(make_store: MakeStore) -> None:
     store = make_store(clock=lambda: 2000.0, capacity=Capacity(entries=3))
     over = make_entry("over", expires=1500.0, completion_tokens=900)
     stale = make_entry("stale", expires=1500.0, completion_tokens=50, stale_if_error=1000)
@@ -82,23 +81,12 @@ def test_what_goes_next_and_why(make_store: MakeStore) -> None:
     assert queue[1].priority < queue[2].priority
     assert sum(each.bytes for each in queue) == store.stats()["entry_bytes"]
     assert (store.stats()["expired"], store.stats()["stale"]) == (2, 1)
-    # They do go in this order.
     for place in range(3):
         (gone,) = store.put(make_entry(f"new {place}", completion_tokens=5000)).removed
         assert gone.id == queue[place].entry.id
 
 
-def test_exports_keep_stale_times(make_store: MakeStore) -> None:
-    entry = make_entry("kept", stale_while_revalidate=5.0, stale_if_error=7.0)
-    (read,) = read_lines(entry.line())
-    assert read == entry
-    old = entry.line().replace(b'"stale_while_revalidate": 5.0, "stale_if_error": 7.0, ', b"")
-    assert old != entry.line()
-    (read,) = read_lines(old)
-    assert read == replace(entry, stale_while_revalidate=0.0, stale_if_error=0.0)
-
-
-async def test_what_is_past_its_time_hides_no_fresh_neighbour(tmp_path: Path) -> None:
+async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.6, guards=()))
     words = "tell me what the free queue of old blocks is and why it is there"
@@ -129,6 +117,6 @@ async def test_what_is_past_its_time_hides_no_fresh_neighbour(tmp_path: Path) ->
         (EntryFilter(search="secret"), "search=(words)"),
     ],
 )
-def test_the_list_of_removals_keeps_no_words_where_texts_are_protected(where: EntryFilter, said: str) -> None:
+def test_a_description_of_a_filter_can_omit_texts(where: EntryFilter, said: str) -> None:
     assert where.description(texts=False) == said
     assert EntryFilter(search="secret").description() == "search=secret"

@@ -1,7 +1,4 @@
-"""A store with a cipher: nothing readable in its files, keys that change, entries in clear beside encrypted ones.
-
-That it is a store like the others, all tests over `make_store` show.
-"""
+"""Encrypted stores: no plain text in files, and key rotation. All tests with `make_store` cover encrypted stores too."""
 
 import base64
 import logging
@@ -31,11 +28,10 @@ ENTRY = make_entry(
 
 
 def content(folder: Path) -> bytes:
-    """Every file of a folder, and what stands in base64 in it."""
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
-def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
+def test_no_file_contains_a_plain_text(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store, observations = SqliteStore(path, cipher=NEW), open_observations(path)
     store.put(ENTRY, np.ones(3, np.float32), "e")
@@ -49,7 +45,7 @@ def test_no_text_can_be_read_in_any_file(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
+def test_a_store_cannot_be_opened_without_its_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store = SqliteStore(path, cipher=OLD)
     store.put(ENTRY)
@@ -61,7 +57,7 @@ def test_a_store_is_not_opened_without_the_key(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_in_postgres_too(empty_postgres: str) -> None:
+def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
     store = PostgresStore(empty_postgres, cipher=OLD)
     store.put(ENTRY)
     with store.database.connection() as connection:
@@ -72,7 +68,7 @@ def test_in_postgres_too(empty_postgres: str) -> None:
         PostgresStore(empty_postgres, cipher=NEW)
 
 
-def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_path: Path) -> None:
+def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store = SqliteStore(path)
     clear = [make_entry(f"{SECRET} {number}", key=f"{number}") for number in range(700)]
@@ -99,7 +95,7 @@ def test_entries_in_clear_and_of_an_older_key_are_read_and_encrypted_anew(tmp_pa
     SqliteStore(path, cipher=NEW).close()
 
 
-def test_without_a_cipher_nothing_is_encrypted_anew(tmp_path: Path) -> None:
+def test_reseal_without_a_cipher_changes_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     store.put(ENTRY)
     assert (store.reseal(), store.count_by_key_name()) == (0, {"": 1})
@@ -107,10 +103,10 @@ def test_without_a_cipher_nothing_is_encrypted_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["prompt", "request", "response"])
-def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
+def test_exchanged_texts_are_refused_and_hide_no_other_entries(
     tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who can write to the database but lacks the key could give one question another's answer."""
+    """An attacker with write access but no key could exchange the answers of two questions."""
     path = tmp_path / "r.db"
     store = SqliteStore(path, cipher=NEW)
     one, other, third = (make_entry(name) for name in ("one", "other", "third"))
@@ -126,13 +122,13 @@ def test_texts_that_were_exchanged_are_refused_and_hide_no_others(
     with caplog.at_level(logging.WARNING, "kvproxy"):
         heads = store.questions([one.id, other.id, third.id])
     assert heads.keys() == {other.id, third.id} | ({one.id} if column != "prompt" else set())
-    # The fix that the message names.
+    # The fix of the error message.
     store.delete(store.resolve(one.id[:12]))
     assert set(store.ids()) == {other.id, third.id}
     store.close()
 
 
-def test_prompts_are_filtered_though_the_database_cannot_read_them(tmp_path: Path) -> None:
+def test_encrypted_prompts_can_be_filtered(tmp_path: Path) -> None:
     clear, sealed = SqliteStore(tmp_path / "clear.db"), SqliteStore(tmp_path / "sealed.db", cipher=NEW)
     puts = [
         NewEntry(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))

@@ -28,7 +28,7 @@ print("done", flush=True)
 """
 
 
-def test_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path) -> None:
+def test_concurrent_processes_can_create_a_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPENER, str(tmp_path)]
     openers = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -58,14 +58,14 @@ def test_a_schema_that_fails_leaves_the_file_unchanged(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_what_is_no_database_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     path.write_bytes(b"this is no database at all" * 99)
     with pytest.raises(sqlite3.DatabaseError):
         connect(path)
 
 
-def test_what_is_made_is_its_owners_alone_and_no_folder_of_others_is_changed(tmp_path: Path) -> None:
+def test_created_files_and_folders_are_private(tmp_path: Path) -> None:
     def rights(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)
 
@@ -84,7 +84,7 @@ def test_what_is_made_is_its_owners_alone_and_no_folder_of_others_is_changed(tmp
         make_private(path.parent)
 
 
-def test_what_stands_in_the_log_of_a_file_that_was_moved_is_moved_into_it(tmp_path: Path) -> None:
+def test_the_log_of_a_moved_file_is_merged_into_it(tmp_path: Path) -> None:
     path, moved = tmp_path / "r.db", tmp_path / "moved.db"
     writer = connect(path)
     with writer:
@@ -95,7 +95,7 @@ def test_what_stands_in_the_log_of_a_file_that_was_moved_is_moved_into_it(tmp_pa
         writer.execute("insert into one values (7)")
     path.rename(moved)
     assert files.were_replaced
-    # A new file would find the old one's log, and take it for its own.
+    # SQLite would apply the old log to a new file.
     for _ in range(2):
         files.checkpoint()
     assert Path(f"{path}-wal").stat().st_size == 0

@@ -1,1 +1,1 @@
-"""What `kvproxy doctor` checks, and the store without a proxy; read `installation` first."""
+"""The checks of `kvproxy doctor`; start with `installation`."""

@@ -1,4 +1,4 @@
-"""What `doctor` checks of data at rest: the keys and what they encrypt, and the weights in the box."""
+"""Checks of encryption and of the packaged weights."""
 
 from pathlib import Path
 
@@ -8,50 +8,50 @@ from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings
 
-_BEGINNING = 64  # Bytes of a chunk that tell whether it is encrypted.
+_NUM_HEADER_BYTES = 64  # Enough of a chunk to detect encryption.
 
 
 def check_encryption(settings: Settings) -> str:
-    """Whether the keys can be read by their owner alone, and everything that is stored is encrypted.
+    """Check that the key file is private and that all stored texts are encrypted.
 
     Raises:
-        KvproxyError: it is not; the message names the fix.
+        KvproxyError: the check failed.
     """
     cipher = load_cipher(settings.encryption)
     if cipher is None:
-        return "off: texts are stored in clear, in files that only their owner can read"
+        return "off: texts are stored unencrypted, in files that only their owner can read"
     file = settings.encryption.key_file
     if file is not None and is_accessible_to_others(file):
-        raise KvproxyError(f"others can read the keys in {file}: chmod 600 {file}")
+        raise KvproxyError(f"other users can read the keys in {file}: chmod 600 {file}")
     chunks = _clear_chunks(settings.tiers.disk)
     if chunks:
         raise KvproxyError(
-            f"{chunks:,} chunks in {settings.tiers.disk} are in clear, from before: kvproxy blocks clear-tier disk"
+            f"{chunks:,} chunks in {settings.tiers.disk} are unencrypted: kvproxy blocks clear-tier disk"
         )
-    sealed: dict[str, int] = {}
+    by_key: dict[str, int] = {}
     if store_exists(settings):
         with opened_store(settings) as store:
-            sealed = store.count_by_key_name()
-    if sealed.get(""):
-        raise KvproxyError(f"{sealed['']:,} responses are stored in clear, from before: kvproxy cache encrypt")
-    older = sum(count for name, count in sealed.items() if name != cipher.name)
-    more = f", {older:,} responses are under an older key (kvproxy cache encrypt)" if older else ""
-    return f"the key {cipher.name} encrypts texts{more}; vectors and digests stay in clear"
+            by_key = store.count_by_key_name()
+    if by_key.get(""):
+        raise KvproxyError(f"{by_key['']:,} responses are stored unencrypted: kvproxy cache encrypt")
+    older = sum(count for name, count in by_key.items() if name != cipher.name)
+    more = f", {older:,} responses use an older key (kvproxy cache encrypt)" if older else ""
+    return f"the key {cipher.name} encrypts texts{more}; vectors and digests are not encrypted"
 
 
 def _clear_chunks(folder: Path | None) -> int:
     count = 0
     for path in folder.glob("*/*.chunk") if folder is not None else ():
         with path.open("rb") as file:
-            count += not is_sealed(file.read(_BEGINNING))
+            count += not is_sealed(file.read(_NUM_HEADER_BYTES))
     return count
 
 
 def check_weights() -> str:
-    """Whether the embedder's, the verifier's and the demo model's weights are the released ones.
+    """Check the weights of the embedder, the verifier, and the demo model against their released digests.
 
     Raises:
-        KvproxyError: they are not; the message names the fix.
+        KvproxyError: the check failed.
     """
     from kvproxy.demo import checked_model
     from kvproxy.index.errors import EmbedderError

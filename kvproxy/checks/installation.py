@@ -1,4 +1,4 @@
-"""What `kvproxy doctor` checks. Each check returns what it found, or raises an error that names the fix."""
+"""All checks of `kvproxy doctor`. A check returns its result, or raises an error with the fix."""
 
 import functools
 import sys
@@ -16,7 +16,7 @@ Check = Callable[[], str]
 
 
 def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
-    """Named checks in the order in which they make sense."""
+    """Return the checks with their names, in order."""
     engine: list[tuple[str, Check]]
     if settings.servers:
         engine = [("upstream", functools.partial(check_upstream, server, settings)) for server in settings.servers]
@@ -69,15 +69,15 @@ def _data(settings: Settings) -> str:
         raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
     for path in (settings.data, *settings.data.glob("*")):
         if is_accessible_to_others(path) and (path == settings.data or is_accessible_to_others(settings.data)):
-            raise KvproxyError(f"others can look into {path}, and it holds people's texts: chmod go= {path}")
-    return f"{settings.data}, closed to others"
+            raise KvproxyError(f"other users can read {path}, which contains prompts: chmod go= {path}")
+    return f"{settings.data}, private"
 
 
 def _store(settings: Settings) -> str:
     if not store_exists(settings):
-        return f"{settings.store_path} (not there yet)"
+        return f"{settings.store_path} (does not exist yet)"
     if is_accessible_to_others(settings.store_path):
-        raise KvproxyError(f"others can read {settings.store_path}: chmod go= {settings.store_path}")
+        raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
     with opened_store(settings) as store:
         return f"{store.name}, {store.check():,} responses"
 
@@ -100,7 +100,7 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
     tiers, engine = settings.tiers, settings.engine
     if not tiers.enabled:
         return []
-    own = functools.cache(lambda: _own_chunks(settings))
+    own = functools.cache(lambda: _chunk_key_prefix(settings))
     host, disk, is_persistent = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
     found: list[tuple[str, Check]] = [
         (
@@ -119,18 +119,18 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
     return found
 
 
-def _own_chunks(settings: Settings) -> str | None:
-    """How the keys of the model's chunks begin; None where the model cannot be loaded, which is told elsewhere."""
+def _chunk_key_prefix(settings: Settings) -> str | None:
+    """Return the key prefix of the model's chunks; None if the model cannot be loaded, which another check reports."""
     from kvproxy.blocks.block_hash import BlockHasher
-    from kvproxy.engine.kv_connector.fingerprint import fingerprint
+    from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
     from kvproxy.engine.models.loader import load_model
     from kvproxy.tiers.codec import key_prefix
 
     engine = settings.engine
     try:
         loaded = load_model(
-            settings.model, engine.device, engine.dtype, weights=engine.weights, remembered=settings.data
+            settings.model, engine.device, engine.dtype, weights=engine.weights, cache_dir=settings.data
         )
     except KvproxyError:
         return None
-    return key_prefix(fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))
+    return key_prefix(model_fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))

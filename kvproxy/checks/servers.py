@@ -1,4 +1,4 @@
-"""Whether the servers that a proxy needs are there: its upstreams, and the proxy itself."""
+"""Checks of the upstreams and of the running proxy."""
 
 from typing import TYPE_CHECKING
 
@@ -11,33 +11,33 @@ if TYPE_CHECKING:
 
 _PROXY_SECONDS = 3.0
 ADMIN_TOKEN = "x-kvproxy-admin-token"
-"""Carries the admin token, so that `Authorization` is free for a client's key; `apis.control` reads it."""
+"""Header of the admin token; `Authorization` may contain a client's key."""
 
 
 class Advised(Exception):
-    """A check found nothing wrong, but something that would be better; the message says what."""
+    """A check succeeded with advice."""
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> str:
-    """What an upstream answers when it is asked for its models.
+    """Check that an upstream lists its models.
 
     Args:
-        seconds: timeout; the one of health probes by default.
+        seconds: timeout; that of health probes by default.
 
     Raises:
-        KvproxyError: it does not answer, or refuses the key; the message names the fix.
-        Advised: it is a llama.cpp server whose slots cannot be used to the full.
+        KvproxyError: the upstream does not answer, or refuses the key.
+        Advised: a llama.cpp server lacks options for its slots.
     """
     response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
     if response.status_code in (401, 403):
-        # Where clients bring their own keys, the proxy needs none.
+        # The proxy needs no key if clients send their own.
         if _credentials(server):
             raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
-        return f"{server.url} answers, and wants a key of each client"
+        return f"{server.url} answers, and requires a key from each client"
     if response.status_code >= 500:
-        raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: look at its log")
+        raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: read its log")
     answers = f"{server.url} answers{_models(response)}"
     advice = _slots(server, settings)
     if advice:
@@ -46,15 +46,15 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
 
 
 def check_proxy(url: str, token: str | None) -> str:
-    """What the proxy at a URL says; that there is none is no fault.
+    """Check the proxy at a URL; succeeds if there is no proxy.
 
     Args:
-        url: where it listens.
-        token: its admin token; without it, a proxy beyond loopback does not tell why it is not ready.
+        url: the proxy's URL.
+        token: its admin token; without it, a proxy beyond loopback does not report why it is not ready.
 
     Raises:
-        KvproxyError: something else answers there, the proxy is not ready, or something is wrong between it and an upstream.
-        Advised: an upstream could be used better.
+        KvproxyError: the server is not kvproxy, is not ready, or has a problem with an upstream.
+        Advised: the proxy has advice on an upstream.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN: token} if token else {}
@@ -64,12 +64,12 @@ def check_proxy(url: str, token: str | None) -> str:
     try:
         version = health.json()["version"]
     except (ValueError, KeyError, TypeError):
-        raise KvproxyError(f"what answers at {url} is no kvproxy: give --url, or serve at another --port") from None
+        raise KvproxyError(f"the server at {url} is not kvproxy: give --url, or serve at another --port") from None
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:
         raise KvproxyError(f"{version} answers at {url}, but is not ready: {_reason(ready)}")
-    told = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
-    wrong, advice = _lines(told, "notes"), _lines(told, "advice")
+    upstreams = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
+    wrong, advice = _lines(upstreams, "notes"), _lines(upstreams, "advice")
     if wrong or advice:
         message = f"{version} answers at {url}; {'; '.join(wrong + advice)}"
         raise KvproxyError(message) if wrong else Advised(message)
@@ -77,7 +77,7 @@ def check_proxy(url: str, token: str | None) -> str:
 
 
 def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
-    """The answer to a GET; None where there is none."""
+    """Send a GET request; return None without a response."""
     import httpx
 
     try:
@@ -101,23 +101,23 @@ def _models(response: "Response") -> str:
 
 
 def _slots(server: "UpstreamServer", settings: "Settings") -> str:
-    """What a llama.cpp server lacks for its slots to be used; nothing for any other server."""
+    """Return the missing options of a llama.cpp server; empty for other servers."""
     seconds, headers = settings.routing.health_timeout, _credentials(server)
     props = _get(f"{server.url}/props", seconds, headers)
     if props is None or props.status_code != 200 or b'"default_generation_settings"' not in props.content:
         return ""
     slots = _get(f"{server.url}/slots", seconds, headers)
     if slots is None or slots.status_code != 200:
-        return "it is llama.cpp and does not tell of its slots: start it with --slots"
+        return "llama.cpp does not report its slots: start it with --slots"
     import httpx
 
     try:
-        # With a folder for slots it refuses this because there is no such action, without one whatever the action is.
-        asked = httpx.post(f"{server.url}/slots/0?action=none", json={}, timeout=seconds, headers=headers)
+        # With a slot folder the server refuses the unknown action; without one it refuses every action with 501.
+        response = httpx.post(f"{server.url}/slots/0?action=none", json={}, timeout=seconds, headers=headers)
     except httpx.HTTPError:
         return ""
-    if asked.status_code == 501:
-        return "it is llama.cpp without a folder for slots: start it with --slot-save-path FOLDER, and a restart loses none"
+    if response.status_code == 501:
+        return "llama.cpp has no folder for slots: start it with --slot-save-path FOLDER to keep them after a restart"
     return ""
 
 
@@ -125,11 +125,11 @@ def _reason(response: "Response") -> str:
     try:
         return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
-        return "it tells the cause to its operator only, so give --token"
+        return "only operators see the cause: give --token"
 
 
 def _lines(response: "Response | None", kind: str) -> list[str]:
-    """The notes or the advice of a proxy on its upstreams; nothing where it has none, or does not tell us."""
+    """Return a proxy's notes or advice on its upstreams."""
     if response is None or response.status_code != 200:
         return []
     try:

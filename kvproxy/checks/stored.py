@@ -1,4 +1,4 @@
-"""Opens the store that the settings name, without a proxy."""
+"""Opens the configured response store without a proxy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def store_exists(settings: Settings) -> bool:
-    """Whether there is something to open; a server is asked only when it is opened."""
+    """Return whether the store exists; a database server counts as existing."""
     from kvproxy.index.store.opening import is_url
 
     return is_url(settings.store_where) or settings.store_path.is_file()
@@ -21,10 +21,10 @@ def store_exists(settings: Settings) -> bool:
 
 @contextmanager
 def opened_store(settings: Settings) -> "Iterator[Store]":
-    """The store, closed at the end of the block.
+    """Open the store for a `with` block.
 
     Raises:
-        KvproxyError: it is damaged, or the server cannot be used; the message names the fix.
+        KvproxyError: the store is damaged, or the server does not answer.
     """
     from kvproxy.index.errors import CacheStoreError
     from kvproxy.index.store import open_store

@@ -65,6 +65,7 @@ class SharedRequest:
         self._pending_write: PendingWrite | None = None
         self.clients = 0
         self.started = time.perf_counter()
+        self.first_chunk_seconds: float | None = None
         self.seconds: float | None = None
         """Duration of the response, from the request to its last chunk."""
         self.task = asyncio.create_task(self._run())
@@ -111,6 +112,8 @@ class SharedRequest:
         try:
             while (chunk := await (following or anext(chunks, None))) is not None:
                 following = None
+                if self.first_chunk_seconds is None:
+                    self.first_chunk_seconds = time.perf_counter() - self.started
                 if not recorded and await self._push(response, chunk):
                     # A response that continues after its end is not stored, so look for one more chunk first.
                     following = asyncio.ensure_future(anext(chunks, None))
@@ -356,7 +359,7 @@ def record_end(exchange: Exchange, shared: SharedRequest) -> None:
     exchange.backend_seconds, exchange.prefill_seconds = shared.seconds, response.prefill_seconds
     if exchange.prefill_seconds is None and response.streams and not exchange.collapsed:
         # The first chunk of a stream follows the prefill.
-        exchange.prefill_seconds = response.started - shared.started
+        exchange.prefill_seconds = shared.first_chunk_seconds
     if response.usage is not None:
         exchange.completion_tokens = response.usage[1]
         exchange.prompt_tokens = exchange.prompt_tokens or response.usage[0]

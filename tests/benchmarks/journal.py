@@ -3,7 +3,6 @@
 
 python -m tests.benchmarks.journal              # exact hits a second, on and off
 python -m tests.benchmarks.journal --bytes N    # bytes of N records (a million by default) of ordinary traffic
-python -m tests.benchmarks.journal --seconds    # of a core for an exact hit: on the event loop, and in the journal's thread
 """
 
 import contextlib
@@ -13,33 +12,23 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-import orjson
-from kvproxy.flow.outcome import Outcome
-from kvproxy.journal.draft import Draft
-
-from kvproxy.apis.request import ApiRequest
-from kvproxy.flow import trail
-from kvproxy.flow.keys import CacheKey, cache_key
-from kvproxy.index.entry import Entry, new_id
+from kvproxy.exchange import CacheHit, Exchange, PrefixUse
+from kvproxy.flow.keys import cache_key
+from kvproxy.index.entry import new_id
 from kvproxy.journal.history import Kept
-from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
-from tests.benchmarks.exact_hit import body
 from tests.benchmarks.gateway_servers import nginx, processor_seconds, wrk
 from tests.benchmarks.proxy_servers import kvproxy
-from tests.index.entries import make_entry
 from tests.requests import api_request
 
 ROUNDS = 20
 SECONDS = 4
 CONNECTIONS = 16
 _BATCH = 500
-_TIMES = 9
 _WRITTEN = 0.7
 """Seconds after which all that was answered is written."""
 
@@ -86,15 +75,17 @@ def size(count: int) -> None:
         connection = open_file(path)
         writer = Writer(connection, JournalSettings(rows=2 * count), time.time)
         began = time.perf_counter()
-        asked: list[Draft] = []
+        asked: list[Exchange] = []
         for start in range(0, count, _BATCH):
             made = time.time()
             batch = [_request(draw, asked) for _ in range(min(_BATCH, count - start))]
             stored = [
-                Kept(draft.key or "", draft.entry or "", made + 86_400, made) for draft in batch if draft.hit is None
+                Kept(each.cache_key.exact, each.entry_id or "", made + 86_400, made)
+                for each in batch
+                if each.hit is None
             ]
             writer.write([*stored, *batch])
-            asked = [*asked, *(draft for draft in batch if draft.hit is None)][-1_000:]
+            asked = [*asked, *(each for each in batch if each.hit is None)][-1_000:]
         seconds = time.perf_counter() - began
         connection.execute("pragma wal_checkpoint(truncate)")
         connection.close()
@@ -104,61 +95,29 @@ def size(count: int) -> None:
     )
 
 
-def seconds(count: int = 16_000) -> None:
-    """What a hit costs the thread that answers and the one that writes, whatever else the machine does meanwhile."""
-    request = api_request(orjson.loads(body("What is a block?")))
-    key = cache_key(request, "engine")
-    entry = make_entry(key=key.exact, model="demo", prompt_tokens=40, completion_tokens=9)
-    answering, writing = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        journal = FileJournal(Path(folder) / "journal.db", JournalSettings())
-        journal.add(_hit(request, key, entry))
-        journal.flush()
-        for _ in range(_TIMES):
-            with journal._writing:
-                began = time.thread_time()
-                for _ in range(count):
-                    journal.add(_hit(request, key, entry))
-                answering.append(time.thread_time() - began)
-            began = time.thread_time()
-            journal.flush()
-            writing.append(time.thread_time() - began)
-        journal.close()
-    answered, written = (statistics.median(spent) / count * 1e6 for spent in (answering, writing))
-    print(f"an exact hit costs {answered:.2f} µs where it is answered, and {written:.2f} µs where it is written")
-
-
-def _hit(request: ApiRequest, key: CacheKey, entry: Entry) -> Draft:
-    draft = Draft("chat", new_id(), "public", request, 1.0)
-    draft.key, draft.parts, draft.looked = key.exact, key.parts, time.perf_counter()
-    trail.hit(draft, Outcome("exact", entry=entry.id), entry)
-    return draft
-
-
-def _request(draw: random.Random, asked: list[Draft]) -> Draft:
-    made = time.time()
+def _request(draw: random.Random, asked: list[Exchange]) -> Exchange:
     if asked and draw.random() < 0.5:
         earlier = draw.choice(asked)
-        draft = Draft("chat", new_id(), earlier.tenant, earlier.request, made)
-        draft.key, draft.parts, draft.status, draft.layer = earlier.key, earlier.parts, 200, "exact"
-        entry = make_entry(key=earlier.key, id=earlier.entry, prompt_tokens=800, completion_tokens=90)
-        draft.hit, draft.looked, draft.first = entry, draft.began + 0.0004, draft.began + 0.0005
-        return draft
+        exchange = Exchange(
+            "chat", new_id(), earlier.tenant, request=earlier.request, key=earlier.key, layer="exact", status=200
+        )
+        assert earlier.entry_id is not None
+        exchange.hit = CacheHit(earlier.entry_id, exchange.cache_key.exact, 1.0, 60.0, 800, 90)
+        exchange.exact_done, exchange.first_byte = exchange.started + 0.0004, exchange.started + 0.0005
+        return exchange
     system = {"role": "system", "content": f"Helper {draw.randrange(20)}."}
     turns = [{"role": "user", "content": f"{draw.getrandbits(60):x}"} for _ in range(draw.randint(1, 9))]
     tenant = f"client:team-{draw.randrange(50)}"
-    request = replace(
-        api_request({"model": "gpt-4o", "temperature": 0, "messages": [system, *turns]}, tenant=tenant),
-        request_id=new_id(),
-    )
-    key = cache_key(request, "upstream")
-    draft = Draft("chat", request.request_id, tenant, request, made)
-    draft.key, draft.parts, draft.layer, draft.status = key.exact, key.parts, "forward", 200
-    draft.entry, draft.upstream = new_id(), "http://127.0.0.1:8000"
-    draft.prompt_tokens, draft.completion_tokens, draft.reused_tokens = draw.randrange(2_000), draw.randrange(300), 512
-    draft.looked, draft.opened = draft.began + 0.0004, draft.began + draw.uniform(0.1, 0.9)
-    draft.first, draft.ended = draft.opened + 0.001, draft.opened + draw.uniform(0.1, 5)
-    return draft
+    request = api_request({"model": "gpt-4o", "temperature": 0, "messages": [system, *turns]}, tenant=tenant)
+    exchange = Exchange("chat", new_id(), tenant, request=request, key=cache_key(request, "upstream"))
+    exchange.layer, exchange.status, exchange.entry_id = "forward", 200, new_id()
+    exchange.upstream = "http://127.0.0.1:8000"
+    exchange.prompt_tokens, exchange.completion_tokens = draw.randrange(512, 2_000), draw.randrange(300)
+    exchange.prefix = PrefixUse(exchange.prompt_tokens, 512)
+    exchange.exact_done = exchange.started + 0.0004
+    exchange.backend_started = exchange.first_byte = exchange.started + draw.uniform(0.1, 0.9)
+    exchange.ended = exchange.first_byte + draw.uniform(0.1, 5)
+    return exchange
 
 
 if __name__ == "__main__":
@@ -166,7 +125,5 @@ if __name__ == "__main__":
         print(__doc__)
     elif sys.argv[1:2] == ["--bytes"]:
         size(int(sys.argv[2]) if sys.argv[2:] else 1_000_000)
-    elif sys.argv[1:2] == ["--seconds"]:
-        seconds()
     else:
         rates()

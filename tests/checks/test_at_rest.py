@@ -40,16 +40,16 @@ def test_doctor_tells_what_is_encrypted_and_what_is_not(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "responses.db")
     store.put(make_entry())
     store.close()
-    with pytest.raises(KvproxyError, match="1 responses are stored in clear, from before: kvproxy cache encrypt"):
+    with pytest.raises(KvproxyError, match="1 responses are stored unencrypted: kvproxy cache encrypt"):
         check_encryption(with_keys(tmp_path, OLD))
     assert result("cache", "encrypt", "--data", tmp_path, KVPROXY_ENCRYPTION__KEY_FILE=str(tmp_path / "keys")) == {
         "encrypted": 1
     }
-    assert "1 responses are under an older key" in check_encryption(with_keys(tmp_path, KEY, OLD))
+    assert "1 responses use an older key" in check_encryption(with_keys(tmp_path, KEY, OLD))
     with pytest.raises(KvproxyError, match="is not among the keys"):
         check_encryption(with_keys(tmp_path, KEY))
     (tmp_path / "keys").chmod(0o640)
-    with pytest.raises(KvproxyError, match=r"others can read the keys in .*: chmod 600"):
+    with pytest.raises(KvproxyError, match=r"other users can read the keys in .*: chmod 600"):
         check_encryption(load_settings(data=tmp_path, encryption={"key_file": tmp_path / "keys"}))
 
 
@@ -59,7 +59,7 @@ def test_doctor_finds_chunks_in_clear(tmp_path: Path) -> None:
     chunks.put("model-aa", Cipher([KEY]).seal(b"chunk", b"model-aa"))
     assert check_encryption(settings).startswith("the key")
     chunks.put("model-bb", b"kvchunk\n and tokens")
-    with pytest.raises(KvproxyError, match=r"1 chunks in .* are in clear, from before: kvproxy blocks clear-tier disk"):
+    with pytest.raises(KvproxyError, match=r"1 chunks in .* are unencrypted: kvproxy blocks clear-tier disk"):
         check_encryption(settings)
 
 

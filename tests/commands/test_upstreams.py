@@ -142,7 +142,7 @@ def test_a_server_that_is_not_a_kvproxy_is_reported() -> None:
             assert (done.returncode, "is not a kvproxy" in done.stderr) == (1, True)
         assert kvproxy("cache", "ls", url=url).returncode == 4
         checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--json", url=url).stdout)}
-        assert "is no kvproxy" in checks["proxy"]["detail"]
+        assert "is not kvproxy" in checks["proxy"]["detail"]
 
 
 class Guarded:
@@ -178,7 +178,7 @@ def test_doctor_checks_each_upstream(tmp_path: Path) -> None:
         code, told, printed = doctor(guarded.replace("://", "://user:SECRET@"))
         assert (code, told) == (0, [(True, f"{guarded} answers, and serves a, b")])
         assert "SECRET" not in printed
-        assert doctor(guarded)[1] == [(True, f"{guarded} answers, and wants a key of each client")]
+        assert doctor(guarded)[1] == [(True, f"{guarded} answers, and requires a key from each client")]
         code, told, printed = doctor(guarded, KVPROXY_FORWARD__API_KEY="SECRET")
         assert (code, "refuses the key" in told[0][1], "SECRET" in printed) == (1, True, False)
 
@@ -199,7 +199,7 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         done = kvproxy("doctor", "--json", "--data", tmp_path, url=url)
         (proxy,) = [check for check in json.loads(done.stdout) if check["check"] == "proxy"]
         assert (done.returncode, proxy["ok"]) == (1, False)
-        assert proxy["detail"].endswith("is not ready: it tells the cause to its operator only, so give --token")
+        assert proxy["detail"].endswith("is not ready: only operators see the cause: give --token")
         told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
         assert "is not ready: cannot reach the upstream http://127.0.0.1:9" in told.stdout
 

@@ -113,7 +113,7 @@ def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
         # It names what set the limit, and not the setting, which allows more.
         assert f"within {seconds} s: the header x-kvproxy-timeout asks for no more" in told
         assert "limits.request_seconds" not in told
-    assert "within 0.5 s: see the setting limits.request_seconds" in ask("hang", "1000").json()["error"]["message"]
+    assert "within 0.5 s: raise the setting limits.request_seconds" in ask("hang", "1000").json()["error"]["message"]
     assert ask("Hi", "10").status_code == 200
     assert ask("Hi", "soon").status_code == 400
 

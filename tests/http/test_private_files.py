@@ -89,7 +89,7 @@ def test_doctor_tells_what_others_can_read(tmp_path: Path) -> None:
     checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--data", data, "--json").stdout)}
     assert "chmod go=" in checks["data"]["detail"]
     data.chmod(0o700)
-    assert _data(load_settings(data=data)).endswith("closed to others")
+    assert _data(load_settings(data=data)).endswith(", private")
 
 
 def test_a_private_folder_is_made_with_those_above_it(tmp_path: Path) -> None:

@@ -39,11 +39,16 @@ async def chat(request: Request) -> Response:
     if "wait" in asked:
         await asyncio.sleep(0.3 if "short" in asked else 30)
     if body.get("stream"):
-        return StreamingResponse(_stream("break" in asked, "slow" in asked), media_type="text/event-stream")
+        return StreamingResponse(
+            _stream("break" in asked, "slow" in asked, "late" in asked), media_type="text/event-stream"
+        )
     return JSONResponse(answer(usage={**USAGE, **({"prompt_tokens_details": None} if "cold" in asked else {})}))
 
 
-async def _stream(broken: bool, slow: bool) -> AsyncIterator[bytes]:
+async def _stream(broken: bool, slow: bool, late: bool) -> AsyncIterator[bytes]:
+    if late:
+        # The head is sent already.
+        await asyncio.sleep(0.3)
     for text in ("An ", "answer."):
         delta = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
         yield b"data: " + orjson.dumps(answer() | {"choices": [delta]}) + b"\n\n"

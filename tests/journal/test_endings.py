@@ -198,3 +198,12 @@ def test_an_answer_that_was_not_kept_is_the_reason_though_a_question_is_near(dem
     record = last(services, "unstored-2")
     assert record.near is not None
     assert record.reason == "miss-unstored"
+
+
+def test_the_first_chunk_of_a_stream_is_the_prefill_time(running: tuple[str, Services]) -> None:
+    """The head of a stream arrives before the prefill, so it does not count."""
+    url, services = running
+    httpx.post(url + CHAT, json=ask("late", stream=True), headers={"x-request-id": "first"}, timeout=30)
+    record = last(services, "first")
+    assert record.prefill_ms is not None
+    assert record.prefill_ms >= 290
